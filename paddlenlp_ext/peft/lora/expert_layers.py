@@ -3,7 +3,7 @@
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
 
-Hugging Face PEFT adapts parameters instead of layers, and joins the factors of all experts:
+Hugging Face PEFT adapts parameters instead of layers, and concatenates the factors of all experts:
 
     in memory                                 in files
     experts.gate_up_proj.lora_A [E, r, in]    experts.base_layer.lora_A [E * r, in], grouped by expert
@@ -73,7 +73,7 @@ class LoRAExperts(WeightAdapter):
         return self.base.weight_value() + paddle.matmul(b, a) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard by experts."""
+        """Shard both factors along the experts if the base is sharded by experts."""
         return dict.fromkeys(self.own_state(), 0 if style == "experts" else None)
 
 
@@ -90,7 +90,7 @@ class LoRARouter(WeightAdapter):
         self.lora_B = Factor(np.zeros((experts, rank), np.float32), dtype)
 
     def adapter_forward(self, x_TD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the weights and experts of each token, as `Router` does; the update is computed in float32."""
+        """Return the routing weights and experts of each token, like `Router`; the update is computed in float32."""
         with paddle.amp.auto_cast(enable=False):
             a, b = self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32")
             inner_TR = paddle.matmul(x_TD.astype("float32"), a, transpose_y=True) * self.scaling
@@ -112,7 +112,7 @@ def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian
 def parameter_names(model: nn.Layer) -> dict[str, str]:
     """Map the parameter names that `target_parameters` can contain to layer names, in the model's order.
 
-    The names are those in transformers and PEFT; stacked expert weights have the names of their layers.
+    The parameter names follow transformers and PEFT; stacked expert weights are named like their layers.
     """
     names = {}
     for name, layer in model.named_sublayers():
@@ -162,7 +162,7 @@ def _within_layer(name: str) -> str:
 # -- files ------------------------------------------------------------------------------------------------------------
 @paddle.no_grad()
 def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an adapter's tensors, with the names and shapes of PEFT for expert tensors."""
+    """Return an adapter's tensors in their form in files: expert tensors get PEFT's names and shapes."""
     located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
     adapted: dict[str, set[str]] = {}
     for found in located.values():
@@ -187,9 +187,9 @@ def from_stored(
     """Invert `to_stored`: return the tensors of a PEFT file with the names and shapes used in memory.
 
     Args:
-        tensors: the stored tensors.
+        tensors: stored tensors.
         requested: `target_parameters` of the file.
-        rank_of: returns the rank of a layer, by its name.
+        rank_of: function that returns the rank of a layer, given its name.
 
     Raises:
         ValueError: the file has tensors of a parameter that `target_parameters` does not name.
@@ -220,7 +220,7 @@ def _split_by_expert(name: str, value: np.ndarray, rank: int, is_a: bool) -> np.
     """Reshape a factor from [E * r, in] to [E, r, in], or from [out, r * E] to [E, out, r].
 
     Raises:
-        ValueError: the joined axis is not a multiple of the rank.
+        ValueError: the size of the concatenated axis is not a multiple of the rank.
     """
     joined = value.shape[0 if is_a else 1]
     if joined % rank:

@@ -3,7 +3,7 @@
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
 PiSSA, OLoRA and LoftQ share this module. The removed factors A' and B' depend on W in full precision, so they are
-computed while W is read, before it is quantized. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B,
+computed while W is loaded, before quantization. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B,
 -B'] of rank 2r over the original base (`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
@@ -49,7 +49,7 @@ class InitialFactors(NamedTuple):
 class InitBeforeQuantizationConfig(SubtractedInitConfig):
     """Options of LoRA variants that are initialized from the weights before quantization.
 
-    The same object must process the weights (`before_quantizing`) and wrap the quantized layers (`wrap`).
+    The config object that processes the weights (`before_quantizing`) must also wrap the quantized layers (`wrap`).
     """
 
     over_residual = False
@@ -66,7 +66,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
 
     @cached_property
     def initial_factors(self) -> dict[str, InitialFactors]:
-        """Layer name -> factors that `before_quantizing` computed for `wrap`."""
+        """Layer name -> initial factors, computed by `before_quantizing` and used by `wrap`."""
         return {}
 
     def replace(self, **changes: Any) -> Self:
@@ -76,7 +76,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         return changed
 
     def with_source(self, factors_source: str, over_residual: bool = False) -> InitBeforeQuantizationConfig:
-        """Return a copy with these two attributes, for a stored adapter."""
+        """Return a copy for a stored adapter, with `factors_source` and `over_residual` set."""
         config = self.replace()
         config.factors_source, config.over_residual = factors_source, over_residual
         return config
@@ -94,7 +94,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         quantize_dequantize: QuantizeDequantize,
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return W - s B' A'; stored factors are preferred, because recomputed factors may differ on another device."""
+        """Return W - s B' A', from stored factors if available: recomputed factors may differ between devices."""
         keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if stored is not None and all(key in stored for key in keys):
             if not self.over_residual:
@@ -122,7 +122,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         Args:
             name: dotted name of the layer.
             weight: float32 [out, in].
-            quantize_dequantize: rounds a weight to the values of its quantized format.
+            quantize_dequantize: function that rounds a weight to the values of its quantized format.
         """
         raise NotImplementedError
 
@@ -135,10 +135,10 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 
     def wrap_quantized(self, name: str, base: QuantizedLinear, seed: int) -> LoRALinearWithInit:
-        """Return the adapter of a quantized layer.
+        """Return the adapter layer for a quantized base layer.
 
         Raises:
-            ValueError: the base was quantized without this config or for another adapter.
+            ValueError: the base layer was quantized without this config, or for another adapter.
         """
         factors, is_stored = self.initial_factors.pop(name, None), self.factors_source == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
@@ -168,7 +168,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
 def principal_factors(
     weight: paddle.Tensor, rank: int, scaling: float, name: str, exact: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return A [r, in] and B [out, r] with s B A = U_r S_r V_r^T, the leading singular triplets of a weight [out, in].
+    """Return A [r, in] and B [out, r] with s B A = U_r S_r V_r^T, the truncated SVD of a weight [out, in].
 
     Args:
         weight: float32 [out, in].

@@ -1,4 +1,4 @@
-"""Layers of LoRA: linear layers, lm_head and embedding.
+"""LoRA layers for linear layers, lm_head and embedding.
 
     linear       y = x W^T + s (dropout(x) A^T) B^T                   A [r, in], B [out, r]
     lm_head      the same, with logits y [.., V]; the fused loss computes the update from the factors
@@ -58,7 +58,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; one fused op if the base is frozen and gets the same x."""
+        """Map x [..., in] to [..., out], in one fused op if base and update have the same input (no dropout)."""
         base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
             y = self.base(x) + self.lora_update(x)
@@ -67,7 +67,7 @@ class LoRALinear(LinearAdapter):
         return y if bias is None else y + bias.astype(y.dtype)
 
     def lora_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B [out], or None; in a row-parallel layer only the first rank adds it."""
+        """Return s times the bias of B [out], or None; in a row-parallel layer, only the first rank adds the bias."""
         bias = getattr(self.lora_B, "bias", None)
         if bias is None:
             return None
@@ -78,7 +78,7 @@ class LoRALinear(LinearAdapter):
         """Return s times the bias of B, float32 [out].
 
         Raises:
-            ValueError: B has a bias and the base has none.
+            ValueError: B has a bias, but the base does not.
         """
         bias = self.lora_bias()
         if bias is not None and self.base.bias is None:
@@ -89,11 +89,11 @@ class LoRALinear(LinearAdapter):
         return None if bias is None else bias.astype("float32")
 
     def fusable_base(self) -> FrozenLinear | None:
-        """Return the base's operands for the fused op of base and update; None if the op cannot be used."""
+        """Return the base's operands for the op that fuses base and update; None if the op cannot be used."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return s dropout(x) A^T B^T with r (in + out) multiplications per token.
+        """Return the update s dropout(x) A^T B^T, computed with r (in + out) multiplications per token.
 
         Args:
             x: [..., in].
@@ -103,7 +103,7 @@ class LoRALinear(LinearAdapter):
         return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """Return the matrix [out, r] that follows A; here B."""
+        """Return the matrix [out, r] that multiplies the output of A: B, unless a variant overrides this."""
         return self.lora_B.weight
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
@@ -111,7 +111,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard B along the base's outputs and A along its inputs."""
+        """Shard B along the base's output features and A along the base's input features."""
         a_axis, b_axis = factor_axes(style)
         axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
         return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes
@@ -127,7 +127,7 @@ class LoRAHead(LoRALinear, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the logits' update: s dropout(h) A^T and B, and the bias of B with a vector of ones."""
+        """Return the factors of the logits' update: s dropout(h) A^T and B; if B has a bias, also ones and the bias."""
         if not self.enabled:
             return []
         inner = paddle.matmul(self.apply_dropout(hidden), self.lora_A.weight, transpose_y=True) * self.scaling
@@ -168,7 +168,7 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
 
     @property
     def weight(self) -> paddle.Tensor:
-        """Table [V, D] of the base, without the update."""
+        """Weight [V, D] of the base, without the update."""
         return self.base.weight
 
     def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
@@ -178,7 +178,7 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return vectors + update.astype(vectors.dtype)
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of a tied lm_head's logits, s dropout(h) B and A^T."""
+        """Return the factors s dropout(h) B and A^T of the update of a tied lm_head's logits."""
         if not (self.enabled and self.adapts_tied_head):
             return []
         dropped = F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden
@@ -190,5 +190,5 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return self.base.weight.astype("float32") + paddle.matmul(a.T, b.T) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A like the rows of the table."""
+        """Shard A along the vocabulary, like the rows of the base's weight."""
         return {"lora_embedding_A": 1 if style == "vocab" else None, "lora_embedding_B": None}

@@ -1,12 +1,12 @@
-"""Base configs of LoRA and its variants: the options, scales and file fields that all of them share.
+"""Base configs of LoRA and its variants: the options, scales and file fields that all variants share.
 
     y = x W^T + s (dropout(x) A^T) B^T        s = alpha / r, or alpha / sqrt(r) with rsLoRA
 
 | base | methods |
 | --- | --- |
 | `LowRankConfig` | all |
-| `RandomInitConfig` | A is drawn and B is zero: LoRA, DoRA, MoSLoRA |
-| `SubtractedInitConfig` (`subtracted_init.py`) | A and B are computed: PiSSA, OLoRA, LoftQ, QERA, LoRA-GA |
+| `RandomInitConfig` | methods with random A and zero B: LoRA, DoRA, MoSLoRA |
+| `SubtractedInitConfig` (`subtracted_init.py`) | methods that compute A and B: PiSSA, OLoRA, LoftQ, QERA, LoRA-GA |
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.trainable_token_indices import TrainableTokens, token_in
 IGNORED_PEFT_FIELDS = frozenset(
     {*("corda_config", "eva_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config")}
 )
-"""Fields of Hugging Face PEFT's files without effect: settings of features that are off, and records of training."""
+"""Fields of Hugging Face PEFT's files that do not affect results: settings of unused features, and metadata."""
 IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 _SAME_BASE_INITS = (True, "gaussian", "eva", "orthogonal")
 """PEFT's initializations that leave the base unchanged: a stored adapter is a plain LoRA."""
@@ -46,7 +46,7 @@ _LORA_ONLY = "variants of LoRA do not have it; leave it out"
 
 @dataclass(kw_only=True)
 class LowRankConfig(LayerRanksConfig):
-    """Options that LoRA and all of its variants share.
+    """Options shared by LoRA and all its variants.
 
     Raises:
         ValueError: an option is out of range.
@@ -115,7 +115,7 @@ class LowRankConfig(LayerRanksConfig):
 
     @property
     def starts_from_weights(self) -> bool:  # type: ignore[override]
-        """Return whether the adapter starts with values of the base: the rows of trained tokens."""
+        """Return whether initialization reads base weights, which trained token rows do."""
         return self.trainable_token_indices is not None
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
@@ -124,7 +124,7 @@ class LowRankConfig(LayerRanksConfig):
         return rank, alpha / rank**0.5 if self.use_rslora else alpha / rank
 
     def rank_and_alpha(self, name: str) -> tuple[int, float]:
-        """Return rank r and alpha of the layer `name`; patterns of a router name its weight."""
+        """Return rank r and alpha of the layer `name`; for a router, patterns match the name of its weight."""
 
         def value(pattern: Mapping[str, Any], default: Any) -> Any:
             return by_pattern(pattern, name, by_pattern(pattern, f"{name}.weight", default))
@@ -166,11 +166,11 @@ class LowRankConfig(LayerRanksConfig):
 
     @classmethod
     def shared_options(cls, fields: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-        """Return the shared options from the fields of adapter_config.json.
+        """Return the options shared by all variants from the fields of adapter_config.json.
 
         Args:
-            fields: the fields.
-            read: fields that the subclass reads.
+            fields: fields of adapter_config.json.
+            read: names of further fields that the subclass reads.
 
         Raises:
             ValueError: an unread field has an effect, or the base of the stored adapter cannot be restored.
@@ -243,7 +243,7 @@ class RandomInitConfig(LowRankConfig):
             raise ValueError("init_lora_weights=False is not available: B starts at zero; leave it out")
 
     def with_initial_a(self, layer: LoRALinearT, name: str, seed: int) -> LoRALinearT:
-        """Return a new layer, with A drawn from the distribution that `init_lora_weights` selects."""
+        """Return a new layer after drawing A from the distribution that `init_lora_weights` selects."""
         if self.init_lora_weights == "gaussian":
             generator = generator_for(seed, f"{name}.lora_A.weight")
             a = generator.standard_normal((layer.rank, layer.in_features)) / layer.rank
@@ -259,7 +259,7 @@ TARGETS_OF_TENSORS: tuple[str, ...] = ()
 
 
 def resolve_targets(targets: tuple[str, ...] | None, names: Collection[str]) -> tuple[str, ...] | None:
-    """Return `targets`, or the layers of the LoRA tensors `names` if `targets` is `TARGETS_OF_TENSORS`."""
+    """Return `targets`; if it is `TARGETS_OF_TENSORS`, return the layers of the LoRA tensors `names` instead."""
     if targets != TARGETS_OF_TENSORS:
         return targets
     return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))

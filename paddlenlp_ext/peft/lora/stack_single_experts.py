@@ -1,16 +1,16 @@
 """Conversion of adapters with one LoRA per expert to LoRA on stacked expert weights.
 
 Hugging Face PEFT writes such adapters with transformers 4. gate_proj and up_proj are separate layers in these files and
-one weight in memory, whose update has the sum of their ranks:
+one weight in memory, whose update has the sum of the two ranks:
 
     in files, expert e                           in memory
     experts.e.gate_proj    A_g [g, in]           gate_up_proj   A[e] = [A_g]    B[e] = [B_g   0 ]
     experts.e.up_proj      A_u [u, in]                                 [A_u]           [ 0   B_u]
     experts.e.down_proj    A [r, in]             down_proj      A[e] = A        B[e] = B
 
-Experts and projections that the file does not adapt get zero factors. Factors of lower rank are padded with zeros, and
-if scales differ, B is multiplied by the ratio. The resulting update of every expert equals the file's update. Routers,
-which are linear layers in these files, become entries of `target_parameters`.
+Experts and projections missing from the file get zero factors. Factors of lower rank are padded with zeros. If scales
+differ, B is multiplied by the ratio of the scales. Every expert's update equals the update in the file. Routers, which
+are linear layers in these files, become entries of `target_parameters`.
 
 Shapes: E experts, r rank, in/out features of a weight.
 """
@@ -34,10 +34,10 @@ class StackedAdapter:
     """Result of `stack_single_experts`.
 
     Attributes:
-        tensors: all tensors of the adapter, by their names in memory.
+        tensors: all tensors of the adapter, keyed by their names in memory.
         layers: names of the stacked weights and routers.
-        parameters: their names in `target_parameters`.
-        ranks, alphas: rank and alpha of each of these layers, as patterns.
+        parameters: names of the same weights in `target_parameters`.
+        ranks, alphas: `rank_pattern` and `alpha_pattern` for the stacked weights and routers.
     """
 
     tensors: dict[str, np.ndarray]
@@ -66,17 +66,17 @@ def stack_single_experts(
     rslora: bool,
     parameters: Iterable[str] = (),
 ) -> StackedAdapter | None:
-    """Stack the experts of an adapter; return None if it adapts neither single experts nor a router.
+    """Stack the expert factors of an adapter; return None if it adapts neither single experts nor a router.
 
     Args:
-        tensors: tensors by their names in the file.
+        tensors: name in the file -> tensor.
         base: config of the base (`DecoderConfig`).
-        rank_and_alpha: returns rank and alpha of a layer, by its name in the file.
-        rslora: the scale is alpha / sqrt(r) instead of alpha / r.
+        rank_and_alpha: function that returns rank and alpha of a layer, given its name in the file.
+        rslora: whether the scale is alpha / sqrt(r) instead of alpha / r.
         parameters: `target_parameters` of the file.
 
     Raises:
-        ValueError: a factor is missing, its rank differs from the config, or the base does not have its expert.
+        ValueError: a factor is missing, a rank differs from the config, or the base lacks an expert of the file.
     """
     stored: dict[str, np.ndarray] = {}
     factors: dict[str, dict[str, np.ndarray]] = {}
@@ -184,7 +184,7 @@ def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.n
 def _shortened(
     patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
 ) -> dict[str, tuple[int, float]]:
-    """Drop patterns equal to the default, and shorten names to the part within a decoder layer if all layers agree."""
+    """Drop patterns that equal the default, and name the rest without the decoder layer if all layers agree."""
     short = {name: split_layer(name)[1] for name in patterns}
     within: dict[str, set[tuple[int, float]]] = {}
     for name, values in patterns.items():

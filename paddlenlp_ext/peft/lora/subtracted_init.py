@@ -4,14 +4,13 @@
 
 PiSSA, OLoRA, LoftQ, QERA and LoRA-GA share this module. Their papers overwrite the base with W - s B0 A0. Leaving W
 unchanged computes the same function with one more product of rank r, and has three advantages: a disabled adapter gives
-bitwise the base's results, nothing is recomputed when an adapter is loaded, and half-precision weights are not rounded
-again.
+the base's results bitwise, loading an adapter recomputes nothing, and half-precision weights are not rounded again.
 
 Files contain a plain LoRA of rank 2r over the original base, which every LoRA reader can load:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
-`METADATA_FIELD` in adapter_config.json records the method, so that its training can be continued.
+`METADATA_FIELD` in adapter_config.json records the method, so that training can continue with the same method.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -40,8 +39,8 @@ class LoRALinearWithInit(LoRALinear):
 
     Args:
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
-        persist_init: save A0 and B0 with the adapter; otherwise loading recomputes them.
-        base_is_residual: s B0 A0 was subtracted from the base before quantization, so the layer does not subtract it.
+        persist_init: whether to save A0 and B0 with the adapter; otherwise loading recomputes them.
+        base_is_residual: whether s B0 A0 was subtracted from the base before quantization, and not by the layer.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files
@@ -60,7 +59,7 @@ class LoRALinearWithInit(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_is_residual = base_is_residual
-        # float32, because the factors must be exactly what was subtracted from the base.
+        # float32, because A0 and B0 must equal the factors that were subtracted from the base.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, self.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([self.out_features, rank], dtype=start_dtype)
@@ -78,7 +77,7 @@ class LoRALinearWithInit(LoRALinear):
         """Set A and B, and the subtracted factors A0 and B0.
 
         Args:
-            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer uses its shard.
+            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer takes its shard.
             removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: the same as `a` and `b`.
         """
         set_local_shard(self.lora_A.weight, a)
@@ -87,7 +86,7 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the difference of the two updates is exactly 0 at the start."""
+        """Map x [..., in] to [..., out]; initially, the two updates cancel exactly."""
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
@@ -115,7 +114,7 @@ def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
 
 
 METADATA_FIELD = "paddlenlp_ext"
-"""Field of adapter_config.json with the method's switch and the options of rank r."""
+"""Field of adapter_config.json with the method's JSON key, and its options before the conversion to rank 2r."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 
@@ -124,10 +123,10 @@ class SubtractedInitConfig(LowRankConfig):
     """Options of LoRA variants with subtracted initial factors, and the conversion of adapter files.
 
     Class attributes:
-        variant: JSON switch of the method, and its name in files and in PEFT's `init_lora_weights`.
+        variant: JSON key that enables the method, also its name in files and in PEFT's `init_lora_weights`.
         recorded_options: options of the method that are stored under `METADATA_FIELD`.
-        missing_init_reason: error text after "init_lora_weights='...'": the reason why PEFT's files of the method lack
-            the initial factors, and the remedy.
+        missing_init_reason: end of an error message: why PEFT's files of this method lack the initial factors, and the
+            remedy.
     """
 
     unavailable_keys: ClassVar[Mapping[str, str]] = {
@@ -187,7 +186,7 @@ def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Invert `to_rank_2r`; other tensors are returned unchanged, and the loader reports them as unexpected."""
+    """Convert a plain LoRA of rank 2r back to the adapter's tensors (inverse of `to_rank_2r`); pass others through."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):
@@ -204,9 +203,9 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
     """Convert LoRA's fields of adapter_config.json to rank 2r with the same scale s.
 
     Args:
-        variant: JSON switch of the method.
-        fields: LoRA's fields for rank r, whose options are saved under `METADATA_FIELD`.
-        recorded_fields: the method's fields, also saved under `METADATA_FIELD`.
+        variant: JSON key that enables the method.
+        fields: LoRA's fields for rank r; its options are also saved under `METADATA_FIELD`.
+        recorded_fields: further fields to save under `METADATA_FIELD`.
     """
     alpha_factor = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {
@@ -220,7 +219,7 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
 
 
 def is_rank_2r(variant: str, fields: Mapping[str, Any]) -> bool:
-    """Return whether `to_rank_2r_fields` wrote the fields for `variant`."""
+    """Return whether `to_rank_2r_fields` created the fields, for the method `variant`."""
     metadata = fields.get(METADATA_FIELD)
     return isinstance(metadata, Mapping) and metadata.get("switch") == variant
 

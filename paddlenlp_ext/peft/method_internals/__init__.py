@@ -1,1 +1,1 @@
-"""Components of methods that are too large for one file; each belongs to the method in its name."""
+"""Modules of methods that are too large for one file; each module is named after its method."""

@@ -4,8 +4,8 @@ For every entry w of P, Λ and Q with gradient g, two running averages are updat
 
     I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
 
-The importance of the entry is S U. The score of a triplet is the importance of its singular value plus the mean
-importances of its two vectors.
+The importance of an entry is S U. The score of a triplet is the importance of its singular value, plus the mean
+importance of each of its two singular vectors.
 
 Shapes: r rank, in/out features of an adapted linear.
 """
@@ -28,13 +28,13 @@ class BudgetSchedule:
 
     Attributes:
         initial, target: number of singular values in the model at the start and at the end.
-        warmup: number of steps at the start without pruning.
-        final: number of steps at the end with a fixed selection.
-        interval: number of steps between two selections.
+        warmup: number of initial steps without pruning.
+        final: number of final steps, in which the selected singular values are fixed.
+        interval: number of steps between selections.
         total_steps: number of steps of the run.
 
     Raises:
-        ValueError: warmup and final steps leave no step between them.
+        ValueError: no steps remain between the warmup and the final steps.
     """
 
     initial: int
@@ -78,7 +78,7 @@ Triplets = Mapping[str, paddle.Tensor]
 
 
 class SupportsFeatureMean(Protocol):
-    """Layer that can average over features, also if they are sharded over ranks."""
+    """Layer that can average over its features, even if the features are sharded."""
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Return the mean of a matrix over features: axis 1 for Q [r, in], axis 0 for P [out, r]."""
@@ -134,7 +134,7 @@ class ImportanceAverages:
 def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
     """Select the `budget` triplets with the highest scores in the model.
 
-    Triplets whose score equals the best pruned score are pruned too.
+    Ties with the best pruned score are pruned too, so that fewer triplets may remain.
 
     Args:
         scores: layer -> scores [r].

@@ -1,4 +1,4 @@
-"""Layers of prefix tuning: attention with prefix keys and values, and the shared part of the projection.
+"""Layers of prefix tuning: attention with prefix keys and values, and the shared prefix encoder.
 
 `decoder_keys_and_values` computes keys and values of input vectors; prompt tuning uses it too.
 
@@ -27,7 +27,7 @@ _INIT_STD = 0.02  # standard deviation of random initial keys and values, much s
 
 
 class PrefixEncoder(nn.Layer):
-    """Part of the projection that all layers share, with the parameters E, W_1 and b_1.
+    """Prefix encoder: the part of the projection that all layers share, with the parameters E, W_1 and b_1.
 
     Args:
         num_tokens: P.
@@ -72,7 +72,7 @@ class PrefixAttention(AdapterLayer):
         self.dtype = base.o_proj.compute_dtype
         self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
         shape = (num_tokens, *base.prefix_shape)
-        # A tuple hides the encoder from the layer, so that its parameters belong to the model.
+        # In a tuple, the encoder is not registered as a sublayer, so its parameters belong to the model.
         self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
@@ -111,7 +111,7 @@ class PrefixAttention(AdapterLayer):
         super().set_tensor_parallel_shard(style, group)
         for encoder in self.encoder:
             for parameter in encoder.parameters():
-                set_placement(parameter, needs_tp_reduce=True)  # each rank uses it for different heads
+                set_placement(parameter, needs_tp_reduce=True)  # each rank uses the parameter for different heads
 
     @property
     def _head_axis(self) -> int | None:
@@ -131,7 +131,7 @@ def prefix_width(attention: AttentionLayer) -> int:
 
 
 def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> paddle.Tensor:
-    """Return x W^T + b."""
+    """Return the linear map x W^T + b."""
     return paddle.matmul(x, weight, transpose_y=True) + bias
 
 

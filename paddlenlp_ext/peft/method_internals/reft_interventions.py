@@ -1,4 +1,4 @@
-"""Interventions of ReFT on hidden states: the layer of each `intervention_type`.
+"""ReFT interventions on hidden states: one layer class per kind of `intervention_type`.
 
 | type | output | parameters |
 | --- | --- | --- |
@@ -9,8 +9,8 @@
 | TinyIntervention | h + h A diag(a) B diag(b) | |
 
 The first four types are from pyreft, the library of Wu et al. 2024 (arXiv:2404.03592); the last type is from PaddleNLP.
-f is `act_fn`. All values are computed and stored in float32, because R would not stay orthonormal in bfloat16, and the
-cost is small: few positions are changed.
+f is `act_fn`. All values are computed and stored in float32, because R would not stay orthonormal in bfloat16; the cost
+is small, because few positions are changed.
 
 `OrthonormalColumns` parametrizes R by Householder reflections:
 
@@ -18,8 +18,8 @@ cost is small: few positions are changed.
     v_i = e_i + column i of A below its diagonal
 
 A product of reflections is always orthogonal, so R stays orthonormal after every optimizer step. `frame` is frozen and
-determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The parametrization is the
-one in `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic trivialization:
+determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The parametrization
+equals `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic trivialization:
 Lezcano-Casado 2019, arXiv:1909.09501). PyTorch's frame is a full D x D matrix; here it is a product of r reflections,
 which takes D x r values.
 
@@ -77,7 +77,7 @@ def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
 
 
 def random_orthonormal(values: np.ndarray) -> np.ndarray:
-    """Return orthonormal columns that span `values` [D, r], with the signs that `reflectors_of` needs."""
+    """Return an orthonormal basis of the columns of `values` [D, r], with the signs that `reflectors_of` needs."""
     rest = np.linalg.qr(values.astype(np.float64))[0]
     start = rest.copy()
     for index in range(values.shape[1]):
@@ -92,7 +92,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
     """Return reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
 
     Args:
-        orthonormal: [D, r] from `random_orthonormal`, because a column that is already a unit vector has no reflection.
+        orthonormal: [D, r] from `random_orthonormal`, whose signs ensure that every column has a reflection.
     """
     rest = orthonormal.astype(np.float64)
     vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]
@@ -100,7 +100,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
 
 
 def _reflect_away(rest: np.ndarray, index: int) -> np.ndarray:
-    """Reflect `rest` in place so that column `index` becomes a unit vector; return its vector v, with v_i = 1."""
+    """Reflect `rest` in place, so that column i = `index` becomes e_i; return the reflection vector v (v_i = 1)."""
     vector = -rest[:, index]
     vector[:index] = 0.0
     vector[index] += 1.0
@@ -121,7 +121,7 @@ TINY = "TinyIntervention"
 
 @dataclass(frozen=True)
 class _InterventionKind:
-    """Properties of a low-rank intervention: orthonormal basis, and subtraction of the projection of h."""
+    """Properties of a low-rank intervention: whether the basis is orthonormal, and whether R h is subtracted."""
 
     orthonormal: bool
     subtracts: bool
@@ -150,7 +150,7 @@ def build_intervention(
         seed, name: determine the initial values.
 
     Raises:
-        ValueError: the rank is above the hidden size.
+        ValueError: the rank exceeds the hidden size.
     """
     if rank > hidden_size:
         raise ValueError(f"rank={rank} is out of range; allowed: at most the model's hidden size, {hidden_size}")
@@ -203,7 +203,7 @@ class LowRankIntervention(nn.Layer):
 
 
 class TinyIntervention(nn.Layer):
-    """PaddleNLP's low-rank intervention with a scale after each matrix; B = 0 makes it start as the identity."""
+    """PaddleNLP's low-rank intervention with a scale after each matrix; the initial B = 0 gives the identity."""
 
     def __init__(self, hidden_size: int, rank: int, seed: int, name: str) -> None:
         super().__init__()
