@@ -184,7 +184,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
-    """Set the tokenizer's chat template to the one of the training run; a GGUF file can hold a Jinja template only."""
+    """Set the tokenizer's chat template to the training run's; a GGUF file can hold only a Jinja template."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):

@@ -205,7 +205,7 @@ class SFTConfig(TrainingArguments):
     Attributes:
         max_length: maximum tokens of a row, and of a pack; None: rows are not truncated.
         packing: pack several rows into each sequence, none of which attends to another.
-        dataset_text_field: field with the text of rows without prompts, all tokens of which train.
+        dataset_text_field: field with the text of rows without prompts; all its tokens train.
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
     """
 

@@ -161,7 +161,7 @@ class SFTTrainer(_TaskTrainer):
         processing_class: tokenizer; None: the model's own.
         callbacks: callbacks that are added to the run's own.
         peft_config: adapter to train; None trains all weights.
-        formatting_func: function from a row to its text, all tokens of which train.
+        formatting_func: function from a row to its text; all tokens of the text train.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.

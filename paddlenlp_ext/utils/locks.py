@@ -29,7 +29,7 @@ EXIT_PATIENCE_S = 3.0
 _POLL_S = 0.2
 _MAX_DESCRIPTION_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
-"""Error numbers of file systems without locks."""
+"""Values of `errno` on file systems without locks."""
 _held: set[FileLock] = set()
 _runs: dict[Path, int] = {}
 """Output directories that this process has locked -> thread of the run."""

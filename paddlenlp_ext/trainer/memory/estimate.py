@@ -88,7 +88,7 @@ class _MemoryUse:
     Attributes:
         blocks: large results of the C++ library's ops.
         heap: results of Paddle's own ops.
-        mapped: such results of at least `_LARGEST_HEAP_PIECE`, of which no free memory is retained.
+        mapped: such results of at least `_LARGEST_HEAP_PIECE`; freed, they return to the system at once.
     """
 
     blocks: float = 0.0

@@ -71,7 +71,7 @@ def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelRepo
     """Compute the scores of answers that are labels; surrounding white space is ignored.
 
     Raises:
-        ValueError: there are no outputs, or the numbers of outputs and references differ.
+        ValueError: there are no outputs, or there are more or fewer outputs than references.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"label metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
