@@ -90,7 +90,7 @@ def test_run_with_a_disturbed_rank_ends_as_one_process_without_the_step(name, tm
     single = case.on_one_process(data_ranks=1 if "tensor_parallel_degree" in keys else 2)
     if how == "sleeps":
         assert not bad_steps.exists()
-        assert "waiting for rank 1 since 30 s" in (tmp_path / "log" / "workerlog.0").read_text()
+        assert "still waiting for rank 1 after 30 s" in (tmp_path / "log" / "workerlog.0").read_text()
     else:
         (entry,) = map(json.loads, bad_steps.read_text().splitlines())
         assert (entry["step"], entry["action"]) == (STEP, keys["nan_policy"])

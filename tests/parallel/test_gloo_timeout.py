@@ -67,7 +67,7 @@ def test_arrivals_wait_ends_when_the_slow_rank_comes_and_is_logged(mine, theirs,
         for number in range(2):  # one operation, then the next: none is counted twice
             getattr(first, mine)(*([1] if others else []))
             assert len(came) >= (number + 1) * (1 if others else 2) and time.monotonic() >= came[-1]
-    assert "waiting for rank 0 since" in caplog.text  # all threads have this process's global rank
+    assert "still waiting for rank 0 after" in caplog.text  # all threads have this process's global rank
     for arrivals in (first, second, third):
         arrivals.close()
 
