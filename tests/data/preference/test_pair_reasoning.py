@@ -63,4 +63,4 @@ def test_preference_encoder_of_answers_with_turns_that_a_template_rewrites_are_r
     row = {"prompt": [Q1], "chosen": [A1, Q2, A2], "rejected": [A2, Q2, A1]}
     assert not isinstance(encode("qwen2_5", row), InvalidRow)
     refused = encode("qwen3", row)
-    assert isinstance(refused, InvalidRow) and "move them to the prompt" in refused.message
+    assert isinstance(refused, InvalidRow) and "move the turns to the prompt" in refused.message

@@ -62,7 +62,7 @@ BOMBS = {
     f"{{{{ {LONG}.join(range(10000)|map('string')) }}}}": "texts",
     f"{{{{ range(100000)|join({LONG}) }}}}": "texts",
     f"{{{{ ('\\n' * 100000)|indent({LONG}) }}}}": "texts",
-    "{{ ([[]] * 1000)|sum(start=[]) }}": "adds lists",
+    "{{ ([[]] * 1000)|sum(start=[]) }}": "concatenates lists",
     "{{ lipsum(n=1000000000) }}": "lipsum",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "recursion",
     "{% if 1 %}" * 200 + "{% endif %}" * 200: "IndentationError",
