@@ -235,7 +235,7 @@ class Attention(AttentionLayer):
         q_BSE, k_BSE, v_BSE = projected
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._heads(v_BSE)
-        del projected, q_BSE, k_BSE, v_BSE  # free queries and keys before RoPE
+        del projected, q_BSE, k_BSE, v_BSE  # free the pre-RoPE queries and keys
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
             out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)

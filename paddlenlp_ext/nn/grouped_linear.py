@@ -41,7 +41,7 @@ class GroupedLinear(nn.Layer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [G, O, I]. The caller must not change it: it may be the parameter."""
+        """Return the weight as float32 [G, O, I]. Do not modify it in place: it may be the parameter itself."""
         return self.weight.astype("float32")
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:

@@ -119,7 +119,7 @@ def value_of_first_run(key: str, value: Any) -> Any:
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its first run, because bf16 matmuls may be disabled by then."""
+    """Recompute a block with the matmul precision of its forward pass; it may be another one by the backward pass."""
     return recompute(capture_precision(function), *arguments)
 
 

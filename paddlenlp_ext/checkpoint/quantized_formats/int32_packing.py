@@ -16,7 +16,7 @@ def pack_words(codes_RC: np.ndarray, bits: int, order: Sequence[int] | None = No
     Args:
         codes_RC: codes.
         bits: bits per code.
-        order: column, within a word's columns, of each code from the lowest bits on; None: ascending.
+        order: `order[i]` is the column, within a word, of the i-th code from the lowest bits; None: ascending.
     """
     per_word = 32 // bits
     padded = np.pad(codes_RC, ((0, 0), (0, -codes_RC.shape[1] % per_word)))

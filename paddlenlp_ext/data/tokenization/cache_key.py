@@ -108,7 +108,7 @@ class _PlainKeys:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a hash of everything that determines how a tokenizer encodes text, without its path and padding."""
+    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
     backend = getattr(tokenizer, "backend_tokenizer", None)

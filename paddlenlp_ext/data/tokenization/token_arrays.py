@@ -1,4 +1,4 @@
-"""Arrays of tokenized rows, which are appended to on disk and then memory-mapped."""
+"""Arrays of tokenized rows: written by appending to files, then memory-mapped."""
 
 from __future__ import annotations
 

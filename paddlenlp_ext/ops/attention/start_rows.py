@@ -55,8 +55,8 @@ def start_rows_on(place: Any, layout: AttentionLayout) -> paddle.Tensor:
 def start_rows(layout: AttentionLayout) -> np.ndarray:
     """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to it.
 
-    A key is masked for all earlier queries (causality), and from the returned query on. The returned query is the end
-    of the key's document including its branches, or the first query whose window excludes the key.
+    A key is masked for all earlier queries (causality), and from the returned query on: from the end of the key's
+    document (including its branches), or from the first query whose window excludes the key, whichever comes first.
     """
     starts, lengths = layout.documents()
     ends, parents = starts + lengths, layout.parents()

@@ -134,7 +134,7 @@ class ImportanceAverages:
 def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
     """Select the `budget` triplets with the highest scores in the model.
 
-    Ties with the best pruned score are pruned too, so that fewer triplets may remain.
+    Triplets that tie with the highest pruned score are pruned too; fewer than `budget` may remain.
 
     Args:
         scores: layer -> scores [r].

@@ -9,8 +9,8 @@
 | d | [r] | d_initial | trained, one per layer |
 | b | [out] | 0 | trained, one per layer |
 
-`projection_prng_key` and the sizes determine A and B. For the same key, they are bitwise equal to the matrices of
-Hugging Face PEFT, so both libraries load adapters that were saved without A and B. PEFT draws them with
+`projection_prng_key` and the sizes determine A and B. For the same `projection_prng_key`, they are bitwise equal to the
+matrices of Hugging Face PEFT, so both libraries load adapters that were saved without A and B. PEFT draws them with
 `torch.Generator().manual_seed(key)`: the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
 Nishimura 1998), which NumPy has too. `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 

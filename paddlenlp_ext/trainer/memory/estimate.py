@@ -325,7 +325,7 @@ def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -
 
 
 def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:
-    """Return the bytes of this process's weights, and under autocast of the cast copies of linear weights.
+    """Return the size in bytes of this process's weights, plus the cast copies of linear weights under autocast.
 
     ZeRO-3 gathers the weights outside the decoder layers, and the weights of two layers (parallel/zero.py).
     """
