@@ -144,7 +144,7 @@ TOLERANCE = 0.08
 PAGE = """\
 # Peak memory of a training step
 
-`--dry_run` prints the peak memory of a run part by part. It estimates it from shapes and reads no weights:
+`--dry_run` prints the peak memory of a run by component. It estimates the peak from shapes and reads no weights:
 
     python llm/run_finetune.py config.json --dry_run
 
@@ -191,16 +191,16 @@ Predicted components, GB:
 | weights | model and adapter; quantized weights in their packed form |
 | optimizer | moments of the trained weights; 8 bytes per weight with AdamW |
 | activations | tensors that the forward pass saves for the backward pass; proportional to the tokens of a micro-batch |
-| working | the larger of two temporary parts: logits and hidden states of 256 target positions, or the backward pass of one layer with its recomputed activations |
+| working | the larger of two temporary parts: hidden states of the target positions and logits of a chunk of them (256, or as many as 512 MiB hold with Triton), or the backward pass of one layer with its recomputed activations |
 | gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
 | allocator_cache | freed memory that the allocator retains |
 
-The allocator retains at most a sixteenth of the peak use of the C++ library's blocks. Paddle's own ops allocate on the C heap,
-where few freed pieces fit a later request, and those of 32 MiB or more are returned to the system. The estimate adds as much again
-as the smaller ones in use there, which errs on the high side.
-Without the C++ library ([cpu.md](cpu.md)) all tensors are on the heap, and a frozen linear saves its input. The estimate then adds
-0.7 of what is in use for full training and 1.75 of it with adapters, whose small results keep freed memory apart. Peaks of two
-steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
+The allocator retains at most a sixteenth of the peak use of the C++ library's blocks. Paddle's own ops allocate on the
+C heap, where few freed pieces fit a later request; pieces of 32 MiB or more are returned to the system. The estimate
+therefore counts smaller pieces in use on the heap twice, which errs on the high side. Without the C++ library
+([cpu.md](cpu.md)) all tensors are on the heap, and a frozen linear layer saves its input. The estimate then adds 0.7
+times the memory in use for full training, and 1.75 times with adapters, whose small results fragment the freed memory.
+Peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
 
 | hidden x layers | tokens | trained | measured | estimate |
 |---|---|---|---|---|
@@ -215,7 +215,7 @@ steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,
 `"offload_recompute_inputs": true` keeps them in a temporary file on the CPU, and in pinned host memory with a GPU (two calls of
 Paddle, not run on a GPU). Results have the same bits.
 
-Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, of which 5 % are target tokens:
+Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, 5 % of them target tokens:
 
 | keys | peak GB, 8 documents of 1,024 tokens | one document of 8,192 |
 |---|---|---|
@@ -235,7 +235,9 @@ Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, of which 5 % are 
 
 - An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA.
   `paddlenlp_ext/trainer/memory/adapter_activations.py` has the table.
-- The prediction for GPUs has not been compared with a run. It does not include the allocator's cache.
+- The prediction for GPUs has not been compared with a run. It does not include the allocator's cache. Of the Triton
+  kernels ([gpu.md](gpu.md)) it counts the larger chunks of the loss; the activations that they do not save are still
+  included.
 """
 
 
