@@ -1,1 +1,1 @@
-"""Command-line scripts; each calls a program in `paddlenlp_ext/cli`."""
+"""Command-line scripts, which call the programs in `paddlenlp_ext/cli`."""

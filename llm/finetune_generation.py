@@ -1,6 +1,6 @@
 """Fine-tune a model: python llm/finetune_generation.py --config SFT.json [--lora LORA.json | --q_lora LORA.json]
 
-This is the former name of run_finetune.py.
+In earlier versions of PaddleNLP, run_finetune.py had this name.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Translate the command line to run_finetune.py's, then import and run the program."""
+    """Translate the command line to arguments of run_finetune.py, and run the program."""
     require_paddle()
     arguments = run_finetune_arguments(argv)
     from paddlenlp_ext.cli.run_finetune import run_finetune

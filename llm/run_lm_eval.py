@@ -1,6 +1,6 @@
 """Run lm-evaluation-harness on a model of this project: python llm/run_lm_eval.py run --model paddlenlp_ext ...
 
-The command line is lm-eval's (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an example.
+The arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an example.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Register the model with lm-eval, then run lm-eval's program."""
+    """Register the model class with lm-eval, then run the command-line program of lm-eval."""
     require_paddle()
     from paddlenlp_ext.evaluation.lm_eval_harness import register_lm_eval_model
 

@@ -1,6 +1,7 @@
 """Quantize a trained model for serving: python llm/run_quantization.py CONFIG.json [--key value ...]
 
-`--help` lists every key. transformers, vLLM and the predictor read the output folder, and QLoRA can train over it.
+`--help` lists every key. transformers, vLLM and llm/predict/predictor.py can load the quantized model, and QLoRA can
+train an adapter on it.
 """
 
 from __future__ import annotations

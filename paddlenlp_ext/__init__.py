@@ -2,18 +2,18 @@
 
 A package imports only from lower layers; packages in the same layer do not import each other (`tests/test_layers.py`):
 
-    L8  api, cli, doctor, serve                    public functions; programs of llm/; self-check;
+    L8  api, cli, doctor, serve                    public functions; programs for llm/; installation check;
                                                    OpenAI-compatible server
-    L7  evaluation, trl                            models on tasks; trainers with TRL's names
-    L6  trainer, inference                         training loop; loading a model with its adapter for use
+    L7  evaluation, trl                            evaluation on tasks; trainers with the interface of TRL
+    L6  trainer, inference                         training loop; loading a model with its adapter for inference
     L5  parallel, static_graph                     data, tensor, sequence, pipeline and expert parallelism, ZeRO;
                                                    exported models
     L4  models, peft                               model families; adapter methods
     L3  quantization                               4-bit and 8-bit weights
-    L2  nn, data, checkpoint, generation,          layers; rows to batches; model files; decoding;
+    L2  nn, data, checkpoint, generation,          layers; datasets and batches; model files; decoding;
         preference                                 preference losses
     L1  ops, config, sharding_spec                 kernels; configuration; sharding styles
-    L0  _runtime, utils, paddle_compat             threads, files, logging; private interfaces of Paddle
+    L0  _runtime, utils, paddle_compat             process settings; files, logging; private interfaces of Paddle
 """
 
 from __future__ import annotations

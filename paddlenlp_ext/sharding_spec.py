@@ -1,10 +1,9 @@
-"""Sharding specification: styles of a tensor-parallel plan, and the placement of each tensor over processes.
+"""Sharding specification: styles of a tensor-parallel plan, and the placement of each tensor on processes.
 
-A plan maps layer name patterns to styles. Only `parallel/shard_parameters.py` knows which axis a style shards.
+A plan maps layer name patterns to styles. `parallel/shard_parameters.py` defines which axis a style shards.
 
-Any module may read `placement_of(tensor)`; only `parallel/` changes it, through `set_placement`. By default a tensor is
-full, and this process holds and updates it: `Placement()`, as in every single-process run.
-This module does not import Paddle.
+Any module may read `placement_of(tensor)`, but only `parallel/` calls `set_placement`. By default, as in a
+single-process run, this process holds and updates the full tensor. This module does not import Paddle.
 """
 
 from __future__ import annotations
@@ -15,13 +14,23 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated", "experts"]
-"""colwise: outputs are sharded; inner_colwise: like colwise, for a layer whose input comes from replicated layers;
-rowwise: inputs are sharded; vocab: rows of the embedding or lm_head are sharded; norm: normalized features are sharded;
-replicated: not sharded, but the output is used only by local heads or experts, so gradients must be summed; experts:
-each rank holds some of the experts of a layer."""
+"""Sharding style of a layer.
+
+colwise: outputs are sharded.
+inner_colwise: outputs are sharded, and the input is the output of replicated layers.
+rowwise: inputs are sharded.
+vocab: rows of the embedding or lm_head are sharded.
+norm: normalized features are sharded.
+replicated: weights are not sharded. Each rank uses the output only for its own heads or experts, so gradients must be
+    summed over the ranks.
+experts: each rank holds some of the experts of a layer.
+"""
 
 TensorPlan = dict[str, Style]
-"""`{"model.layers.*.self_attn.o_proj": "rowwise", ...}`; `*` matches one component of a dotted name."""
+"""Layer name pattern -> style, such as `{"model.layers.*.self_attn.o_proj": "rowwise"}`.
+
+`*` matches one component of a dotted name.
+"""
 
 
 @dataclass(frozen=True)
@@ -30,10 +39,10 @@ class Shard:
 
     Attributes:
         axis: the sharded axis.
-        start, stop: range of indices of the full tensor that the slice covers.
+        start, stop: first and last index + 1 of the slice in the full tensor.
         size: length of the full tensor along `axis`.
-        by_experts: whether experts are sliced, over the expert-parallel ranks (and over tensor-parallel ranks, if there
-            are several); otherwise the tensor is sliced over the tensor-parallel ranks.
+        by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks;
+            otherwise the tensor is sharded over tensor-parallel ranks.
     """
 
     axis: int
@@ -54,17 +63,18 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Placement of one tensor over the processes of a run; the defaults describe a single-process run.
+    """Placement of one tensor on the processes of a run; the defaults describe a single-process run.
 
     Attributes:
         shard: slice that this tensor-parallel or expert-parallel rank holds; None for a full tensor.
         stages: pipeline stages that hold the tensor, in ascending order; empty without a pipeline.
-        is_on_stage: False if this process's pipeline stage does not hold the tensor's values, only its shape.
-        owner: sharding rank that updates the parameter (ZeRO); None if it is not assigned.
-        is_updated_here: False if another sharding rank updates the parameter and broadcasts its new value.
-        is_gathered_copy: True if another rank owns the value and this rank holds it only while gathered (ZeRO stage 3).
+        is_on_stage: False if the pipeline stage of this process holds only the shape of the tensor.
+        owner: sharding rank that updates the parameter (ZeRO); None for a parameter without owner.
+        is_updated_here: False if another sharding rank updates and broadcasts the parameter.
+        is_gathered_copy: True if another rank owns the parameter and this rank temporarily holds a gathered copy (ZeRO
+            stage 3).
         needs_tp_reduce: True for a full parameter whose gradient must be summed over the tensor-parallel ranks, because
-            each rank computes only a partial sum.
+            each rank computes a partial sum.
         has_float32_gradient: True for a parameter in half precision whose gradient is float32 (`amp_master_grad`).
     """
 
@@ -82,12 +92,12 @@ _DEFAULT = Placement()
 
 
 def placement_of(tensor: Any) -> Placement:
-    """Return the placement of a tensor; without one, the default placement of a single-process run."""
+    """Return the placement of a tensor; the default is the placement in a single-process run."""
     return getattr(tensor, "placement", _DEFAULT)
 
 
 def set_placement(tensor: Any, **changes: Any) -> None:
-    """Change some fields of the placement of a tensor.
+    """Change fields of the placement of a tensor.
 
     Raises:
         TypeError: `changes` names a field that `Placement` does not have.
@@ -96,12 +106,12 @@ def set_placement(tensor: Any, **changes: Any) -> None:
 
 
 def shard_of(tensor: Any) -> Shard | None:
-    """Return the shard that this process holds; None for a full tensor."""
+    """Return the slice of a tensor that this process holds; None for a full tensor."""
     return placement_of(tensor).shard
 
 
 def is_expert_parallel(tensor: Any) -> bool:
-    """Return whether the tensor holds only the experts of this expert-parallel rank."""
+    """Return whether the tensor is a slice with some of the experts of a layer."""
     shard = shard_of(tensor)
     return shard is not None and shard.by_experts
 
@@ -113,16 +123,16 @@ def full_shape(tensor: Any) -> tuple[int, ...]:
 
 
 def is_on_stage(tensor: Any) -> bool:
-    """Return whether this pipeline stage holds the values of the tensor; for other stages it knows only the shape."""
+    """Return whether the pipeline stage of this process holds the values of the tensor."""
     return placement_of(tensor).is_on_stage
 
 
 def is_materialized(tensor: Any) -> bool:
-    """Return whether this process holds the tensor's values between two forward/backward passes."""
+    """Return whether this process holds the values of the tensor between two training steps."""
     placement = placement_of(tensor)
     return placement.is_on_stage and not placement.is_gathered_copy
 
 
 def is_updated_here(parameter: Any) -> bool:
-    """Return whether this process's optimizer updates the parameter and holds its state."""
+    """Return whether the optimizer of this process updates the parameter and holds its optimizer state."""
     return placement_of(parameter).is_updated_here

@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Translate the command line of PaddleNLP's ReFT predictor to predictor.py's, then predict."""
+    """Translate the command line of PaddleNLP's ReFT predictor to arguments of predictor.py, then predict."""
     arguments = parse_arguments(predictor_arguments(argv))
     from paddlenlp_ext.cli.predict import predict
 

@@ -1,1 +1,1 @@
-"""Read and write model folders: weights, configs, tokenizers and training state, independent of the model classes."""
+"""Read and write weights, configs, tokenizers and training state; nothing here depends on the model classes."""

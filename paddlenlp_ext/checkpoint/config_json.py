@@ -1,4 +1,4 @@
-"""Read and write config.json and generation_config.json; for a GGUF file, derive both from its metadata."""
+"""Read and write config.json and generation_config.json, or derive their contents from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paddlenlp_ext.utils.json_schema import check_values
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the config.json dict of a model.
+    """Return the contents of a model's config.json; for a GGUF file, derive them from the metadata.
 
     Args:
         path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
 
     Raises:
-        ValueError: config.json is missing or damaged, has no `model_type` or has an invalid value; or the GGUF
-            architecture is unknown.
+        ValueError: config.json is missing or damaged, has no `model_type` or has an invalid value; or the architecture
+            of the GGUF file is unknown.
     """
     path = Path(path)
     if path.suffix == ".gguf" and path.is_file():
@@ -48,10 +48,10 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
     """Write config.json with sorted keys.
 
     Args:
-        folder: created if absent.
+        folder: folder of the model, created if absent.
         config: contents of the file.
-        dtype: dtype of the weights, if it may differ from `config`. It is written under the key that `config` uses:
-            `dtype` of transformers 5, or the older `torch_dtype`.
+        dtype: dtype of the weights, which replaces the dtype in `config`; None: keep the dtype in `config`. The key is
+            `dtype` (transformers 5) if `config` has this key, otherwise `torch_dtype` (older versions).
     """
     if dtype is not None:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -61,26 +61,26 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # transformers reads the first entry of the list; null means no end token
+    if config.get("eos_token_id") == []:  # transformers reads the first list entry; null means no end token
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
 
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the end tokens and sampling options of a model.
+    """Return the special tokens and sampling options of a model.
 
-    As in transformers, generation_config.json takes precedence over config.json, even if its value is null. For a GGUF
-    file, the metadata replace both files.
+    As in transformers, a key of generation_config.json overrides the key of config.json, even with a null value. For a
+    GGUF file, the special tokens come from the metadata.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
 
     Returns:
-        The keys of generation_config.json, if the file exists, and always `eos_token_id` (a list, possibly empty),
-        `bos_token_id` and `pad_token_id` (an id or None).
+        The keys of generation_config.json if the file exists. The result always contains `eos_token_id` (a list,
+        possibly empty), `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:
-        ValueError: a file is damaged, or has an invalid value.
+        ValueError: a file is damaged or has an invalid value.
     """
     path = Path(path)
     generation_file = path / "generation_config.json"

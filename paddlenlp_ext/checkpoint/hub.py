@@ -1,4 +1,4 @@
-"""Resolve model names: folders, .gguf files, built-in models and the Hugging Face Hub."""
+"""Resolve a model name to a local path: a folder, a .gguf file, a built-in model or a Hugging Face Hub model."""
 
 from __future__ import annotations
 
@@ -10,21 +10,23 @@ from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS, unpack_built
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_DUPLICATES = ["*/*", "consolidated*"]  # the same weights in other layouts
+_HUB_DUPLICATES = ["*/*", "consolidated*"]  # copies of the weights in other layouts
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
-    """Find a model: a folder, a .gguf file, a built-in model, or a model on the Hugging Face Hub, in this order.
+    """Return the local path of a model, which is unpacked or downloaded if necessary.
+
+    The name is resolved, in this order, as a folder, a .gguf file, a built-in model or a Hugging Face Hub id.
 
     Args:
         name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
 
     Returns:
-        A Hugging Face folder or a .gguf file.
+        The path of a Hugging Face folder or of a .gguf file.
 
     Raises:
-        ValueError: no model has this name.
+        ValueError: the name cannot be resolved, or the download failed.
         ModuleNotFoundError: the package of a built-in model is not installed.
     """
     name = os.fspath(name_or_path)
@@ -45,12 +47,12 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
 
 
 def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], remedy: str) -> Path:
-    """Find the base model that an adapter names.
+    """Return the local path of the base model of an adapter.
 
     Args:
-        name: name of the base model.
+        name: name or path of the base model, as the adapter stores it.
         adapter: folder of the adapter, for the error message.
-        remedy: end of the error message.
+        remedy: last words of the error message, which say how to specify another base model.
 
     Raises:
         ValueError: the base model cannot be found.
@@ -65,7 +67,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
 
 
 def _from_hub(hub_id: str) -> Path:
-    """Download the files that this package reads, or find them in the local cache; pickles are never downloaded."""
+    """Return the cached folder of a Hub model; download missing files, except pickles and files that are not read."""
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -85,6 +87,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model of the same name; it is not chosen automatically because its weights are quantized."""
+    """Suggest the built-in model with this name, which is only suggested because its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -1,4 +1,4 @@
-"""Load stored tensors into the parameters of a layer, one at a time."""
+"""Load stored tensors into the parameters of a layer, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 
 
 def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
-    """Load every parameter of `layer` from the stored tensor of the same name, converted to the parameter's dtype.
+    """Load every parameter of `layer` from the stored tensor with the parameter's name.
 
-    Values are written directly into the parameters' memory: in addition to the model, only one tensor is in memory at a
-    time. A layer with tied embeddings accepts a stored lm_head that equals the embedding. For a sharded parameter, only
-    the local shard is read.
+    Each tensor is converted to the dtype of its parameter. In addition to the model, only one tensor is in memory at a
+    time. For a sharded parameter, only the local shard is read. A model with tied embeddings accepts a stored lm_head
+    that equals the embedding.
 
     Args:
-        layer: layer with the parameter names and shapes of the file.
+        layer: layer whose parameters have the names and shapes of the stored tensors.
         source: the stored tensors.
-        ignored: names of stored tensors to skip, which other processes read.
+        ignored: names of stored tensors that other processes load.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of the wrong shape. The message counts them and lists the first;
-            nothing is loaded.
+        ValueError: tensors are missing, unexpected or of the wrong shape. No parameter has been changed.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
 
@@ -38,13 +37,13 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
 def load_parameters(
     parameters: Mapping[str, paddle.Tensor], source: WeightSource, ignored: Collection[str] = ()
 ) -> None:
-    """Check and load parameters, given by their names in files, as `load_weights` does."""
+    """Check and load parameters (name in files -> parameter); see `load_weights`."""
     check_tensors({name: full_shape(parameter) for name, parameter in parameters.items()}, source, ignored)
     read_into_parameters(parameters, source)
 
 
 def read_into_parameters(parameters: Mapping[str, paddle.Tensor], source: WeightSource) -> None:
-    """Load parameters, given by their names in files, without checking names and shapes."""
+    """Load parameters (name in files -> parameter) without checking names and shapes."""
     for name, parameter in parameters.items():
         if not is_materialized(parameter):
             continue
@@ -56,7 +55,8 @@ def check_tensors(expected: Mapping[str, tuple[int, ...]], source: WeightSource,
     """Check that the stored tensors have the expected names and shapes.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of the wrong shape.
+        ValueError: tensors are missing, unexpected or of the wrong shape, or an lm_head differs from the embedding that
+            it is tied to. The message lists up to 10 tensors of each kind.
     """
     stored = [name for name in source.names() if not _NOT_WEIGHTS.search(name) and name not in ignored]
     missing = [name for name in expected if name not in set(stored)]
@@ -79,7 +79,7 @@ def _shorten(names: list[str]) -> str:
 
 
 def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[str]:
-    """Describe stored tensors that differ from the tensor that the model ties them to."""
+    """Describe each stored lm_head that differs from the embedding, although the model ties the two."""
     problems = []
     for name, other in _TIED.items():
         if name in stored and name not in expected and other in stored:

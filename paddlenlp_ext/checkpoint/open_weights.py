@@ -1,4 +1,4 @@
-"""Open the weights of a folder or file in any supported format."""
+"""Open model weights in any supported format."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     format.
 
     Raises:
-        ValueError: there are no weights or only pickles, a file is damaged, the index contradicts the shards, a symlink
-            leads out of the folder, or a quantization format is not supported.
+        ValueError: the folder has no weights or only pickles, a file is damaged, the index contradicts the shards, a
+            symlink points outside the folder, or the quantization format is not supported.
     """
     path = Path(path)
     if path.is_file():

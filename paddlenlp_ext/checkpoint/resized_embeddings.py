@@ -1,12 +1,11 @@
-"""Resize the embedding and lm_head while they are read, for another vocabulary size.
+"""Resize the embedding and lm_head to another vocabulary size while reading them.
 
     stored rows     E[0] ... E[V-1]
-    larger          E[0] ... E[V-1] m ... m        m: mean of the stored rows, rounded to their format
-    smaller         E[0] ... E[V'-1]
+    enlarged        E[0] ... E[V-1] m ... m        m: mean of the stored rows, rounded to the stored dtype
+    reduced         E[0] ... E[V'-1]
 
-transformers draws new rows from a normal distribution around the same mean (`mean_resizing`). Here new rows equal the
-mean, so they are the same in every process and every time the base model is loaded. An adapter therefore does not need
-to store the table.
+transformers draws new rows from a normal distribution around the mean m (`mean_resizing`). This module sets new rows to
+m, so they are equal in every process and in every run. Therefore an adapter does not need to store the table.
 
 Shapes: V stored rows, D hidden.
 """
@@ -26,17 +25,17 @@ _CHUNK = 4096
 
 
 def with_vocab_size(source: WeightSource, vocab_size: int | None) -> WeightSource:
-    """Return the tensors of `source` with `vocab_size` rows in embedding and lm_head; None: keep the stored size."""
+    """Return `source` with embedding and lm_head resized to `vocab_size` rows; None: keep the stored size."""
     stored = {source.shape(name)[0] for name in source.names() if name in TABLES}
     return source if vocab_size is None or stored <= {vocab_size} else ResizedVocabulary(source, vocab_size)
 
 
 class ResizedVocabulary(WeightSource):
-    """Stored tensors, with embedding and lm_head resized to another number of rows.
+    """Stored tensors, with embedding and lm_head resized to another vocabulary size.
 
     Args:
         source: the stored tensors.
-        vocab_size: number of rows.
+        vocab_size: number of rows of the resized tensors.
     """
 
     def __init__(self, source: WeightSource, vocab_size: int) -> None:
@@ -67,7 +66,7 @@ class ResizedVocabulary(WeightSource):
         """Return the mean of the stored rows, [1, D], computed in double precision."""
         table_VD, stored = self._source.read(name), self.dtype(name)
         total_D = np.zeros(table_VD.shape[1])
-        for start in range(0, len(table_VD), _CHUNK):  # widened in chunks: no second table in memory
+        for start in range(0, len(table_VD), _CHUNK):  # chunks avoid a second full table in float32
             total_D += cast(table_VD[start : start + _CHUNK], stored, "float32").sum(axis=0, dtype=np.float64)
         mean = (total_D / len(table_VD)).astype(np.float32)[None]
         return cast(cast(mean, "float32", stored), stored, dtype)

@@ -1,10 +1,10 @@
 """Read and write safetensors (https://github.com/huggingface/safetensors#format), one tensor in memory at a time.
 
-Reading: the library checks the header. This module reads the bytes, because the library cannot return bfloat16 without
-PyTorch.
+Reading: the safetensors library checks the header. This module reads the values, because the library cannot return
+bfloat16 without PyTorch.
 
-Writing: the library's `serialize_file` needs all tensors of a file in memory. A file consists of a length, a JSON
-header that depends only on dtypes and shapes, and the bytes, so this module writes the bytes one tensor at a time.
+Writing: `serialize_file` of the library needs all tensors of a file in memory. This module writes the JSON header,
+which depends only on dtypes and shapes, and then the values of one tensor after another.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ FORMAT_OF_CODE = {
 
 @dataclass(frozen=True)
 class _Entry:
-    """Header entry of a tensor: dtype code, shape, and offset of the first byte in the file."""
+    """Header entry of a tensor: dtype code, shape, and file offset of the first byte."""
 
     code: str
     shape: tuple[int, ...]
@@ -58,7 +58,7 @@ class SafetensorsFile(WeightSource):
     """Tensors of one .safetensors file.
 
     Raises:
-        ValueError: the file is missing, truncated or not safetensors.
+        ValueError: the file is missing, truncated or not in safetensors format.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -84,8 +84,8 @@ class SafetensorsFile(WeightSource):
         stored = self.dtype(name)
         entry = self._entries[name]
         try:
-            # Mapping copies nothing, and a shard loads only its pages into memory. Mode "c" (copy on write) lets the
-            # caller write into the array without changing the file.
+            # A memory map avoids a copy, and reading a shard loads only the pages of the shard. Mode "c" (copy on
+            # write) lets the caller change the array without changing the file.
             full = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
@@ -95,7 +95,7 @@ class SafetensorsFile(WeightSource):
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:
-        """Return all tensors in their stored dtypes, as read-only views of the memory-mapped file."""
+        """Return name -> tensor in its stored dtype, as read-only views of the memory-mapped file."""
         if not self._entries:
             return {}
         content = np.memmap(self.path, np.uint8, "r")
@@ -108,14 +108,14 @@ class SafetensorsFile(WeightSource):
 
 
 class ShardedSafetensors(WeightSource):
-    """Tensors of several files, listed in a `model.safetensors.index.json`.
+    """Tensors of several files that a `model.safetensors.index.json` lists.
 
     Args:
-        index: the index file.
+        index: path of the index file.
 
     Raises:
-        ValueError: the index is damaged, names a missing file or a file outside its folder, or does not match the
-            tensors of its files.
+        ValueError: the index is damaged, names a missing file or a file outside its folder, or contradicts the headers
+            of the files.
     """
 
     def __init__(self, index: str | os.PathLike[str]) -> None:
@@ -166,10 +166,10 @@ class ShardedSafetensors(WeightSource):
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Check the header against the file size with the library, then return the entry of each tensor."""
+    """Return the header entry of each tensor in file order; the library compares the header with the file size."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
-    with open(path, "rb") as file:  # opened before the library, which reports a missing permission as a missing file
+    with open(path, "rb") as file:  # opened first, because `safe_open` reports a missing permission as a missing file
         try:
             with safe_open(path, framework="np"):
                 pass
@@ -194,9 +194,12 @@ _OWN_FILES = re.compile(r"model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensor
 
 @dataclass(frozen=True)
 class LazyTensor:
-    """Tensor whose values are computed when it is written, such as a merged weight.
+    """Tensor whose values are computed on demand, such as a merged weight.
 
-    `read()` returns a NumPy array with this shape and dtype (`bfloat16`: its bits as uint16).
+    Attributes:
+        shape: shape of the array that `read` returns.
+        dtype: name of the dtype.
+        read: function that returns the values as a NumPy array; bfloat16 as its bits in uint16.
     """
 
     shape: tuple[int, ...]
@@ -205,7 +208,7 @@ class LazyTensor:
 
 
 def as_lazy(tensor: Any) -> LazyTensor:
-    """Wrap a Paddle tensor or a NumPy array as a LazyTensor; a LazyTensor is returned unchanged."""
+    """Wrap a Paddle tensor or a NumPy array as a LazyTensor; return a LazyTensor unchanged."""
     if isinstance(tensor, LazyTensor):
         return tensor
     if isinstance(tensor, np.ndarray):
@@ -218,12 +221,12 @@ def write_safetensors(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     metadata: Mapping[str, str] | None = None,
 ) -> None:
-    """Write one file atomically: it gets its final name when it is complete.
+    """Write one file atomically: a draft file is renamed to `path` once it is complete.
 
     Args:
         path: the file to write.
-        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each is written in its dtype.
-        metadata: text entries for the header.
+        named_tensors: name -> Paddle tensor, NumPy array or LazyTensor; dtypes are kept.
+        metadata: entries for `__metadata__` in the header.
     """
     _write_file(Path(path), _prepare(named_tensors, None), metadata)
 
@@ -234,20 +237,20 @@ def save_sharded(
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
     dtype: str | None = None,
 ) -> list[Path]:
-    """Write `model.safetensors`, or shards and `model.safetensors.index.json`, in the layout of transformers.
+    """Write `model.safetensors`, or several shards with `model.safetensors.index.json`, in the layout of transformers.
 
-    Weights of an earlier save in the folder are removed once the new files are complete, so that a reader never
-    mixes two saves. If new shards have the same names as earlier shards, the old index is removed first, and a folder
-    whose save was interrupted does not load.
+    Weight files of an earlier save are removed once the new files are complete. If new shards overwrite earlier shards,
+    the old index is removed first. A folder whose save was interrupted then fails to load, and its reader cannot mix
+    shards of two saves.
 
     Args:
-        folder: created if absent.
-        named_tensors: Paddle tensors, NumPy arrays or LazyTensors by name.
-        max_shard_bytes: maximum size of a shard; a tensor larger than this gets its own file.
-        dtype: dtype to write floating-point tensors in; None: the dtype of each tensor.
+        folder: folder of the model, created if absent.
+        named_tensors: name -> Paddle tensor, NumPy array or LazyTensor.
+        max_shard_bytes: maximum size of a shard; a larger tensor gets a separate shard.
+        dtype: dtype of written floating-point tensors; None: keep the dtype of each tensor.
 
     Returns:
-        The files written.
+        Paths of the written files.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -277,10 +280,7 @@ def save_sharded(
 def _prepare(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
 ) -> list[tuple[str, LazyTensor]]:
-    """Wrap all tensors, convert floating-point tensors to `dtype`, and sort by name.
-
-    The order does not depend on the order of the input, so equal tensors produce equal files.
-    """
+    """Return lazy tensors in the dtype `dtype`, sorted by name so that equal tensors produce equal files."""
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
     ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))
@@ -288,7 +288,7 @@ def _prepare(
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
-    """Return a sort key that compares numeric parts of a dotted name as numbers: layer 10 comes after layer 9."""
+    """Return a sort key that compares numeric components of a dotted name as integers: layer 10 follows layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
 
 
@@ -305,7 +305,7 @@ def _num_bytes(tensor: LazyTensor) -> int:
 def _split_into_shards(
     tensors: Sequence[tuple[str, LazyTensor]], max_shard_bytes: int
 ) -> list[list[tuple[str, LazyTensor]]]:
-    """Split tensors into shards, in order; start a new shard when the next tensor would exceed the limit."""
+    """Assign tensors to shards in order; a tensor that would exceed the limit starts a new shard."""
     shards: list[list[tuple[str, LazyTensor]]] = [[]]
     filled = 0
     for name, tensor in tensors:
@@ -318,7 +318,8 @@ def _split_into_shards(
 
 
 def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata: Mapping[str, str] | None) -> None:
-    # Widest dtypes first: every tensor then starts at a multiple of its item size, as memory-mapping readers require.
+    # Readers that map the file into memory need each tensor to start at a multiple of its item size. Writing the widest
+    # dtypes first guarantees this alignment.
     ordered = sorted(tensors, key=lambda pair: -NUMPY_DTYPE[pair[1].dtype].itemsize)
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
@@ -341,6 +342,6 @@ def _write_file(path: Path, tensors: Sequence[tuple[str, LazyTensor]], metadata:
                     assert found == expected, f"{name} was read as {found}, but its header entry is {expected}"
                     file.write(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)
             draft.replace(path)
-        except OSError:  # most likely a full disk
+        except OSError:  # usually a full disk
             draft.unlink(missing_ok=True)
             raise

@@ -1,4 +1,4 @@
-"""Score head of reward models: read a language model's weights as a sequence classifier with one label."""
+"""Read the weights of a language model as a reward model: a sequence classifier with one label."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from paddlenlp_ext.sharding_spec import Shard
 
 SCORE_WEIGHT = "score.weight"
 TASK_KEYS = ("architectures", "id2label", "label2id")
-"""Keys of config.json that differ between a classifier and the language model it is built from."""
+"""Keys of config.json that differ between a classifier and its language model."""
 _LM_HEAD = "lm_head.weight"
 
 
 class ClassifierWeights(WeightSource):
-    """Tensors of `source` without lm_head, and with a new score head if `source` has none.
+    """Tensors of `source` without lm_head; a new score head is added if `source` lacks a score head.
 
     Args:
         source: the stored tensors.

@@ -1,4 +1,4 @@
-"""Reject symlinks that lead out of a model or adapter folder: a merge would copy their targets."""
+"""Reject symlinks that point outside a model or adapter folder, because a merge would copy their targets."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _READ_OR_COPIED = (
 
 
 def check_links(folder: Path) -> None:
-    """Check that no file of a model or adapter is a symlink to a place outside its folder.
+    """Check that the files of a model or adapter are not symlinks to files outside the folder.
 
-    Symlinks into the blobs of the Hugging Face cache are allowed: files in `models--OWNER--NAME/snapshots/REVISION`,
-    and in folders written by earlier versions of `huggingface_hub`, link to `models--OWNER--NAME/blobs/SUM`.
+    Symlinks to a blob of the Hugging Face cache (`models--OWNER--NAME/blobs/SUM`) are allowed, because the cache stores
+    a model as symlinks in `models--OWNER--NAME/snapshots/REVISION`.
 
     Raises:
-        ValueError: a file is a symlink to a place outside the folder.
+        ValueError: a file is a symlink to a file outside the folder.
     """
     for path in (*folder.glob("*"), *folder.glob(f"{_TEMPLATES}/*")):
         is_used = (

@@ -1,4 +1,4 @@
-"""Check the types of values in tokenizer_config.json, which `transformers` does not check itself."""
+"""Check the types of values in tokenizer_config.json, because `transformers` does not check them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,14 @@ KEYS: dict[str, Kind] = kinds_by_key(
     (OBJECT.or_null(), "added_tokens_decoder"),
 )
 TOKEN_KEYS: dict[str, Kind] = kinds_by_key((TEXT, "content"), (FLAG, "lstrip normalized rstrip single_word special"))
-"""Keys of a token that is given as an object."""
+"""Keys of a token in object form."""
 
 
 def check_tokenizer_config(folder: Path) -> None:
-    """Check tokenizer_config.json, if the folder has one.
+    """Check tokenizer_config.json if the file exists.
 
     Raises:
-        ValueError: the file is damaged, or a value is not allowed; the message names file, key and value.
+        ValueError: the file is damaged or a value is invalid; the message names the file, the key and the value.
     """
     file = folder / FILE
     if not file.is_file():

@@ -1,4 +1,4 @@
-"""Save and load the training state for resuming: tensors in safetensors, all other values in JSON, no pickles."""
+"""Save and load the state of an interrupted run: tensors as safetensors, other values as JSON, without pickles."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ STATE_FILE = "training_state.json"  # written last: a folder with this file is c
 def save_training_state(
     folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any], part: str = ""
 ) -> None:
-    """Write the optimizer's tensors and all other state that a resumed run needs.
+    """Write the optimizer tensors and the other state that a resumed run needs.
 
     Args:
         folder: folder of the checkpoint, created if absent.
-        tensors: Paddle tensors, NumPy arrays or LazyTensors by name; each is saved in its dtype, so nothing is rounded.
+        tensors: name -> Paddle tensor, NumPy array or LazyTensor; dtypes are kept.
         state: JSON-serializable values. Floats are restored exactly.
-        part: suffix of the file names, such as `rank1`, if each rank writes a part; empty if there is one part.
+        part: suffix of the file names, such as `rank1`, if each rank writes separate files; otherwise empty.
 
     Raises:
         ValueError: `state` is not JSON-serializable.
@@ -40,13 +40,18 @@ def save_training_state(
 
 
 def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple[SafetensorsFile, dict[str, Any]]:
-    """Open the files that `save_training_state` wrote.
+    """Load the state and open the tensors that `save_training_state` wrote.
+
+    Args:
+        folder: folder of the checkpoint.
+        part: suffix of the file names; see `save_training_state`.
 
     Returns:
-        The tensors, which `.read(name)` reads one at a time (bfloat16 as its bits, see dtypes.py), and the state.
+        The open tensor file and the state. `read(name)` of the tensor file loads one tensor; bfloat16 is returned as
+        its bits (dtypes.py).
 
     Raises:
-        ValueError: a file is missing, damaged or from a different save; the message names the file.
+        ValueError: a file is missing or damaged, or the two files are from different saves; the message names the file.
     """
     folder = Path(folder)
     file = folder / _named(STATE_FILE, part)
@@ -61,6 +66,6 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
 
 
 def _named(file: str, part: str) -> str:
-    """Return `training_state.json` or, for a part, `training_state-rank1.json`."""
+    """Return the file name with the suffix `part`, such as `training_state-rank1.json`."""
     path = Path(file)
     return f"{path.stem}-{part}{path.suffix}" if part else file

@@ -1,4 +1,4 @@
-"""Interface for reading named tensors, common to all file formats."""
+"""Common interface of all weight formats for reading named tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class WeightSource(ABC):
     """Stored tensors under their Hugging Face names, read one at a time."""
 
     path: Path
-    """File or folder, for error messages."""
+    """Path of the file or folder, for error messages."""
 
     @abstractmethod
     def names(self) -> list[str]:
@@ -26,7 +26,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """Return the stored dtype, a NumPy name or `bfloat16`; for a quantized tensor, the dequantized dtype."""
+        """Return the dtype of a tensor, a NumPy name or `bfloat16`; for a quantized tensor, the dequantized dtype."""
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
@@ -34,11 +34,12 @@ class WeightSource(ABC):
 
         Args:
             name: one of `names()`.
-            dtype: dtype to return; None: the stored dtype. `bfloat16` is returned as its bits in uint16 (dtypes.py).
-            shard: the shard to read; None for the full tensor.
+            dtype: dtype of the result; None: the dtype that `dtype(name)` returns. bfloat16 is returned as its bits in
+                uint16 (dtypes.py).
+            shard: shard to read; None: the full tensor.
 
         Returns:
-            A writable array. It may be a view of the file: copy it if the file can change.
+            A writable array. The array may be a view of the file, so copy the array if the file can change.
 
         Raises:
             ValueError: the file ends early, or the stored dtype cannot be converted to `dtype`.

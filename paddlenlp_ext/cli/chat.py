@@ -13,7 +13,7 @@ History = list[tuple[str, str]]
 
 
 class TextStream:
-    """Write the text of tokens as they arrive; a character is written when all its bytes have arrived.
+    """Write the text of tokens while they are generated; a character is written once its last byte is decoded.
 
     Args:
         decode: function from token ids to text.
@@ -55,14 +55,14 @@ def chat(
         model: the decoder.
         encode_prompt: function from a message and the earlier turns to prompt ids.
         decode: function from token ids to text.
-        source: stream of messages, by default standard input; on a terminal, `> ` asks for a message.
+        source: stream of messages, by default standard input; on a terminal, `> ` is the prompt.
         output: stream for the answers, by default standard output.
         options: further arguments of `generate`.
     """
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # the first forward pass writes its log lines before the conversation
+        generate(model, [[0]], max_new_tokens=1)  # the first forward pass logs; keep its lines out of the conversation
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":

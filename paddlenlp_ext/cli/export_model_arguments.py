@@ -1,4 +1,4 @@
-"""Parse the command line of llm/predict/export_model.py. Paddle is not imported, so errors are reported at once."""
+"""Parse the command line of llm/predict/export_model.py, without the delay of importing Paddle."""
 
 from __future__ import annotations
 

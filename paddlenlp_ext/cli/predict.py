@@ -29,7 +29,7 @@ logger = get_logger("paddlenlp_ext.predict")
 
 
 def predict(arguments: PredictorArguments) -> None:
-    """Answer the rows of `--data_file`, or chat in the terminal without it.
+    """Answer the rows of `--data_file`, or chat in the terminal if it is unset.
 
     Raises:
         ValueError: a model, adapter, template or file cannot be used. Rows are checked before the model is loaded.

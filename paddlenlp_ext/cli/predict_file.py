@@ -19,7 +19,8 @@ from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-_BATCHES_PER_PART = 16  # the prompts of a part are sorted by length, and its answers are written together
+_BATCHES_PER_PART = 16
+"""Number of batches in a part: rows whose prompts are sorted by length, and whose answers are written together."""
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")

@@ -2,7 +2,7 @@
 
 The answers of `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs` in the same folder.
 A later run with equal inputs continues after the last complete line. A run with other inputs is an error, because the
-file would mix two runs.
+file would mix answers of two runs.
 """
 
 from __future__ import annotations

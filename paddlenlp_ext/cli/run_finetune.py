@@ -1,4 +1,4 @@
-"""Program of llm/run_finetune.py, run_dpo.py and run_reward.py: preview rows, audit them, do a dry run, or train."""
+"""Program of llm/run_finetune.py, run_dpo.py and run_reward.py: preview or audit rows, do a dry run, or train."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def run_finetune(
 
 
 def run_program(config: RunConfig) -> None:
-    """Preview rows, audit them, do a dry run, or train, as the section `command` requests."""
+    """Preview or audit rows, do a dry run, or train, as the keys of `config.command` request."""
     for note in config.notes:
         get_logger().info("%s", note)
     if config.command.preview_data:

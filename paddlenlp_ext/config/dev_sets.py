@@ -3,7 +3,7 @@
 | `eval_dataset_path` | metrics |
 |---|---|
 | `{"math": "a.jsonl", "code": "b.jsonl"}` | eval_math_loss, eval_code_loss, ... |
-| `"math.jsonl,code.jsonl"`, or a list | the same; dev sets are named after their files |
+| `"math.jsonl,code.jsonl"`, or a list | eval_math_loss, eval_code_loss, ... (dev sets are named after their files) |
 | `"math.jsonl"` | eval_loss, ... |
 """
 
@@ -78,7 +78,7 @@ class BestMetric:
 
     @property
     def name(self) -> str:
-        """Name of the metric with its dev set, as in log entries but without `eval_`."""
+        """Name of the metric with its dev set, such as "math_loss"."""
         return f"{self.dev_set}_{self.metric}" if self.dev_set else self.metric
 
     def require_known(self, has_custom_metrics: bool) -> None:

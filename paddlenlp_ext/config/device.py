@@ -31,7 +31,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _gpus_hidden() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs: CUDA ignores all entries after the first invalid one."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs. CUDA ignores all entries from the first invalid entry on."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 

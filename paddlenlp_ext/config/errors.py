@@ -21,7 +21,7 @@ class ArgumentLocation(Location):
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem to correct; `key` is the name that the user wrote, or "" if the problem is not about one key."""
+    """Problem in a configuration; `key` is the name that the user wrote, or "" if no single key is at fault."""
 
     key: str
     message: str

@@ -57,7 +57,7 @@ def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
 
 
 def _remark(option: Option, table: OptionTable) -> str:
-    """Return the remark of the compatibility table about a section's key; "" if the key is fully supported."""
+    """Return how the compatibility table limits a section's key; "" if the key is fully supported."""
     entry = table.compat.get(option.key)
     if entry is None or entry.kind is not None:
         return ""

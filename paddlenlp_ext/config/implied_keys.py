@@ -27,7 +27,7 @@ class Adjustment:
     Attributes:
         values: key -> new value.
         reason: text of the note.
-        because: keys that imply the values; the note has the location of the first key that the user set.
+        because: keys that imply the values; the note shows where the user set the first of these keys.
     """
 
     values: dict[str, Any]
@@ -36,7 +36,7 @@ class Adjustment:
 
 
 def adjust(state: ParseState) -> None:
-    """Apply all adjustments in order, with a note for each. Keys with invalid values have their defaults here."""
+    """Apply all adjustments in order, with a note for each. A key with an invalid value counts as unset."""
     for find in _ADJUSTMENTS:
         for change in find(state.value):
             state.values.update(change.values)

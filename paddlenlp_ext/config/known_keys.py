@@ -34,7 +34,7 @@ class OptionTable:
         object.__setattr__(self, "keys", keys)
 
     def find(self, written: str) -> list[str]:
-        """Return the key for a key or an alias; otherwise, all keys that start with the word."""
+        """Return the key that a word names, directly or by an alias; otherwise all keys that the word abbreviates."""
         if written in self.keys:
             return [self.keys[written]]
         return sorted({key for spelling, key in self.keys.items() if spelling.startswith(written)}) if written else []
@@ -83,7 +83,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # Keys of methods, and of sections that only this program has, replace entries about other programs.
+    # A key that an adapter method or a section of only this program declares replaces its compatibility entry.
     shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
@@ -99,7 +99,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # Python sets the missing docstring of a dataclass to its signature, which is useless as help text.
+    # A dataclass without a docstring gets its signature as the docstring, which is useless as help text.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

@@ -1,4 +1,4 @@
-"""Merge the settings of files and the command line, and convert them to values; suggest keys for unknown ones.
+"""Merge the settings of files and the command line, convert their values, and suggest corrections of unknown keys.
 
 files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sections
 """
@@ -67,7 +67,10 @@ class ParseState:
                 self.report.note(f"{setting.key} is read as {key}", key)
 
     def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
-        """Return whether the later of two names of a key wins; report a problem if neither is a winning alias."""
+        """Return whether `later`, which sets `key` under another name than `earlier`, takes precedence.
+
+        Report a problem unless exactly one of the two names is a winning alias.
+        """
         winning = self.table.options[key].winning_aliases
         winners = [setting for setting in (earlier, later) if setting.key in winning]
         if len(winners) != 1:
@@ -115,7 +118,7 @@ class ParseState:
         self.report.problems.append(Problem(setting.key, message, setting.location))
 
     def check_compat(self) -> None:
-        """Report compatibility keys whose values are not neutral: as a note if a key has no effect, else an error."""
+        """Report compatibility keys with values that are not neutral: a note for keys without effect, else an error."""
         report = self.report
         for key, entry in self.table.compat.items():
             if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:

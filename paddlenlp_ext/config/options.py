@@ -113,7 +113,7 @@ def option(
         winning_aliases: other names that take precedence over the key in the same file (PaddleNLP's deprecated names).
         synonyms: other name of a choice -> the choice.
         key: the key in the file, if it differs from the field's name (in an adapter method: from `<switch>_<name>`).
-        arguments: other names of the field in an adapter config's constructor; they are not keys of the file.
+        arguments: other names that an adapter config's constructor accepts for the field; they are not keys.
     """
     limits = Limits(
         minimum=minimum,
@@ -166,9 +166,9 @@ class Option:
 
 
 class OptionGroup:
-    """Base class of dataclasses with options, which checks values set in Python like values from a file.
+    """Base class of dataclasses with options; checks values set in Python like values from a file.
 
-    A single string in place of a list of strings becomes a list with one element. A synonym becomes its choice.
+    A string is accepted for a tuple of one string. A synonym is replaced by its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.
@@ -350,7 +350,7 @@ def _from_word(option: Option, word: str) -> Any:
     if not kinds.isdisjoint((dict, Mapping)) and word.startswith("{"):
         return _json_word(option, word)
     if not kinds.isdisjoint((list, tuple)) and (str not in kinds or word.startswith("[")):
-        # `a,b`, or a JSON list, whose elements may contain commas
+        # `a,b`; a JSON list is needed only for elements that contain commas
         return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
     return word if str in kinds or object in kinds else _NO_VALUE
 

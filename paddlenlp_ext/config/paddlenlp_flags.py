@@ -1,4 +1,4 @@
-"""Flags of PaddleNLP's `*_parallel_config` keys; docs/configuration.md has the reasons."""
+"""Flags of PaddleNLP's `*_parallel_config` keys, and their effect here; docs/configuration.md explains them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class CompatFlags:
         owner: key that enables this kind of parallelism.
         what: name of this kind of parallelism, for messages.
         always: flags for behaviour that is always on.
-        no_effect: flags for another way to compute the same results, which is not used here.
+        no_effect: flags that select another way to compute the same results; they are ignored.
         unavailable: flag -> reason why it is rejected.
     """
 

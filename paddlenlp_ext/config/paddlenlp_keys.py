@@ -1,16 +1,10 @@
-"""PaddleNLP's keys that are accepted but not implemented, so that its files load unchanged.
+"""PaddleNLP's keys that are accepted but not implemented, so that PaddleNLP's configuration files load unchanged.
 
-paddlenlp_keys.json has the keys that PaddleNLP 2.7 to 3.0 declares, in groups. An entry is about one or more keys:
+paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries. An entry describes one or more keys
+(`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section has the keys.
 
-    keys       names of the keys
-    type       bool, int, float, str or any; null: a section declares the key
-    neutral    values that change nothing; the first is the default
-    outcome    effect of any other value: "not yet" and "not here" are errors, "no effect" is a note
-    reason     half a sentence: what is missing, what to use instead, or why the results are the same
-    needs      key that switches the feature on
-
-A key that an adapter method declares is skipped, so a new method needs no edit of the table. When a feature lands,
-delete its entries.
+A key that an adapter method declares is skipped, so a new method does not change the table. When a feature is
+implemented, delete its entries.
 """
 
 from __future__ import annotations
@@ -33,10 +27,10 @@ class CompatKey:
     Attributes:
         key: the key.
         neutral: values that change nothing; the first value is the default.
-        reason: half a sentence for the message.
+        reason: end of the message: what is missing, what to use instead, or why the results are the same.
         kind: type of the key (object: any value); None if a section declares the key.
         outcome: effect of any other value: "not yet" and "not here" are errors, "no effect" is a note.
-        needs: switch that enables the feature of this key; only a problem with the switch is reported.
+        needs: switch that enables the key's feature; if it is on, the problem is reported for the switch only.
     """
 
     key: str

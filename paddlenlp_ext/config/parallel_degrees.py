@@ -15,7 +15,7 @@ class Degrees:
 
     Attributes:
         data: data-parallel replicas.
-        sharding: replicas that shard the optimizer state (ZeRO), and also gradients and weights in stages 2 and 3.
+        sharding: replicas that shard the optimizer state (ZeRO), from stage 2 on also gradients, in stage 3 weights.
         pipeline: pipeline stages.
         tensor: tensor-parallel ranks.
         expert: data and sharding ranks over which the experts of a layer are distributed.

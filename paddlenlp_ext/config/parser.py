@@ -43,8 +43,8 @@ def load_run_config(
     Args:
         argv: the arguments after the script's name.
         peft_methods: JSON switch -> config class, for every adapter method.
-        sections: the sections of the program, such as `SECTIONS` (config/run_config.py).
-        program: name of the script, for its usage.
+        sections: name -> class, for every section of the program, such as `SECTIONS` (config/run_config.py).
+        program: name of the script, for the help text.
 
     Raises:
         ConfigError: all problems, each with its location.
@@ -74,7 +74,7 @@ def run_config_from(
         config: a dict like the object of a JSON file, or the path of a JSON file.
         overrides: keys that override `config`.
         peft_methods: JSON switch -> config class, for every adapter method.
-        sections: the sections of the program, as for `load_run_config`.
+        sections: name -> class, for every section of the program.
 
     Raises:
         ConfigError: all problems, each with its key.
@@ -100,7 +100,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: Sequence[list[Setting]]) -> RunConfig:
-    """Return the checked configuration; `sources` override the files, in order."""
+    """Return the checked configuration. `sources` override the files, and later sources override earlier sources."""
     report = state.report
     is_complete = _read_files(state, files)
     for settings in sources:
@@ -144,7 +144,7 @@ def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> d
 
 
 def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
-    """Return the switch and the config of the chosen adapter method; (None, None) if there is none or it is invalid."""
+    """Return the switch and the config of the chosen adapter method; (None, None) without a valid choice."""
     report, methods = state.report, known.methods
     enabled = [switch for switch in methods if state.value(switch) is True]
     refined = {name for switch in enabled for name in switches_of(switch, methods[switch]) if name != switch}
@@ -184,7 +184,7 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
 
 
 def _unavailable_keys(method: type) -> Mapping[str, str]:
-    """Return the keys of the refined method that this variant rejects, with the reason."""
+    """Return the keys that a method rejects although the method it refines accepts them: key -> reason."""
     return getattr(method, "unavailable_keys", {})
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_column_ln", "mlp_row_ln")
-"""Regions of a decoder layer whose outputs can be saved: q, k and v; o_proj; attention; gate and up; down_proj."""
+"""Regions of a decoder layer whose outputs can be saved: q, k and v projections; output projection; attention; gate
+and up projections; down projection."""
 
 
 def parse_refined(text: str) -> dict[str, int]:
-    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of layers that save its output; -1: all layers.
-
-    The output is saved in the first layers of the model.
+    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> n: the first n layers save the region's output; -1: all layers.
 
     Raises:
         ValueError: a region is unknown or repeated, or the number of layers is not an integer of at least -1.

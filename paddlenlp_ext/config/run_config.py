@@ -87,7 +87,7 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """Return the options of a method's config class; keys have the prefix of its switch or of the refined method."""
+    """Return the options of a method's config class; the prefix of their keys is the first of `switches_of`."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 

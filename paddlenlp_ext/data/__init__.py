@@ -1,18 +1,18 @@
-"""Data files to batches: read, parse, render, tokenize, truncate, cache, pack, collate. Nothing here imports Paddle.
+"""Data pipeline, from data files to batches. The package does not import Paddle.
 
-readers         files, hub data sets and built-in data -> rows; `dataset_files` finds the files of a split
-rows            formats and fields of rows, their errors, and row -> conversation
-templates       conversation -> text of prompts and answers -> token ids and loss mask
-tokenization    rows -> tokens within src_length and max_length, in several processes; token cache and its key
-dataset         tokens of a split, mapped from the cache
-mixture         several datasets by weights
-streaming       rows that are read and tokenized during training, in shuffled windows
-training_rows   dataset, mixture or stream, as the configuration requests
-packing         rows -> packs -> micro-batches of an epoch
-sampler         micro-batches -> optimizer steps (`step_batch`)
-collate         micro-batch -> arrays of a batch; `pose` skips positions
-preference      pairs of answers for DPO and reward models
-audit           checks of the data before training
-preview         rows printed as the model sees them
-prediction_prompts  rows for prediction
+readers             read rows from files, hub data sets and built-in datasets; `dataset_files` finds the files
+rows                parse rows of every known format into conversations
+templates           render conversations with a chat template; compute token ids and loss masks
+tokenization        tokenize and truncate rows in several processes; cache the tokens on disk
+dataset             tokenized split, memory-mapped from the cache
+mixture             several datasets, interleaved by weight
+streaming           rows that are read, tokenized and shuffled in windows during training
+training_rows       choose a dataset, a mixture or a stream from the configuration
+packing             pack the rows of an epoch, and group the packs into micro-batches
+sampler             group micro-batches into optimizer steps (`step_batch`)
+collate             collate a micro-batch into arrays; `pose` skips position ids
+preference          pairs of answers for DPO and reward models
+audit               checks of the data before training
+preview             print rows with their target tokens highlighted
+prediction_prompts  read rows for prediction
 """

@@ -1,29 +1,30 @@
-"""Plan the order of rows, pack them, and group packs of similar cost into optimizer steps.
+"""Shuffle rows, pack them, and group packs of similar cost into optimizer steps.
 
-A plan is a pure function of (lengths, settings, seed, epoch), so resuming a run needs no saved order.
+A plan is a pure function of (lengths, settings, seed, epoch), so checkpoints do not save it. Example with row lengths
+and a capacity of 10:
 
-    rows of an epoch, shuffled    5 4 2 9 1 10           lengths; capacity 10
+    rows of an epoch, shuffled    5 4 2 9 1 10
     in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
-    greedy                        [9 1] [10] [5 4] [2]   rows are chosen within a group of the stream to fill packs
+    greedy                        [9 1] [10] [5 4] [2]   rows are chosen from a group of rows to fill each pack
 
 `collate` turns a pack of two rows with 5 and 4 positions into
 
     position_ids       0 1 2 3 4 | 0 1 2 3
     document_lengths   5         | 4               no attention across the bar
 
-Greedy packing: best-fit decreasing wastes space that is smaller than the shortest row; if no row is shorter than 60
-tokens, each pack may lose up to 59 positions. Here a pack takes rows until one or two waiting rows fill the remaining
-space exactly. Among hundreds of waiting rows, such rows nearly always exist.
+Greedy packing: best-fit decreasing cannot fill space that is smaller than the shortest row. If the shortest row has 60
+tokens, a pack may have up to 59 empty positions. Greedy packing therefore adds rows to a pack until one or two unpacked
+rows fill the remaining space exactly. Among hundreds of unpacked rows, such rows nearly always exist.
 
-The waiting lengths are bits of a large integer (bit n is set while a row of length n waits) and of its mirror image.
-Finding the longest row that fits, or all pairs with a given sum, takes a few integer operations: packing a million rows
-takes about a second in plain Python. docs/data.md compares the fraction of filled positions with an upper bound. The
-loss is below 0.1 % for instructions of many lengths, at most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have
-similar lengths.
+The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
+integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few
+integer operations, so packing a million rows takes about a second in plain Python. docs/data.md compares the fraction
+of filled positions with an upper bound. The loss is below 0.1 % for instructions of many lengths, at most 0.7 % for
+GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
 
-Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. It varies widely between
-equally full packs (one long row, or twenty short rows). In an optimizer step all devices wait for the slowest one, so
-packs of similar cost are grouped into steps. A step has the same rows on one device and on many.
+Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
+widely in cost: one long row costs more than twenty short rows. In an optimizer step, all devices wait for the slowest
+device, so packs of similar cost are grouped into steps. The rows of a step do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
 """Number of consecutive rows that greedy packing reorders together."""
 CARRIED_ROWS = 1024
-"""Number of unpacked rows that move to the next group, so that enough rows remain to choose from."""
+"""Number of unpacked rows that are carried over to the next group, so that every pack has many rows to choose from."""
 CLOSE_WITHIN = 3.0
-"""Try to fill a pack exactly once its remaining space is at most this many mean row lengths."""
+"""Remaining space, in mean row lengths, from which a pack is completed with one or two rows that fill it."""
 CLOSE_WASTE = 2
-"""Positions that a closed pack may leave empty."""
+"""Maximum number of positions that the completing rows may leave empty."""
 STEPS_PER_BLOCK = 16
 """Number of optimizer steps whose packs are sorted together by cost."""
 
@@ -52,16 +53,17 @@ class PackingPlan:
 
     Args:
         lengths: int [rows], number of positions of every row (`TokenizedDataset.lengths`).
-        batch_size: packs in a micro-batch; the last micro-batch of an epoch may hold fewer.
-        packing: "none" (a pack is a row), "in_order" (rows stay in order; the first row that does not fit closes the
-            pack) or "greedy" (rows of a group are chosen to fill packs).
-        capacity: positions of a pack; required for packing.
-        seed: seed of the order; the epoch number changes the order too.
-        shuffle: False keeps the order of the files, for evaluation.
-        order: function from an epoch to its row indices in reading order, in which rows may repeat; None: every row
-            once, shuffled.
-        packs_per_step: packs of an optimizer step over all devices; greedy packing groups packs of similar cost.
-        lead: number of packs at the start that complete the step of an earlier window.
+        batch_size: number of packs in a micro-batch; the last micro-batch of an epoch may hold fewer.
+        packing: "none" (one row per pack), "in_order" (rows keep their order; the first row that does not fit closes
+            the pack) or "greedy" (rows are chosen to fill packs).
+        capacity: number of positions of a pack; required unless `packing` is "none".
+        seed: seed of the shuffled order, combined with the epoch.
+        shuffle: whether to shuffle rows; False: the order of the files, for evaluation.
+        order: function that returns the row indices of an epoch in reading order, which may contain a row more than
+            once. None: every row once, shuffled if `shuffle` is set.
+        packs_per_step: number of packs of an optimizer step over all devices; greedy packing gives the packs of a step
+            similar costs.
+        lead: number of packs at the start that complete the last step of the previous window of a stream.
     """
 
     def __init__(
@@ -104,7 +106,7 @@ class PackingPlan:
         return [order[pack].tolist() for pack in self._packed_positions(self.lengths[order], epoch)]
 
     def _packed_positions(self, lengths: np.ndarray, epoch: int) -> list[Pack]:
-        """Return the packs of an epoch as indices into its row order; `lengths` has the row lengths in this order."""
+        """Return the packs of an epoch as indices into `lengths`, the row lengths in reading order."""
         positions = np.arange(len(lengths))
         if self.packing == "none":
             return [[position] for position in positions.tolist()]
@@ -137,7 +139,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Generator of permutations from a seed; raw bits and a stable sort make them independent of NumPy's version."""
+    """Generator of seeded permutations, which raw bits and a stable sort make independent of the NumPy version."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -163,7 +165,7 @@ def pack_in_order(order: np.ndarray, lengths: np.ndarray, capacity: int) -> list
 
 
 class _LengthIndex:
-    """Index of waiting rows by length; rows of equal length are taken in reading order."""
+    """Index of the unpacked rows by length; rows of equal length are taken in reading order."""
 
     def __init__(self, rows: list[int], lengths: list[int], capacity: int) -> None:
         self.capacity = capacity
@@ -176,7 +178,7 @@ class _LengthIndex:
             self._flip(length)
 
     def take(self, length: int) -> int:
-        """Remove and return the next row of this length."""
+        """Remove and return the next unpacked row of a length."""
         same_length = self._by_length[length]
         row = same_length.pop()
         if not same_length:
@@ -185,17 +187,17 @@ class _LengthIndex:
         return row
 
     def has(self, length: int) -> bool:
-        """Return True if a row of this length is waiting."""
+        """Return True if a row of a length is unpacked."""
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:
-        """Return the greatest waiting length that fits into `room` positions, or 0."""
+        """Return the length of the longest unpacked row that fits into `room` positions; 0: none fits."""
         fitting = self._present & ((1 << (room + 1)) - 1)
         return max(fitting.bit_length() - 1, 0)
 
     def pair_filling(self, room: int) -> int:
-        """Return the greater length of two waiting rows that together fill `room` positions, or 0 without such rows."""
-        # Bit n of the shifted mirror image: a row of length room - n is waiting.
+        """Return the length of the longer of two unpacked rows that fill `room` positions exactly; 0: no such rows."""
+        # After the shift, bit n of the reversed integer is set if a row of length room - n is unpacked.
         pairs = self._present & (self._mirrored >> (self.capacity - room))
         half = room >> 1
         if not room & 1 and pairs >> half & 1 and len(self._by_length[half]) < 2:
@@ -208,11 +210,11 @@ class _LengthIndex:
 
 
 def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iterator[list[Pack]]:
-    """Yield the packs of each group of rows.
+    """Pack rows in groups of `GROUP_ROWS`; yield the packs of each group.
 
     Args:
         order: int [rows], row indices in reading order.
-        lengths: number of positions by row index, at most `capacity`.
+        lengths: number of positions of each row by row index, at most `capacity`.
         capacity: number of positions of a pack.
     """
     length_of = lengths.tolist()
@@ -229,15 +231,15 @@ def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iter
 
 
 def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: int) -> list[Pack]:
-    """Pack rows until at most `num_left` of them remain.
+    """Pack rows until at most `num_left` rows are unpacked.
 
-    Each pack starts with the next waiting row in reading order, so packs are as random as this order. The last
+    Each pack starts with the first unpacked row in reading order, so packs are as random as the reading order. The last
     `CARRIED_ROWS` rows of a dataset are packed longest first, because short rows are easier to place at the end.
     """
     waiting = _LengthIndex(rows, lengths, capacity)
     close_room = int(CLOSE_WITHIN * sum(lengths[row] for row in rows) / len(rows))
     taken: set[int] = set()
-    cursor = 0  # the first waiting row of the stream
+    cursor = 0  # index of the first unpacked row
     packs = []
     while waiting.count > num_left:
         pack: Pack = []
@@ -264,7 +266,7 @@ def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
 
 
 def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
-    """Return one or two rows that leave at most `CLOSE_WASTE` of `room` positions empty, or an empty list."""
+    """Take one or two rows that leave at most `CLOSE_WASTE` of `room` positions empty; return [] without such rows."""
     for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]
@@ -275,7 +277,7 @@ def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
 
 
 def attention_cost(lengths: Sequence[int] | np.ndarray) -> int:
-    """Return the attention cost of documents up to a constant factor: the sum of their squared lengths."""
+    """Return the sum of the squared document lengths, to which the cost of attention is proportional."""
     return int(np.square(np.asarray(lengths, dtype=np.int64)).sum())
 
 
@@ -284,13 +286,13 @@ def sort_into_even_steps(
 ) -> list[int]:
     """Reorder packs so that the packs of an optimizer step have similar attention costs.
 
-    Each block of `STEPS_PER_BLOCK` steps is sorted by cost and divided into steps, which are shuffled. Packs that do
-    not fill a step stay at the end.
+    The packs of each block of `STEPS_PER_BLOCK` steps are sorted by cost and divided into steps, and the steps are
+    shuffled. Packs of an incomplete last step stay at the end.
 
     Args:
         costs: attention cost of each pack, in reading order.
-        packs_per_step: packs of an optimizer step over all devices.
-        permutation: function from a number n to a random permutation of range(n).
+        packs_per_step: number of packs of an optimizer step over all devices.
+        permutation: function that returns a random permutation of range(n).
 
     Returns:
         Indices of the packs in their new order.
@@ -308,9 +310,9 @@ def sort_into_even_steps(
 
 
 def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Assign the micro-batches of a step to ranks, the most expensive first, each to the least loaded rank.
+    """Assign the micro-batches of a step to ranks: the most expensive first, and each to the least loaded rank.
 
-    Longest processing time first (Graham 1969). Micro-batch counts of any two ranks differ by at most one.
+    This is "longest processing time first" (Graham 1969). The micro-batch counts of two ranks differ by at most one.
 
     Args:
         costs: attention cost of each micro-batch.

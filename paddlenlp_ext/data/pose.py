@@ -1,12 +1,12 @@
 """Positional skip-wise training (PoSE, Zhu et al. 2023, arXiv:2309.10400).
 
-Each row is split into two chunks, and a random skip is added to the positions of the second chunk. So rows of the
-training length show the model positions of a longer context. Example with six tokens in a context of 20:
+Each row is split into two chunks, and a random skip is added to the position ids of the second chunk. Short training
+rows thus cover the position ids of a longer context. Example with six tokens in a context of 20:
 
     tokens          a  b  c  d  e  f
     position_ids    0  1  9 10 11 12         boundary 2, skip 7
 
-Tokens, labels and attention mask do not change.
+Tokens, labels and the attention mask do not change.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 
 @dataclass(frozen=True)
 class PositionSkips:
-    """Random positions of rows, as a pure function of seed, epoch and row.
+    """Random position ids of rows, as a pure function of seed, epoch and row.
 
     Attributes:
-        context: number of positions to spread rows over.
+        context: context length; position ids are below it.
         seed: seed of the run.
     """
 
@@ -32,15 +32,15 @@ class PositionSkips:
     seed: int
 
     def positions(self, epoch: int, row: int, length: int) -> np.ndarray:
-        """Return the positions of a row, int64 [length], increasing and below the context.
+        """Return the position ids of a row, int64 [length], increasing and below `context`.
 
-        The boundary is uniform in 1 ... length - 1, and the skip is uniform in 0 ... context - length. Positions do not
-        change in a row of one token or of the full context length.
+        The boundary is uniform in 1 ... length - 1, and the skip is uniform in 0 ... context - length. The position ids
+        of a row of one token, or of the full context length, are consecutive.
 
         Args:
             epoch: number of the epoch.
             row: index of the row in the dataset.
-            length: number of tokens.
+            length: number of position ids.
         """
         positions = np.arange(length)
         if length > 1 and length < self.context:
@@ -50,15 +50,15 @@ class PositionSkips:
         return positions
 
     def of_row(self, epoch: int, row: EncodedRow) -> np.ndarray:
-        """Return the positions of a row, int64 [L - 1]."""
+        """Return the position ids of a row of L tokens, int64 [L - 1]."""
         return self.positions(epoch, row.row_index, row.length)
 
 
 def position_skips(config: RunConfig, context: int) -> PositionSkips | None:
-    """Return the random positions for the training rows of a run, or None without PoSE.
+    """Return the random position ids of the training rows; None if `use_pose_convert` is off.
 
     Args:
-        config: the run's configuration.
+        config: configuration of the run.
         context: context length of the model.
 
     Raises:

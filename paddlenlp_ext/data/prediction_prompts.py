@@ -1,4 +1,4 @@
-"""Read rows for prediction, in the formats of training rows; the last answer is optional."""
+"""Read rows for prediction. They have the formats of training rows, but their last answer is optional."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ _STAND_IN = "?"  # placeholder for a missing answer, so that `parse_row` accepts
 
 @dataclass(frozen=True)
 class Prompt:
-    """Prompt of a row: the messages before the answer to generate, and the reference answer.
+    """Prompt for generation, and the reference answer of its row.
 
     Attributes:
-        conversation: messages that end with a question or a tool result, with the tools and template variables.
-        reference: text of the last answer in the row, or None.
+        conversation: messages before the answer to generate, with the tools and template variables of the row.
+        reference: text of the last answer in the row; None if the row has no last answer.
     """
 
     conversation: Conversation
@@ -47,19 +47,19 @@ class Prompt:
 
     @property
     def src(self) -> str | list[str]:
-        """Value of "src" in the output: the question as a string, or a list with the questions of several turns."""
+        """Value of "src" in the output: the question as a string, or a list of questions if there are several turns."""
         questions = [message.content for message in self.conversation.messages if message.role == USER]
         return questions if len(questions) > 1 else (questions or [self.text])[0]
 
     @property
     def tgt(self) -> str | list[str]:
-        """Value of "tgt" in the output: the answers, with an empty string for a missing last answer."""
+        """Value of "tgt" in the output: a string or a list, like `src`; "" stands for a missing last answer."""
         answers = [message.content for message in self.conversation.answers] + [self.reference or ""]
         return answers if isinstance(self.src, list) else answers[-1]
 
 
 def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
-    """Return the prompt of every row in a file of JSON lines, or in the array of a .json file.
+    """Return the prompt of every row in a data file.
 
     Raises:
         ValueError: as for `parse_file`.
@@ -71,13 +71,12 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
     """Apply `parse` to the JSON value of every row of a file, and return the results.
 
     Args:
-        path: file in any format of rows.
-        parse: function from the value of a row to its result; it raises `InvalidRowError` for an invalid row.
-        max_rows: number of rows to read; None: all.
+        path: a data file, in any supported file format.
+        parse: function that converts the JSON value of a row; it raises `InvalidRowError` for an invalid row.
+        max_rows: maximum number of rows to read; None: all rows.
 
     Raises:
-        ValueError: the file does not exist, has no rows, or has invalid rows; the message counts the invalid rows and
-            lists the first few.
+        ValueError: the file does not exist, has no rows, or has invalid rows; the message lists the first invalid rows.
     """
     path = Path(path).expanduser()
     if not path.is_file():
@@ -103,12 +102,10 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
 
 
 def parse_prompt(value: Any) -> Prompt:
-    """Return the prompt of a row in any known format, with or without a last answer.
-
-    Loss weights and ratings are ignored.
+    """Return the prompt of a row, which may lack the last answer; loss weights and ratings are ignored.
 
     Raises:
-        InvalidRowError: the row is invalid, as for `formats.parse_row`.
+        InvalidRowError: as for `formats.parse_row`.
     """
     if isinstance(value, dict):
         value = without_training_fields(value)
@@ -123,7 +120,7 @@ def parse_prompt(value: Any) -> Prompt:
 
 
 def _with_an_answer(row: dict[str, Any]) -> dict[str, Any] | None:
-    """Return a row with a placeholder for its missing last answer; None if the answer exists or no format matches."""
+    """Return a row with a placeholder as its last answer; None if the answer exists or the row has no known format."""
     if "src" in row:
         return _complete_target(row)
     for questions, answer_key in (
@@ -167,10 +164,10 @@ def _is_given(answer: Any) -> bool:
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
     """Return at most `max_tokens` prompt ids, and whether the prompt was truncated.
 
-    The oldest turns are removed first, then the end of the last message. Text of the template is never removed.
+    Truncation removes the oldest turns first, then the end of the last message. Template text is never removed.
 
     Raises:
-        ValueError: template and system prompt alone exceed `max_tokens`.
+        ValueError: the template text and the system prompt alone exceed `max_tokens`.
     """
     conversation = prompt.conversation
     ids = template.encode_prompt(conversation)

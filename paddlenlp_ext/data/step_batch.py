@@ -1,4 +1,4 @@
-"""Global batch of an optimizer step: micro-batches, which hold packs of rows."""
+"""Global batch of an optimizer step."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ class StepBatch:
 
     Attributes:
         epoch: number of the epoch.
-        index: number of the step within its epoch.
+        index: index of the step in the epoch.
         micro_batches: the packs of each micro-batch, as row indices.
         costs: attention cost of each micro-batch.
-        end_fraction: completed fraction of the epoch after this step.
-        is_last: whether the step is the last of its epoch.
-        next_cursor: position in a stream after the step, as JSON values; None for a stored dataset, whose position is
-            (epoch, index).
+        end_fraction: completed fraction of the epoch after the step.
+        is_last: whether the step is the last of the epoch.
+        next_cursor: position in a stream after the step, as JSON values; None for a stored dataset, in which
+            (epoch, index) identifies the position.
     """
 
     epoch: int
@@ -34,10 +34,10 @@ class StepBatch:
     next_cursor: dict[str, Any] | None = None
 
     def local_micro_batches(self, rank: int, num_ranks: int) -> dict[int, MicroBatch]:
-        """Return the micro-batches of a rank by their index in the step; attention costs are balanced over ranks."""
+        """Return {index in the step: micro-batch} for a rank; attention costs are balanced over ranks."""
         return {index: self.micro_batches[index] for index in assign_balanced(self.costs, num_ranks)[rank]}
 
     @property
     def row_indices(self) -> list[int]:
-        """Dataset rows of the step, in order."""
+        """Indices in the dataset of the rows of the step, in order."""
         return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]

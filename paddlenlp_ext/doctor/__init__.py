@@ -1,8 +1,8 @@
-"""Self-check of an installation: `python -m paddlenlp_ext.doctor` (docs/gpu.md).
+"""Check an installation with `python -m paddlenlp_ext.doctor` (docs/gpu.md).
 
 environment.py         versions, devices, flags
-backends.py            backend of each op on each target, and why a better one is unavailable
-op_checks/             each backend of each op against the reference on the CPU
+backends.py            backend of each op on each target, and why faster backends are unavailable
+op_checks/             comparison of each backend of each op with the reference on the CPU
 training_checks.py     two training steps of each method and precision (tiny_run.py)
 generation_checks.py   decoding with a KV cache
 layout_checks.py       training on two processes, in each parallel layout

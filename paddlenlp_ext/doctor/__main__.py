@@ -1,4 +1,4 @@
-"""Check this installation: python -m paddlenlp_ext.doctor --help."""
+"""Command-line entry point of the installation check: python -m paddlenlp_ext.doctor --help."""
 
 from __future__ import annotations
 

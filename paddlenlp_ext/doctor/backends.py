@@ -1,4 +1,4 @@
-"""Backend of each op on each target, and the reasons why better ones are unavailable."""
+"""Determine the backend of each op on each target, and why faster backends are unavailable."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Choice(NamedTuple):
 
     @property
     def fixable(self) -> dict[str, str]:
-        """Reasons that the user can change, because they do not follow from the device or the dtype."""
+        """Entries of `rejected` whose reason the user can fix, as it depends on neither the device nor the dtype."""
         return {name: reason for name, reason in self.rejected.items() if not isinstance(reason, NotApplicable)}
 
 
 def choices(ops: Iterable[DispatchedOp], targets: Iterable[Target]) -> list[Choice]:
-    """Return the backend of each op on each target, op by op; an absent GPU counts as a Hopper GPU."""
+    """Return the backend of each op on each target, grouped by op; a missing GPU is treated as a Hopper GPU."""
     targets = list(targets)
     return [Choice(op.name, target, *op.explain(probe(target))) for op in ops for target in targets]
 
 
 def probe(target: Target) -> Any:
-    """Return a tensor on a target, or an object with its place and dtype, which decide about backends."""
+    """Return a tensor on a target; for a missing GPU, an object with the place and dtype of such a tensor."""
     if target.device == "gpu" and unavailable_reason(target) is not None:
         return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
     with on_device(target.device):

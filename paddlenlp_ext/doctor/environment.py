@@ -1,4 +1,4 @@
-"""Describe the versions, devices and settings that decide which backends run."""
+"""Describe the versions, devices and settings that determine the choice of backends."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Checks of parallel training: each layout on two processes, against one process.
+"""Checks of parallel training: compare each layout on two processes with training in one process.
 
-Layouts run on two GPUs over NCCL, or on the CPU over gloo if there are fewer GPUs. One launch runs all layouts.
+Layouts run on two GPUs over NCCL, or on the CPU over gloo if the machine has fewer than two GPUs. The processes are
+launched once and train in all layouts.
 """
 
 from __future__ import annotations
@@ -49,26 +50,26 @@ LAYOUTS = {
 
 
 def layout_target() -> Target:
-    """Return the target of the layout checks: GPUs if there are two, else the CPU."""
+    """Return the target of the layout checks: GPUs if the machine has at least two, otherwise the CPU."""
     has_gpus = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() >= PROCESSES
     return Target("gpu" if has_gpus else "cpu", "float32")
 
 
 def layout_checks(target: Target) -> list[Check]:
-    """Return a check of each parallel layout."""
+    """Return one check per parallel layout."""
     limit = LIMITS[target.dtype]
     return [Check(AREA, name, target, limit, functools.partial(_measure, name, target)) for name in LAYOUTS]
 
 
 def _measure(name: str, target: Target) -> Difference:
-    # One process runs the micro-batches of all replicas in sequence.
+    # The reference process trains on the micro-batches of all replicas one after another.
     alone = run_training({"gradient_accumulation_steps": LAYOUTS[name].replicas, **precision_keys(target)})
     return difference_of_steps(launch(target)[name], alone)
 
 
 @functools.cache
 def launch(target: Target) -> dict[str, list[float]]:
-    """Train in all layouts on two processes; return the losses and gradient norms of each layout.
+    """Train in all layouts on two processes; return layout name -> losses and gradient norms.
 
     Raises:
         RuntimeError: a process failed; the message ends with the last line of its log.

@@ -10,7 +10,7 @@ from paddlenlp_ext._runtime import configure_runtime
 
 
 def main(folder: Path, device: str) -> None:
-    """Train in each layout; rank 0 writes the losses and gradient norms of each layout."""
+    """Train in each layout; rank 0 writes the losses and gradient norms to FOLDER/results.json."""
     from paddlenlp_ext.doctor.layout_checks import LAYOUTS
     from paddlenlp_ext.doctor.targets import Target
     from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training

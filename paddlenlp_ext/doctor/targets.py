@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.dispatch import dispatched_ops
 
 
 class Target(NamedTuple):
-    """Device ("cpu" or "gpu") and dtype of the activations; on a CPU, bfloat16 applies to matrix products only."""
+    """Device ("cpu" or "gpu") and dtype of the activations; on a CPU, bfloat16 applies only to matrix products."""
 
     device: str
     dtype: str
@@ -24,7 +24,7 @@ class Target(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Largest relative difference that a single op may have; float32 matrix products on GPUs use TF32."""
+        """Largest relative difference allowed for a single op; float32 matrix products on GPUs use TF32."""
         if self.dtype == "float32":
             return 1e-4 if self.device == "cpu" else 5e-3
         return {"bfloat16": 3e-2, "float16": 5e-3}[self.dtype]
@@ -35,20 +35,20 @@ GPU_TARGETS = (Target("gpu", "bfloat16"), Target("gpu", "float16"), Target("gpu"
 
 
 def unavailable_reason(target: Target) -> str | None:
-    """Return why a target cannot be used, or None if it can."""
+    """Return the reason why a target is unavailable; None if the target is available."""
     if target.device == "gpu":
         return None if has_gpu() else "this machine has no GPU, or the installed Paddle is not built for GPUs"
     return bf16.unavailable_reason() if target.dtype == "bfloat16" else None
 
 
 def paddle_dtype(name: str) -> paddle.dtype:
-    """Return the Paddle dtype with a name such as "float32"."""
+    """Return the Paddle dtype for a name such as "float32"."""
     return getattr(paddle, name)
 
 
 @contextmanager
 def on_device(device: str) -> Iterator[None]:
-    """Create tensors on a device within the block."""
+    """Set the default device for new tensors within the block."""
     before = paddle.get_device()
     paddle.set_device(device)
     try:

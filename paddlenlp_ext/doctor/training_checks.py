@@ -24,13 +24,14 @@ class Run(NamedTuple):
     """Training run of a check.
 
     Attributes:
-        switch: adapter method; None trains all weights.
-        algorithm: quantized format of the frozen base; None: not quantized.
+        switch: adapter method; None: train all weights.
+        algorithm: quantized format of the frozen base model; None: not quantized.
         keys: configuration keys of the run.
-        dtypes: dtypes to which the run applies; empty: all.
+        dtypes: dtypes in which the run is checked; empty: all dtypes.
         kind: kind of rows and loss, a key of `tiny_run.KINDS`.
-        only_on: the only device to which the run applies; None: all devices.
-        is_method: whether the run differs from another one only in its adapter method, which is plain Paddle code.
+        only_on: device on which the run is checked; None: all devices.
+        is_method: whether the run checks only an adapter method that consists of Paddle operators. Such a run is less
+            important, because it does not call further ops of this package.
     """
 
     switch: str | None = None
@@ -43,7 +44,7 @@ class Run(NamedTuple):
 
 
 def training_runs() -> dict[str, Run]:
-    """Return the runs by name: full training, optimizers, DPO, reward models, quantized bases and adapter methods."""
+    """Return name -> run: full fine-tuning, optimizers, DPO, reward models, quantized base models, adapter methods."""
     runs = {"full": Run(), "full, recompute": Run(keys={"recompute": True})}
     runs |= {f"full, {optimizer}": Run(keys={"optim": optimizer}) for optimizer in ("adamw_mini", "adamw_8bit", "muon")}
     in_16_bits = {"fp16_opt_level": "O2"}
@@ -66,7 +67,10 @@ def training_runs() -> dict[str, Run]:
 
 
 def training_checks(target: Target) -> list[Check]:
-    """Return a check of each run that applies to a target; an adapter method's second dtype on a device comes late."""
+    """Return one check per run that applies to a target.
+
+    Checks of adapter methods run late for targets other than the first dtype of a device.
+    """
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [
         Check(AREA, name, target, limit, functools.partial(measure_training, name, target), run.is_method and is_second)
@@ -76,7 +80,7 @@ def training_checks(target: Target) -> list[Check]:
 
 
 def measure_training(name: str, target: Target) -> Difference:
-    """Return the largest relative difference between a run's losses and gradient norms and the reference's."""
+    """Return the largest relative difference in losses and gradient norms between a run and its reference."""
     run = training_runs()[name]
     found = run_training({**run.keys, **precision_keys(target)}, run.switch, run.algorithm, kind=run.kind)
     return difference_of_steps(found, reference_training(name))

@@ -1,4 +1,4 @@
-"""Metrics of generated answers: extract the answer, then compare it with the right answers of the row."""
+"""Metrics that compare generated answers with reference answers, after extraction by a regular expression."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+
 
 
 def extract(text: str, pattern: str | None) -> str | None:
-    """Return the last match of a regular expression, or its first group; without a pattern, the text itself."""
+    """Return the last match of a regular expression in a text; None if `pattern` does not match.
+
+    If `pattern` has groups, return the first group of the match. If `pattern` is None, return the whole text.
+    """
     if pattern is None:
         return text
     matches = list(re.finditer(pattern, text))
@@ -25,7 +28,7 @@ def extract(text: str, pattern: str | None) -> str | None:
 
 
 def last_number(text: str) -> Decimal | None:
-    """Return the last number in a text, which may have thousands separators; None if there is no number."""
+    """Return the last number in a text, or None. The number may have thousands separators, as in 1,234.5."""
     found = _NUMBER.findall(text)
     return Decimal(found[-1].replace(",", "")) if found else None
 
@@ -40,7 +43,7 @@ def _same_number(output: str, reference: str) -> bool:
 
 
 def f1(output: str, reference: str) -> float:
-    """Return the F1 score of the words, as in SQuAD (arXiv:1606.05250)."""
+    """Return the F1 score between the words of two texts (SQuAD, arXiv:1606.05250)."""
     words, right = (Counter(WordTokenizer().tokenize(text)) for text in (output, reference))
     shared = (words & right).total()
     return 2 * shared / max(1, words.total() + right.total())
@@ -54,17 +57,17 @@ _SHARES: Mapping[str, Callable[[str, str], bool]] = {
 
 
 def score_answers(metric: str, outputs: Sequence[str | None], references: Sequence[Sequence[str]]) -> Scores:
-    """Return the scores of extracted answers under one metric: the best over the right answers of each row.
+    """Score the extracted answers with one metric.
 
-    BLEU uses only the first right answer of each row.
+    The score of a row is its best score over the reference answers. BLEU uses only the first reference answer.
 
     Args:
         metric: name of the metric.
-        outputs: extracted answers; None scores 0, because nothing was extracted.
-        references: right answers of each row, at least one.
+        outputs: extracted answer of each row; None, if the pattern did not match, scores 0.
+        references: reference answers of each row, at least one.
 
     Raises:
-        ValueError: the library that the metric needs is not installed.
+        ValueError: the library of the metric is not installed.
     """
     if metric == "bleu4":
         value = bleu4([output or "" for output in outputs], [row[0] for row in references])

@@ -1,4 +1,4 @@
-"""Plot scores.png: a panel for each metric of each task, with the score and the interval of each model."""
+"""Plot scores.png, with one panel per metric of a task that shows the score and confidence interval of each model."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _PER_ROW = 3
 
 
 def plot_scores(lines: Sequence[Line], models: Sequence[str], path: Path) -> None:
-    """Plot the scores of all models; shares and means are percentages."""
+    """Write a PNG file with the scores of all models. Shares and means are plotted as percentages."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because it takes a second
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow import
     from matplotlib.figure import Figure
 
     columns = min(_PER_ROW, len(lines))

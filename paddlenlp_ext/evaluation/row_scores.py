@@ -1,12 +1,12 @@
 """Scores of one model on the rows of a task, with confidence intervals and comparisons.
 
-| kind | value and weight of a row | score |
-|---|---|---|
-| share | 0 or 1, 1 | mean |
-| mean | any number, 1 | mean |
-| bits | negative log-likelihood in bits, bytes | ratio of the sums |
-| perplexity | negative log-likelihood in nats, tokens | exp of the ratio of the sums |
-| corpus | the score of all rows together | no interval |
+| kind | value of a row | weight of a row | score |
+|---|---|---|---|
+| share | 0 or 1 | 1 | mean value |
+| mean | any number | 1 | mean value |
+| bits | negative log-likelihood in bits | number of bytes | sum of values / sum of weights |
+| perplexity | negative log-likelihood in nats | number of tokens | exp(sum of values / sum of weights) |
+| corpus | one value for all rows | 1 | the value, without a confidence interval |
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ LOWER_IS_BETTER = (BITS, RATIO_EXP)
 
 @dataclass(frozen=True)
 class Scores:
-    """Values and weights of a metric, float64 [N] each.
+    """Values and weights of a metric on N rows.
 
     Attributes:
-        kind: kind of the metric; see the module.
-        values, weights: value and weight of each row.
-        window_sizes: sizes of the windows of a text, which may differ between tokenizers; else empty.
+        kind: kind of the metric: share, mean, bits, perplexity or corpus.
+        values: value of each row, float64 [N].
+        weights: weight of each row, float64 [N].
+        window_sizes: bytes of each window if the task is a single text, else empty. Different tokenizers may yield
+            different windows.
     """
 
     kind: str
@@ -47,7 +49,7 @@ class Scores:
 
     @classmethod
     def of_rows(cls, kind: str, values: Sequence[float], weights: Sequence[float] | None = None) -> Scores:
-        """Return the scores of rows; without weights, all rows count equally."""
+        """Return the scores of rows. Every row has the weight 1 unless `weights` are given."""
         return cls(kind, np.array(values, float), np.ones(len(values)) if weights is None else np.array(weights, float))
 
     @property
@@ -56,7 +58,7 @@ class Scores:
 
     @property
     def value(self) -> float:
-        """Score of all rows."""
+        """Score over all rows."""
         return float(self._transform(np.array(self.values.sum() / self.weights.sum())))
 
     def interval(self, seed: int) -> Interval | None:
@@ -68,7 +70,10 @@ class Scores:
         return bootstrap_interval(self.values, self.weights, seed, self._transform)
 
     def compare(self, base: Scores, seed: int) -> Comparison | None:
-        """Compare with another model's scores; None for corpus scores, or if the windows differ."""
+        """Return the comparison of a base model's scores with these scores, or None.
+
+        Scores cannot be compared if they are corpus scores, or if the windows of the two models differ.
+        """
         if self.kind == CORPUS or self.window_sizes != base.window_sizes:
             return None
         if self.kind == SHARE:
@@ -77,7 +82,11 @@ class Scores:
         return compare_ratios(*pairs, seed, self._transform)
 
     def format(self, value: float, signed: bool = False) -> str:
-        """Return a value of the metric as text; with `signed`, a difference, in percentage points for shares."""
+        """Return a value of the metric as text.
+
+        With `signed`, the value is a difference and has a sign. Shares and means have the unit %, or percentage points
+        (pp) for a difference.
+        """
         sign = "+" if signed else ""
         if self.kind in LOWER_IS_BETTER:
             return f"{value:{sign}.3f}" if abs(value) < 100 else f"{value:{sign}.1f}"

@@ -5,7 +5,8 @@
 | share of rows | Wilson (J. Am. Stat. Assoc. 22, 1927) | exact McNemar test (Psychometrika 12, 1947) |
 | mean, or ratio of sums | bootstrap percentiles (Efron, Ann. Stat. 7, 1979) | paired bootstrap |
 
-The resampled rows depend only on the seed and the number of rows, so they are the same for two models.
+The resampled rows depend only on the seed and the number of rows. Two models on the same rows therefore get the same
+resamples.
 
 Shapes: N rows, R resamples.
 """
@@ -22,19 +23,19 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 2000
-_ROWS_PER_CHUNK = 1 << 20  # maximum number of row indices drawn at once
+_ROWS_PER_CHUNK = 1 << 20  # maximum number of row indices in memory
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Lower and upper bound of a confidence interval."""
+    """Bounds of a confidence interval."""
 
     low: float
     high: float
 
 
 def wilson_interval(num_successes: float, num_rows: int, confidence: float = 0.95) -> Interval:
-    """Return Wilson's score interval of a share, where z is the normal quantile of the confidence.
+    """Return Wilson's score interval of a share p of n rows, where z is the normal quantile of the confidence.
 
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
@@ -56,7 +57,7 @@ def resampled_ratios(values: Array, weights: Array, seed: int, num_resamples: in
     Args:
         values: float64 [N].
         weights: float64 [N].
-        seed: seed of the resampling.
+        seed: random seed that selects the resampled rows.
         num_resamples: number of resamples, R.
     """
     generator, num_rows = np.random.default_rng(seed), len(values)
@@ -79,8 +80,8 @@ def bootstrap_interval(
 
     Args:
         values, weights, seed: see `resampled_ratios`.
-        transform: applied to each ratio.
-        confidence: probability that the interval covers.
+        transform: function to apply to each ratio.
+        confidence: coverage probability of the interval.
     """
     return _percentiles(transform(resampled_ratios(values, weights, seed)), confidence)
 
@@ -90,9 +91,9 @@ class Comparison:
     """Difference between two models on the same rows.
 
     Attributes:
-        difference: score of the second model minus the score of the first.
+        difference: score of the second model minus score of the first model.
         interval: confidence interval of the difference, from the paired bootstrap.
-        p_value: two-sided probability of a difference at least this large between equal models.
+        p_value: two-sided p-value under the hypothesis that the models are equally good.
     """
 
     difference: float
@@ -101,7 +102,12 @@ class Comparison:
 
 
 def compare_shares(first: Array, second: Array, seed: int) -> Comparison:
-    """Compare two models by which rows they answer correctly (0 or 1, [N] each), with McNemar's test."""
+    """Compare the shares of rows that two models answer correctly, with McNemar's test.
+
+    Args:
+        first, second: 1 for each row that the model answers correctly, else 0, float64 [N].
+        seed: random seed of the bootstrap interval.
+    """
     resampled = resampled_ratios(second - first, np.ones(len(first)), seed)
     p_value = mcnemar_p_value(int(np.sum(first > second)), int(np.sum(second > first)))
     return Comparison(float(np.mean(second - first)), _percentiles(resampled, 0.95), p_value)
@@ -113,15 +119,15 @@ def compare_ratios(
     seed: int,
     transform: Callable[[Array], Array] = np.asarray,
 ) -> Comparison:
-    """Compare two models by transform(sum(values) / sum(weights)), with the paired bootstrap.
+    """Compare the scores transform(sum(values) / sum(weights)) of two models, with the paired bootstrap.
 
-    The p-value is twice the smaller share of resampled differences on one side of zero. One is added to both counts, so
-    it is never 0.
+    Let k be the number of resampled differences on the rarer side of zero. The p-value is 2 (k + 1) / (R + 1), at most
+    1; the added 1 keeps the p-value above 0.
 
     Args:
-        first, second: values and weights of each model, [N] each.
-        seed: seed of the resampling.
-        transform: applied to each ratio.
+        first, second: values and weights of a model, float64 [N] each.
+        seed: random seed that selects the resampled rows.
+        transform: function to apply to each ratio.
     """
     resampled = transform(resampled_ratios(*second, seed)) - transform(resampled_ratios(*first, seed))
     ratios = [transform(np.array(values.sum() / weights.sum())) for values, weights in (first, second)]
@@ -131,7 +137,9 @@ def compare_ratios(
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
-    """Return the two-sided p-value of the exact McNemar test, a binomial test on the rows where the models differ.
+    """Return the two-sided p-value of the exact McNemar test.
+
+    It is a binomial test on the rows that exactly one of two models answers correctly.
 
     Args:
         only_first: rows that only the first model answers correctly.

@@ -1,4 +1,4 @@
-"""Base class of tasks: read the rows, encode them for a model, and measure the model."""
+"""Base class of evaluation tasks, which read rows, encode them for a model and score the model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Measured:
 
     Attributes:
         scores: metric -> scores of the rows.
-        outputs: answer to each row; None for perplexity.
+        outputs: answer of the model to each row; None for a perplexity task.
     """
 
     scores: Mapping[str, Scores]
@@ -26,12 +26,12 @@ class Measured:
 
 
 class Task(ABC):
-    """Task with its rows, which the constructor reads and checks.
+    """Evaluation task. The constructor reads and checks the rows.
 
     Attributes:
         options: options of the task.
-        prompts: prompt of each row as text; empty for perplexity.
-        references: right answer of each row as text; empty for perplexity.
+        prompts: text of each row's prompt; empty for a perplexity task.
+        references: reference answer of each row; empty for a perplexity task.
     """
 
     def __init__(self, options: TaskOptions) -> None:
@@ -51,22 +51,22 @@ class Task(ABC):
     def measure(
         self, model: Any, encoded: Any, encoder: PromptEncoder, batch_size: int, advance: Callable[[int], object]
     ) -> Measured:
-        """Return the scores and the outputs of a model.
+        """Return the scores and the answers of a model.
 
         Args:
             model: a language model.
-            encoded: result of `encode` for this model.
-            encoder: encoder of this model.
-            batch_size: rows computed together.
-            advance: called with the number of newly finished units.
+            encoded: the rows, encoded for the model by `encode`.
+            encoder: the encoder that encoded the rows.
+            batch_size: rows per batch.
+            advance: progress callback, which takes the number of newly finished units (see `num_units`).
         """
 
     @abstractmethod
     def num_units(self, encoded: Any) -> int:
-        """Return the number of units that a progress bar counts."""
+        """Return the length of the progress bar, in units such as prompts, choices or windows."""
 
     def encode_rows(self, encode: Callable[[Any], Any], rows: Sequence[Any]) -> list[Any]:
-        """Apply `encode` to each row; errors name the task and the row."""
+        """Return `encode(row)` for each row. Error messages name the task and the row."""
         encoded = []
         for number, row in enumerate(rows, start=1):
             try:

@@ -1,4 +1,4 @@
-"""Read the prompt and the right answers of a task's row."""
+"""Read the prompt and the reference answers from a row of a task."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ def as_text(value: Any, path: FieldPath) -> str:
     """Return a string unchanged, or a number as text.
 
     Raises:
-        InvalidRowError: the value is something else.
+        InvalidRowError: the value is neither a string nor a number.
     """
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else read_text(value, path)
 
 
 def fill_from_row(text: str, row: dict[str, Any]) -> str:
-    """Replace each {field} in a text by the field of a row.
+    """Replace each {field} in a text by the value of the field in a row.
 
     Raises:
-        InvalidRowError: see `read_field`.
+        InvalidRowError: a field is missing, or is neither a string nor a number.
     """
     return fill_fields(text, {name: read_field(row, name) for name in fields_of(text)})
 
@@ -59,10 +59,12 @@ def prompt_text(prompt: Prompt | str) -> str:
 
 
 def read_answers(row: dict[str, Any], options: TaskOptions) -> list[str]:
-    """Return the right answers in the field `options.answer`: a text, a number, or a list of them.
+    """Return the reference answers of a row as texts.
+
+    The field `options.answer` has a text, a number, or a list of texts and numbers.
 
     Raises:
-        InvalidRowError: the field has no answer, a blank answer or another type.
+        InvalidRowError: the field is missing, is empty, has a blank answer or has a value of another type.
     """
     value = read_member(row, options.answer, ())
     values = value if isinstance(value, list) else [value]

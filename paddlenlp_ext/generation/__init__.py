@@ -1,1 +1,1 @@
-"""Text generation: sampling, key-value caches, decoding loops, continuous batching."""
+"""Text generation: sampling, key-value caches, decoding loops and continuous batching."""

@@ -1,9 +1,11 @@
-"""Beam search with the scores, the length penalty and the stopping rule of transformers.
+"""Beam search with the scores, the length penalty and the stopping rule of the transformers library.
 
-Each step extends all beams by one token and keeps the best continuations. The score of a continuation is the sum of its
-log-probabilities. The score of an ended continuation is divided by its length, end token included, to the power of
-`length_penalty`. A row ends at its limit, or when `num_beams` continuations have ended and the best running one, scored
-in the same way at its current length, is not better than any of them.
+Each step extends all beams of a row by one token, and keeps the `num_beams` continuations with the highest scores. The
+score of a beam is the sum of its log-probabilities. A continuation that ends at an end token leaves the beams, and its
+final score is the sum divided by length^`length_penalty`. The length includes the end token.
+
+A row ends when its beams reach the token limit. It also ends when it has `num_beams` ended continuations, and the best
+running beam, with the same length penalty, does not score higher than the worst of them.
 
 Shapes: B rows, N beams per row, V vocab.
 """
@@ -18,14 +20,14 @@ from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import Logits, apply_repetition_penalty, exclude_early_ends, on_host
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 
-_UNUSED = np.float32(-1e9)  # initial score of all beams but the first
+_UNUSED = np.float32(-1e9)  # initial score of all beams except the first, because all beams start with equal tokens
 
 
 class Beams:
-    """Running and ended continuations of one row.
+    """Running and ended beams of one row.
 
     Attributes:
-        row: the row; at its end, its generated tokens are set to the best continuation.
+        row: the row. When it ends, its `generated` tokens are set to the best continuation.
         running: generated tokens of each running beam.
     """
 
@@ -37,7 +39,14 @@ class Beams:
         self._ended: list[tuple[float, list[int]]] = []
 
     def advance(self, log_probs_NV: Logits) -> list[int]:
-        """Extend the beams by one token; return the index of the former beam that each running beam continues."""
+        """Extend the beams by one token.
+
+        Args:
+            log_probs_NV: log-probabilities of the next token of each running beam.
+
+        Returns:
+            For each new running beam, the index of the previous beam that it extends.
+        """
         options, num_beams = self._options, self._options.num_beams
         totals = (log_probs_NV + self._scores_N[:, None]).reshape(-1)
         num_candidates = min(max(2, 1 + len(options.eos_token_ids)) * num_beams, len(totals))
@@ -99,7 +108,10 @@ def beam_search(model: GenerationModel, rows: Sequence[Row], options: DecodingOp
 
 
 def _log_probs(logits: Logits, groups: Sequence[Beams], options: DecodingOptions) -> Logits:
-    """Return the log-probabilities of every beam; as in transformers, penalties apply to log-probabilities."""
+    """Return the log-probabilities of every beam.
+
+    Like the transformers library, beam search applies the repetition penalty to log-probabilities instead of logits.
+    """
     shifted = logits - logits.max(axis=1, keepdims=True)
     log_probs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
     pairs = [(group.row.prompt + beam, len(beam)) for group in groups for beam in group.running]

@@ -1,15 +1,15 @@
-"""Continuous batching: requests join and leave the running batch between forward passes.
+"""Continuous batching: requests join and leave the batch between forward passes.
 
-A step runs prompts (chunked prefill, up to a limit of tokens) and then decodes one token of every row whose prompt is
-complete. A long prompt therefore delays the other rows by one chunk at a time:
+A step first prefills prompts, up to a maximum number of tokens. It then decodes one token of every row whose prefill is
+complete. Between two chunks of a long prompt, the other rows therefore continue to decode:
 
     step        1        2        3        4        5
     row 0       decode   decode   decode   ends
-    row 1                prompt   prompt   decode   decode
-    row 2                                  prompt   decode
+    row 1                prefill  prefill  decode   decode
+    row 2                                  prefill  decode
 
-The tokens of a request depend on its prompt, options and seed, not on the other rows. Rows with different rotary
-frequencies run in separate passes, and each row has its own random generator.
+The tokens of a request depend only on its prompt, its options and its seed. Rows with different rotary frequencies
+therefore run in separate forward passes, and each row has a separate random generator.
 
 Shapes: B rows, S positions, D hidden, V vocab.
 """
@@ -39,16 +39,19 @@ class AdapterModels(Protocol):
         ...
 
     def group_of(self, adapter: str) -> Hashable:
-        """Return the group of an adapter; rows of the same group can share a forward pass."""
+        """Return the group of an adapter; rows in the same group can share a forward pass."""
         ...
 
     def prepare(self, group: Hashable, adapters: Sequence[str]) -> GenerationModel:
-        """Return the model for a pass over rows with these adapters, which belong to one group."""
+        """Return the model for a forward pass; `adapters` are the adapters of the rows, all from `group`."""
         ...
 
 
 class _Batch:
-    """Rows of one adapter group with their cache: rows with complete prompts, then at most one incomplete row."""
+    """Rows of one adapter group, and their cache.
+
+    A row is complete after the prefill of its prompt. Complete rows come first, followed by at most one incomplete row.
+    """
 
     def __init__(self) -> None:
         self.cache = SlotCache()
@@ -59,7 +62,7 @@ class _Batch:
         self.rows.append(row)
 
     def remove(self, index: int, num_complete: int) -> None:
-        """Remove a row: the last complete row moves to its index, and the incomplete row moves up."""
+        """Remove a row, replace it by the last complete row, and move the incomplete row up."""
         for source, target in ((num_complete - 1, index), (len(self.rows) - 1, num_complete - 1)):
             if index < num_complete and source > target:
                 self.cache.move_row(source, target)
@@ -70,14 +73,22 @@ class _Batch:
     def forward(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[paddle.Tensor, list[int]]:
-        """Run new tokens of the rows from index `first`; return hidden states [B, S, D] and indices of stale rows."""
+        """Run new tokens of the rows from index `first` on.
+
+        Returns:
+            Hidden states [B, S, D], and the indices of rows whose cached keys have outdated rotary frequencies.
+        """
         view = self._view(first, len(tokens_BS))
         return forward(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
 
     def step(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[ModelLogits, list[int]]:
-        """Run new tokens of the rows from index `first`; return logits [B, S, V] and indices of stale rows."""
+        """Run new tokens of the rows from index `first` on.
+
+        Returns:
+            Logits [B, S, V], and the indices of rows whose cached keys have outdated rotary frequencies.
+        """
         view = self._view(first, len(tokens_BS))
         return step(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
 
@@ -87,12 +98,14 @@ class _Batch:
 
 
 class Engine:
-    """Engine of continuous batching: a batch of running requests and a queue of waiting requests, for one thread.
+    """Engine of continuous batching, with a batch of running requests and a queue of waiting requests.
+
+    All methods must be called from the same thread.
 
     Args:
         models: base model and adapters.
         max_rows: maximum number of requests in the batch.
-        prompt_tokens_per_step: maximum number of prompt tokens per step, which delay the decoding of the other rows.
+        prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -112,7 +125,7 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Number of requests in the queue, without cancelled requests."""
-        waiting = tuple(self._waiting)  # another thread may read this while a step changes the queue
+        waiting = tuple(self._waiting)  # another thread may change the queue during the iteration
         return sum(not row.request.is_cancelled for row in waiting)
 
     def submit(self, request: Request) -> None:
@@ -132,7 +145,7 @@ class Engine:
 
     @paddle.no_grad()
     def step(self) -> bool:
-        """Run prompt tokens and decode one token of every complete row; return False if no request is left."""
+        """Prefill prompt tokens, then decode one token of every complete row; return False if no request is left."""
         self._waiting = deque(row for row in self._waiting if not row.request.is_cancelled)
         self._remove_ended()
         budget = self._prompt_tokens
@@ -145,7 +158,7 @@ class Engine:
         return bool(self.num_rows or self._waiting)
 
     def _admit(self) -> bool:
-        """Move the first waiting request to its batch; return False if none is waiting or the batch is full."""
+        """Move the first waiting request to its batch; return False if the queue is empty or the batch is full."""
         if not self._waiting or self.num_rows >= self._max_rows:
             return False
         row = self._incomplete = self._waiting.popleft()
@@ -154,13 +167,13 @@ class Engine:
         return True
 
     def _run_prompt(self, budget: int) -> int:
-        """Run up to `budget` prompt tokens of the incomplete row, the last row of its batch; return their number."""
+        """Prefill up to `budget` prompt tokens of the incomplete row; return the number of prefilled tokens."""
         row = self._incomplete
         assert row is not None
         request, group = row.request, self._models.group_of(row.request.adapter)
         batch, model = self._batches[group], self._models.prepare(group, [row.request.adapter])
         start, total = batch.cache.lengths[-1], len(row.tokens)
-        # The whole prompt runs at once if its chunks would have different rotary frequencies.
+        # A prompt whose chunks would have different rotary frequencies is not split, even if it exceeds the budget.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
         end = min(start + budget, total) if has_parts else total
         hidden_BSD, _ = batch.forward(model, len(batch.rows) - 1, [row.tokens[start:end]])
@@ -182,7 +195,7 @@ class Engine:
         return end - start
 
     def _decode(self, group: Hashable, batch: _Batch) -> None:
-        """Run the newest token of every complete row, and choose the next tokens."""
+        """Run a forward pass over the newest token of every complete row, and choose the next tokens."""
         rows = [row for row in batch.rows if row is not self._incomplete]
         keys = [self._frequency_key(len(row.tokens)) for row in rows]
         for _, run in itertools.groupby(range(len(rows)), keys.__getitem__):
@@ -191,7 +204,7 @@ class Engine:
             model = self._models.prepare(group, [row.request.adapter for row in same])
             logits_BSV, stale = batch.step(model, indices[0], [row.tokens[-1:] for row in same])
             newest_BV = logits_BSV[:, -1]
-            for index in stale:  # cached keys have other rotary frequencies: prefill again
+            for index in stale:  # the cached keys have outdated rotary frequencies, so the row is prefilled again
                 batch.cache.clear_row(index)
                 model = self._models.prepare(group, [rows[index].request.adapter])
                 hidden_1SD = batch.forward(model, index, [rows[index].tokens])[0]
@@ -200,7 +213,7 @@ class Engine:
             take_tokens(same, newest_BV)
 
     def _frequency_key(self, length: int) -> tuple[float, ...]:
-        """Return a key that is equal for rows with the same rotary frequencies; `length` is the row's length."""
+        """Return a key of the rotary frequencies of a row with `length` tokens; equal frequencies have equal keys."""
         return tuple(rope.constant_until(length) for rope in self._ropes)
 
     def _remove_ended(self) -> None:

@@ -1,7 +1,8 @@
-"""Key-value cache of continuous batching: rows join and leave between forward passes.
+"""Key-value cache of continuous batching, whose rows join and leave between forward passes.
 
-Every row starts in column 0 and has its own length. The rows in use come first, so that the rows of a forward pass are
-a slice of the stored tensors, which Paddle reads in place. When a row leaves, the last row moves to its index:
+Every row starts in column 0, and the rows have different lengths. The rows in use precede the free rows, so that a
+forward pass reads its rows as a slice of the stored tensors, without a copy. When a row leaves, the last row moves to
+its index:
 
               prefix  tokens       free                     prefix  tokens       free
     row 0       p p   a a a a a    0 0         a leaves       p p   c c c        0 0
@@ -30,7 +31,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-_ROW_BLOCK = 4  # rows are allocated in blocks, so that the stored keys and values are rarely copied
+_ROW_BLOCK = 4  # rows are allocated in blocks of 4, so that the stored keys and values are rarely copied
 
 
 class _Layer:
@@ -46,8 +47,9 @@ class _Layer:
         """Grow the stored tensors to at least `rows` rows of `columns` columns, and return them.
 
         Args:
-            rows, columns: minimum sizes.
-            like: new keys [B, S, K, H] and values [B, S, K, E], for dtype and head sizes.
+            rows: minimum number of rows.
+            columns: minimum number of columns.
+            like: keys [B, S, K, H] and values [B, S, K, E] with the dtype and the head sizes of the stored tensors.
         """
         if self.stored is not None and rows <= self._rows and columns <= self._columns:
             return self.stored
@@ -75,7 +77,7 @@ class SlotCache:
     """Keys and values of rows that join and leave, without gradients.
 
     Attributes:
-        lengths: number of stored positions of each row in use, without the prefix.
+        lengths: number of stored positions of each row in use, excluding the prefix.
     """
 
     def __init__(self) -> None:
@@ -86,7 +88,7 @@ class SlotCache:
         self.derived_tensors: dict[Hashable, Any] = {}
 
     def add_row(self) -> int:
-        """Add an empty row after the others; return its index."""
+        """Add an empty row after the rows in use; return its index."""
         self.lengths.append(0)
         self.frequency_sets.append(None)
         return len(self.lengths) - 1
@@ -97,14 +99,17 @@ class SlotCache:
 
     @paddle.no_grad()
     def wipe_row(self, row: int) -> None:
-        """Overwrite a row that has NaN with zeros, because backends other than C++ multiply unused slots by 0."""
+        """Overwrite a row that contains NaN with zeros.
+
+        Backends other than C++ multiply unused slots by 0, so a NaN in a slot would reach later rows.
+        """
         for layer in self.layers.values():
             for store in layer.stored or ():
                 store[row, :, layer.prefix_length :] = 0.0
 
     @paddle.no_grad()
     def move_row(self, source: int, target: int) -> None:
-        """Replace row `target` with row `source`, whose index is then free for another row."""
+        """Copy row `source` over row `target`."""
         for layer in self.layers.values() if source != target else ():
             end = layer.prefix_length + self.lengths[source]
             for store in layer.stored or ():
@@ -119,23 +124,23 @@ class SlotCache:
             self.layers = {index: _Layer(layer.prefix) for index, layer in self.layers.items()}
 
     def rows(self, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> RowsOfCache:
-        """Return the cache of a forward pass over the rows `first` to `first + num_rows - 1`.
+        """Return a view of `num_rows` rows from index `first` on, for one forward pass.
 
         Args:
-            first, num_rows: range of rows.
+            first: index of the first row.
+            num_rows: number of rows.
             prompt_lengths: number of prompt tokens of each row.
         """
         return RowsOfCache(self, first, num_rows, prompt_lengths)
 
 
 class RowsOfCache(ReservingCache):
-    """View of some rows of a `SlotCache` for one forward pass.
+    """View of consecutive rows of a `SlotCache` for one forward pass.
 
-    Columns count from the first new position, so that `length` is 0 and the stored tokens of a row start in a column
-    of at most 0.
+    Columns are relative to the first new position: `length` is 0, and stored tokens have negative columns.
 
     Attributes:
-        prompt_end: column at which the prompt of each row ends.
+        prompt_end: column at which the prompt ends, for each row.
     """
 
     def __init__(self, cache: SlotCache, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> None:
@@ -147,7 +152,7 @@ class RowsOfCache(ReservingCache):
 
     @property
     def key_starts(self) -> paddle.Tensor:
-        """Column of the first token of each row, int64 [B]: minus its length."""
+        """Column of the first token of each row, int64 [B]: the negative number of stored tokens."""
         return paddle.to_tensor(-self._lengths_B)
 
     @property
@@ -157,21 +162,21 @@ class RowsOfCache(ReservingCache):
 
     @property
     def is_new(self) -> bool:
-        """True while the cache has neither positions nor a prefix."""
+        """True while the cache contains neither positions nor a prefix."""
         return not self._cache.layers and not self._cache.has_prefix
 
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the positions of each row's next `count` tokens, int64 [B, S]; no row is padded."""
+        """Return the positions of the next `count` tokens of each row, int64 [B, S]."""
         return paddle.to_tensor(self._lengths_B[:, None] + np.arange(count))
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record which rotary frequencies this pass uses; see `advance`."""
+        """Record the rotary frequencies that this forward pass uses, for `advance`."""
         self._sets = frequency_sets
 
     def advance(self, num_new: int) -> list[int]:
-        """Count the positions of this pass as stored, and return the indices of stale rows.
+        """Add the `num_new` positions of this forward pass to the row lengths; return the indices of stale rows.
 
-        The earlier keys of a stale row were rotated with other frequencies than the new keys.
+        The rotary frequencies of a stale row changed in this pass, so its earlier keys are invalid.
         """
         rows, sets = range(self._rows.start, self._rows.stop), self._cache.frequency_sets
         stale = [row for row in rows if sets[row] not in (None, self._sets)]
@@ -181,7 +186,7 @@ class RowsOfCache(ReservingCache):
         return stale
 
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix of all rows in a new cache, as a pair of keys and values for each layer index."""
+        """Store a prefix of all rows in a new cache; `prefixes` contains the keys and values of each layer by index."""
         assert self.is_new, "set the prefix before appending"
         self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
         self._cache.has_prefix = True
@@ -208,14 +213,17 @@ class RowsOfCache(ReservingCache):
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve slots for new positions of some layers, and return the slots, which the caller writes."""
+        """Reserve slots for `length` new positions of each row in the given layers.
+
+        The caller must write the keys and values of the returned slots.
+        """
         reserved, prefix = [self._cache.layers[index] for index in layers], self._cache.layers[layers[0]].prefix_length
         starts = [prefix + own for own in self._lengths_B.tolist()]
         stored = [layer.grow(self._rows.stop, max(starts) + length) for layer in reserved]
         return ReservedPositions(starts, [prefix] * len(starts), prefix, stored, self._rows.start)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, such as converted weights; it is computed once per `key` for all passes."""
+        """Return the result of `make`, such as converted weights; all passes together call `make` once per `key`."""
         if key not in self._cache.derived_tensors:
             self._cache.derived_tensors[key] = make()
         return self._cache.derived_tensors[key]
@@ -226,7 +234,7 @@ class RowsOfCache(ReservingCache):
         return self._layouts[window]
 
     def _visible_positions(self, num_new: int, prefix_length: int, window: int | None) -> VisiblePositions:
-        """Return the positions that each new position attends to."""
+        """Return the stored positions that each new position attends to."""
         if (window, prefix_length) not in self._visible:
             queries_BS = self._lengths_B[:, None] + np.arange(num_new)
             starts_B = np.zeros_like(self._lengths_B)

@@ -1,4 +1,4 @@
-"""Decoding options and their checks. Paddle is not imported, so that a command line is checked before it is loaded."""
+"""Decoding options and their checks. Paddle is not imported, so that an invalid command line fails immediately."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STRATEGIES = ("greedy_search", "sampling", "beam_search")
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions:
-    """Sampling options and stopping criteria; the fields are arguments of `generate`."""
+    """Decoding strategy, sampling options and stopping criteria; `generate` describes the fields."""
 
     max_new_tokens: int
     decode_strategy: str = "greedy_search"
@@ -64,7 +64,7 @@ class DecodingOptions:
             raise ValueError("beam_search cannot use drafts; set max_draft_tokens to 0, or use another strategy")
 
     def check_batch_size(self, batch_size: int) -> None:
-        """Check the number of rows that are decoded together.
+        """Check the number of rows per batch.
 
         Raises:
             ValueError: the batch size is below 1, or above 1 with speculative decoding.
@@ -87,7 +87,7 @@ def check_strategy(name: str) -> None:
 
 
 def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return end-of-sequence ids as a set; `token_ids` is an id, several ids or None, as in generation_config.json."""
+    """Return the end tokens of generation_config.json, given as one id, several ids or None, as a set."""
     if token_ids is None:
         return frozenset()
     return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

@@ -1,20 +1,20 @@
-"""Incremental detokenization: text from tokens that arrive one by one."""
+"""Incremental detokenization of a stream of tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to this
+_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to the replacement character
 
 
 class IncrementalDetokenizer:
-    """Convert tokens to text one by one, in complete characters.
+    """Convert tokens to text one by one, and return only complete characters.
 
-    Each token is decoded together with the tokens before it, because some tokenizers write spaces between tokens. Only
-    the tokens since the last complete character are decoded again.
+    A token is decoded together with the preceding tokens, because some tokenizers insert spaces between tokens. Tokens
+    before the previously returned text are not decoded again.
 
     Args:
-        decode: function from tokens to text.
+        decode: function that converts tokens to text.
         context: last tokens before the new text; empty at the start of a text.
     """
 
@@ -24,7 +24,7 @@ class IncrementalDetokenizer:
         self._start, self._shown = 0, len(self._tokens)
 
     def add(self, token: int) -> str:
-        """Add a token, and return the text that is complete with it."""
+        """Add a token, and return the characters that it completes, or ""."""
         self._tokens.append(token)
         new = self._new_text()
         if not new or new.endswith(_INCOMPLETE_CHARACTER):
@@ -33,7 +33,7 @@ class IncrementalDetokenizer:
         return new
 
     def finish(self) -> str:
-        """Return the text of the remaining bytes, which are not a complete character."""
+        """Return the text of the remaining bytes, which do not form a complete character."""
         new, self._shown = self._new_text(), len(self._tokens)
         return new
 

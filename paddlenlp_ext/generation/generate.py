@@ -1,4 +1,4 @@
-"""Batched generation: sort prompts by length into batches, and decode step by step with a key-value cache.
+"""Batched generation with a key-value cache; prompts of similar length share a batch.
 
 Shapes: B batch, S positions of the prompts, D hidden, V vocab.
 """
@@ -19,7 +19,7 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, pr
 from paddlenlp_ext.generation.sampling import TokenChooser
 from paddlenlp_ext.generation.speculative_decoding import decode_with_drafts
 
-_COMPACTION_THRESHOLD = 0.25  # fraction of finished rows at which they are removed from the batch
+_COMPACTION_THRESHOLD = 0.25  # fraction of ended rows in a batch at which they are removed
 
 
 def generate(
@@ -45,38 +45,40 @@ def generate(
     on_token: Callable[[int, int], None] | None = None,
     on_row: Callable[[int, list[int]], None] | None = None,
 ) -> list[list[int]]:
-    """Continue each prompt; return only the new tokens, in the order of `prompts`.
+    """Continue each prompt and return only the new tokens, in the order of `prompts`.
 
-    The tokens of a row depend on its prompt, its index and the seed, not on the other rows of its batch. The end token
-    of a row is not returned, so a row with fewer tokens than its limit ended at an end token. The model runs in
-    evaluation mode without gradients. Afterwards the former mode of each layer is restored.
+    The tokens of a row depend only on its prompt, its index and the seed. The end token is not returned, so a row that
+    is shorter than its limit has reached an end token. The model runs in evaluation mode without gradients. Afterwards
+    the previous mode of each layer is restored.
 
     Args:
         model: the language model.
         prompts: lists of at least one token id, without padding.
         max_new_tokens: maximum number of new tokens per row.
         decode_strategy: "greedy_search", "sampling" or "beam_search"; only sampling uses temperature, top_k and top_p.
-        temperature: divisor of the logits; lower is more deterministic.
-        top_k: number of most likely tokens to sample from; 0: all tokens.
+        temperature: divisor of the logits; a low temperature makes the most likely tokens more likely.
+        top_k: number of most likely tokens to sample from; 0 for all tokens.
         top_p: total probability of the most likely tokens to sample from (nucleus sampling).
-        repetition_penalty: values above 1 make tokens that the row already has less likely, with every strategy.
+        repetition_penalty: penalty of tokens that the row already contains, for every strategy; above 1, these tokens
+            become less likely.
         num_beams: number of beams of beam search, which returns the best continuation.
-        length_penalty: exponent of the length by which beam search divides the score of an ended continuation.
+        length_penalty: exponent of the length penalty; beam search divides the score of an ended continuation by
+            length^length_penalty.
         min_new_tokens: minimum number of new tokens per row.
-        max_draft_tokens: maximum number of draft tokens that one pass verifies (generation/speculative_decoding.py);
-            0: no drafts. Drafts do not change the generated tokens.
-        max_ngram_size: length of the longest n-gram that is searched for a draft.
-        eos_token_id: token or tokens that end a row; None lets every row reach its limit.
-        seed: seed of the sampling.
-        batch_size: number of rows decoded together.
-        max_total_length: maximum length of a prompt and its continuation together, in tokens; None: no limit.
+        max_draft_tokens: maximum number of draft tokens that one forward pass verifies
+            (generation/speculative_decoding.py); 0 for no drafts. Drafts do not change the generated tokens.
+        max_ngram_size: length of the longest n-gram for which drafts are searched.
+        eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
+        seed: random seed for sampling.
+        batch_size: number of rows per batch.
+        max_total_length: maximum number of tokens in a prompt and its continuation together; None for no limit.
         first_row: index of `prompts[0]`, for callers that divide their prompts among several calls.
-        on_token: called with (row, token) for each new token; with beam search, at the end of the row.
-        on_row: called with (row, tokens) at the end of each row.
+        on_token: function called with (row, token) for each new token; with beam search, when the row ends.
+        on_row: function called with (row, tokens) when a row ends.
 
     Raises:
-        ValueError: an option is out of range or contradicts another, a prompt is empty, fills `max_total_length` or has
-            a token outside the vocabulary, or all logits of a row are NaN.
+        ValueError: an option is out of range or contradicts another option; a prompt is empty, fills
+            `max_total_length`, or contains a token outside the vocabulary; or all logits of a row are NaN.
 
     Example:
         >>> from paddlenlp_ext import AutoModelForCausalLM
@@ -142,7 +144,7 @@ def _make_rows(
 def _decode(
     model: GenerationModel, rows: list[Row], chooser: TokenChooser, options: DecodingOptions
 ) -> Iterator[tuple[Row, int | None]]:
-    """Decode one batch until all rows end; yield (row, token) for each token and (row, None) for an end token."""
+    """Decode one batch until all rows end; yield (row, token) for each new token and (row, None) for an end token."""
     if options.decode_strategy == "beam_search":
         return _beam_tokens(model, rows, options)
     if options.max_draft_tokens:
@@ -151,7 +153,7 @@ def _decode(
 
 
 def _beam_tokens(model: GenerationModel, rows: list[Row], options: DecodingOptions) -> Iterator[tuple[Row, int | None]]:
-    """Yield the tokens of each row when its beam search has ended, and then None."""
+    """Yield (row, token) for each token of a row that has ended, and then (row, None)."""
     for row in beam_search(model, rows, options):
         row.ended = False
         for token in row.generated:
@@ -179,7 +181,7 @@ def _decode_in_steps(
         if len(active) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
             rows = [rows[index] for index in active]
             cache.select_rows(active)
-        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # ended rows run an arbitrary token
+        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # for ended rows, the token is arbitrary
         logits_BV = step(model, newest, cache)[:, -1]
         if cache.is_stale:
             cache, logits_BV = prefill(model, [row.tokens for row in rows], max(len(row.generated) for row in rows))

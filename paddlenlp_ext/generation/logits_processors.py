@@ -1,7 +1,6 @@
-"""Logits processors: changes of the logits of each row before its next token is chosen.
+"""Logits processors, which change the logits of each row before its next token is chosen (sampling.py).
 
-The filters are pure functions in NumPy on the host, so that draws are the same on every device. sampling.py applies
-them.
+All processors run in NumPy on the host, so that sampling draws the same tokens on every device.
 
 Shapes: B batch, V vocab.
 """
@@ -20,25 +19,25 @@ from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 Logits = NDArray[np.float32]
 ModelLogits = paddle.Tensor | np.ndarray
-"""Logits as a model returns them: in its dtype on its device, or in fp32 on the host."""
+"""Logits that a model returns: a tensor in the dtype and on the device of the model, or an fp32 array on the host."""
 ALL_NAN_LOGITS = "all logits of a row are NaN; the model's weights are damaged, or its training diverged"
 
 
 def on_host(logits: ModelLogits) -> np.ndarray:
     """Return logits in fp32 on the host."""
-    # NumPy has no bfloat16: Paddle would return the bits as integers.
+    # NumPy has no bfloat16, so Paddle would convert bfloat16 values to arrays of uint16.
     return logits if isinstance(logits, np.ndarray) else in_dtype(logits, paddle.float32).numpy()
 
 
 def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]], penalty: float) -> Logits:
-    """Apply a repetition penalty to the tokens of each row (CTRL, arXiv:1909.05858, section 4.1).
+    """Penalize the tokens that a row already contains (CTRL, arXiv:1909.05858, section 4.1).
 
-    Once per distinct token, a positive logit is divided by `penalty`, and a negative logit is multiplied by it.
+    A positive logit is divided by `penalty`, and a negative logit is multiplied by `penalty`, once per distinct token.
 
     Args:
-        logits_BV: [B, V].
+        logits_BV: logits of each row.
         seen_ids: prompt and generated tokens of each row, without padding.
-        penalty: values above 1 discourage repetition; 1 changes nothing.
+        penalty: repetition penalty; values above 1 discourage repetition, and 1 has no effect.
     """
     if penalty == 1.0:
         return logits_BV
@@ -56,7 +55,7 @@ def exclude_early_ends(
     """Set the logits of end tokens to -inf in rows with fewer than `minimum` generated tokens.
 
     Args:
-        logits_BV: [B, V].
+        logits_BV: logits of each row.
         num_generated: number of generated tokens of each row.
         minimum: minimum number of generated tokens.
         end_tokens: token ids that end a row.
@@ -75,7 +74,10 @@ def apply_temperature(logits_BV: Logits, temperature: float) -> Logits:
 
 
 def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
-    """Set all but the `top_k` largest logits of each row to -inf; ties with the k-th stay, and 0 keeps all logits."""
+    """Set all logits of a row except the `top_k` largest to -inf.
+
+    Logits equal to the k-th largest logit are kept. If `top_k` is 0, all logits are kept.
+    """
     vocab_size = logits_BV.shape[1]
     if top_k == 0 or top_k >= vocab_size:
         return logits_BV
@@ -86,8 +88,8 @@ def keep_top_k(logits_BV: Logits, top_k: int) -> Logits:
 def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
     """Set the logits outside the nucleus of each row to -inf (arXiv:1904.09751).
 
-    The nucleus is the smallest set of most likely tokens whose probabilities sum to at least `top_p`. It has at least
-    one token. Ties with its least likely token stay too.
+    The nucleus is the smallest set of most likely tokens, at least one, whose probabilities sum to at least `top_p`.
+    Tokens that are as likely as the least likely token of the nucleus are kept.
     """
     if top_p >= 1.0:
         return logits_BV
@@ -102,12 +104,12 @@ def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
 
 @dataclass(frozen=True)
 class LogitAdjustments:
-    """Penalties and biases of single logits, as in OpenAI's API.
+    """Penalties and biases of single tokens, with the definitions of the OpenAI API.
 
     Attributes:
-        frequency_penalty: subtracted from a token's logit once for each time that the token was generated.
-        presence_penalty: subtracted once from the logit of every token that was generated.
-        logit_bias: token id -> value added to its logit.
+        frequency_penalty: value subtracted from the logit of a token for each time that the token was generated.
+        presence_penalty: value subtracted once from the logit of every generated token.
+        logit_bias: value added to the logit of a token, by token id.
     """
 
     frequency_penalty: float = 0.0
@@ -115,7 +117,15 @@ class LogitAdjustments:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
 
     def apply(self, logits_1V: ModelLogits, generated: Sequence[int]) -> ModelLogits:
-        """Adjust the logits [1, V] of a row with the tokens `generated`; changed logits are fp32 on the host."""
+        """Adjust the logits [1, V] of a row.
+
+        Args:
+            logits_1V: logits of the row.
+            generated: tokens that were generated in the row.
+
+        Returns:
+            Adjusted logits in fp32 on the host, or `logits_1V` if no adjustment applies.
+        """
         changes = dict(self.logit_bias)
         if self.frequency_penalty or self.presence_penalty:
             for token, count in Counter(generated).items():

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, and of the most likely tokens at the same positions.
+"""Log-probabilities of given tokens, and of the most likely tokens at the same positions.
 
 Shapes: S positions, V vocab.
 """
@@ -13,7 +13,7 @@ import paddle
 from paddlenlp_ext.generation.logits_processors import ModelLogits
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel
 
-_POSITIONS_PER_PART = 32  # bounds the memory of the logits of a long prompt
+_POSITIONS_PER_PART = 32  # bounds the memory for the logits of a long prompt
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class TokenLogprob:
     Attributes:
         token: token id.
         logprob: natural logarithm of the probability.
-        top: (token id, log-probability) of the most likely tokens, in descending order.
+        top: pairs (token id, log-probability) of the most likely tokens at the same position, most likely first.
     """
 
     token: int
@@ -32,12 +32,12 @@ class TokenLogprob:
 
 
 def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:
-    """Return the log-probability of one token at each position.
+    """Return the log-probability of one given token at each position.
 
     Args:
-        logits: [S, V], any floating-point dtype.
-        tokens: S token ids.
-        num_top: number of most likely tokens to return with each token; 0: none.
+        logits: logits [S, V] in any floating-point dtype.
+        tokens: token id at each of the S positions.
+        num_top: number of most likely tokens to return at each position.
     """
     logits_SV = logits if isinstance(logits, paddle.Tensor) else paddle.to_tensor(logits)
     logits_SV = logits_SV.astype("float64")  # a float32 sum over 50,000 logits has an error of 1e-4
@@ -55,13 +55,13 @@ def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> 
 def sequence_logprobs(
     model: GenerationModel, hidden_SD: paddle.Tensor, tokens: Sequence[int], num_top: int
 ) -> list[TokenLogprob]:
-    """Return the log-probabilities of the tokens after each position.
+    """Return the log-probability of the next token at each position of a sequence.
 
     Args:
-        model: the language model, which computes the logits.
-        hidden_SD: hidden states [S, D].
-        tokens: next token of each position.
-        num_top: number of most likely tokens to return with each token.
+        model: the language model.
+        hidden_SD: hidden states of the positions.
+        tokens: next token at each position.
+        num_top: number of most likely tokens to return at each position.
     """
     found = []
     for start in range(0, len(tokens), _POSITIONS_PER_PART):

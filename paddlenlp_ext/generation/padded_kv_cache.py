@@ -1,18 +1,19 @@
-"""Key-value cache of a left-padded batch, stored per layer and updated in place.
+"""Key-value cache of a left-padded batch, updated in place.
 
-A layer with latent attention (nn/latent_attention.py) stores latents and rotated keys instead, as one head each.
+Each layer stores keys and values. A layer with latent attention (nn/latent_attention.py) stores latents and rotated
+keys instead, each as a single head.
 
-Rows of unequal length are padded on the left, so the newest token of every row is in the same column. A prefix
-precedes all rows. It is never masked as padding, and neither `length` nor `key_starts` counts it. With a prefix of
-P = 2, rows of 3 and 1 tokens, and two decoding steps:
+Rows of unequal length are padded on the left, so the newest token of every row is in the same column. The keys and
+values of a prefix can precede the rows. All queries attend to the prefix, and its positions are not counted in `length`
+and `key_starts`. Example with a prefix of P = 2 positions and prompts of 3 and 1 tokens, after two decoding steps:
 
                   prefix  prompt  new   free
     row 0         p p     a a a   a a   0 0 ...    key_starts 0
     row 1         p p     . . b   b b   0 0 ...    key_starts 2
                           |<-length->|
 
-A query attends to the prefix and to its row from `key_starts` to itself, or only to the newest of these positions with
-a sliding window.
+A query attends to the prefix, and to the positions of its row from `key_starts` to the query itself. With a sliding
+window, it attends only to the newest of these positions.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
 E head dimension of values.
@@ -35,11 +36,11 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-BLOCK = 128  # capacity grows in blocks, so that the stored keys and values are rarely copied
+BLOCK = 128  # the capacity grows in blocks of positions, so that the stored keys and values are rarely copied
 
 
 class _LayerKeyValues:
-    """Keys [B, K, C, H] and values [B, K, C, E] of one layer: the prefix, then `length` positions, then zeros."""
+    """Keys [B, K, C, H] and values [B, K, C, E] of one layer: the prefix, `length` positions, and unused zeros."""
 
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
@@ -69,7 +70,7 @@ class _LayerKeyValues:
         self.length += k_BSKH.shape[1]
 
     def select_rows(self, index: paddle.Tensor) -> None:
-        """Keep the rows with the given indices, int64."""
+        """Keep only the rows with the indices `index`, int64, in this order."""
         k_BKCH, v_BKCE = self.tensors
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
@@ -79,7 +80,7 @@ class _LayerKeyValues:
         self._grow(end, [k_BKCH.shape, v_BKCE.shape], k_BKCH.dtype)
 
     def _grow(self, end: int, shapes: Sequence[Sequence[int]], dtype: paddle.dtype) -> None:
-        """Grow the capacity to at least `end` slots; `shapes` are the shapes of keys and values with any capacity."""
+        """Grow the capacity to at least `end` slots; `shapes` are the shapes of keys and values [B, K, any, H or E]."""
         if end <= self.capacity:
             return
         missing = -(-end // BLOCK) * BLOCK - self.capacity
@@ -91,7 +92,7 @@ class _LayerKeyValues:
             self._stored = k_empty, v_empty
             if self.prefix is not None:
                 self._store_prefix(self._stored, self.prefix)
-        self.capacity += missing  # last, because C++ writes up to the capacity without a check
+        self.capacity += missing  # after the allocation, because C++ writes up to the capacity without a check
 
     def _store_prefix(self, stored: tuple[paddle.Tensor, paddle.Tensor], prefix: KeyValuePrefix) -> None:
         for store_BKCH, own_PKH in zip(stored, prefix, strict=True):
@@ -100,12 +101,12 @@ class _LayerKeyValues:
 
 
 class KVCache(ReservingCache):
-    """Key-value cache of the layers in this process, without gradients. It grows by a block when it is full.
+    """Key-value cache of the layers in this process, without gradients. A full cache grows by a block of positions.
 
     Attributes:
         prompt_end: column at which all prompts end; None if unknown.
-        is_stale: whether the rotary frequencies have changed since the first forward pass, as with LongRoPE beyond the
-            trained context. The stored keys then do not fit the queries, and the tokens need a new prefill.
+        is_stale: whether the rotary frequencies have changed since the first forward pass, for example with LongRoPE
+            beyond the original context. The cached keys are then invalid, and all tokens need a new prefill.
     """
 
     def __init__(self, key_starts: Sequence[int], prompt_end: int | None = None) -> None:
@@ -124,24 +125,27 @@ class KVCache(ReservingCache):
 
     @property
     def tensors(self) -> list[paddle.Tensor]:
-        """Stored keys and values of each layer, unused slots included; [] while the cache is empty."""
+        """Stored keys and values of each layer, including unused slots; [] while the cache is empty."""
         return [tensor for layer in self._layers.values() for tensor in layer.tensors]
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record which rotary frequencies a forward pass uses; see `is_stale`."""
+        """Record the rotary frequencies that a forward pass uses, and update `is_stale`."""
         if self._frequency_sets is None:
             self._frequency_sets = frequency_sets
         self.is_stale |= frequency_sets != self._frequency_sets
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix in a new cache, as a pair of keys and values for each layer index."""
+        """Store a prefix in a new cache; `prefixes` contains the keys and values of each layer by layer index."""
         assert self.is_new, "set the prefix before appending"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
     def as_prefix(self) -> dict[int, KeyValuePrefix]:
-        """Return the contents of this cache as a prefix for another cache; it must have one row without padding."""
+        """Return the contents of this cache as a prefix for another cache.
+
+        The cache must have exactly one row, without padding.
+        """
         assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
 
         def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
@@ -160,11 +164,14 @@ class KVCache(ReservingCache):
 
     @property
     def length(self) -> int:
-        """Number of positions in every layer, padding included; the next forward pass starts in this column."""
+        """Number of stored positions, including padding; also the column at which the next forward pass starts."""
         return next(reversed(self._layers.values())).length if self._layers else 0
 
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the positions of each row's next `count` tokens, int64 [B, S], from 0 for its first; padding has 0."""
+        """Return the positions of the next `count` tokens of each row, int64 [B, S].
+
+        The first token of a row has position 0, and so does padding.
+        """
         positions_BS = np.arange(self.length, self.length + count) - self._starts_B[:, None]
         return paddle.to_tensor(np.maximum(positions_BS, 0))
 
@@ -172,7 +179,7 @@ class KVCache(ReservingCache):
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append new keys and values to a layer, and return the contents of the layer.
 
-        The visible positions are computed once per step, not once per layer.
+        All layers with the same sliding window share the visible positions, which are computed once per step.
         """
         layer = self._layer(layer_index)
         start, prefix = layer.length, layer.prefix
@@ -189,7 +196,10 @@ class KVCache(ReservingCache):
         return self.length > 0
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve `length` positions of each row in some layers; they count as stored, and the caller writes them."""
+        """Reserve `length` new positions of each row in the given layers.
+
+        The positions count as stored. The caller must write their keys and values.
+        """
         reserved = [self._layers[index] for index in layers]
         prefix, column = reserved[0].prefix_length, reserved[0].length
         slot = prefix + column
@@ -203,7 +213,7 @@ class KVCache(ReservingCache):
         return ReservedPositions([slot] * len(firsts), firsts, prefix, [layer.tensors for layer in reserved])
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, such as converted weights; it is computed once per `key`."""
+        """Return the result of `make`, such as converted weights; `make` is called once per `key`."""
         if key not in self._derived:
             self._derived[key] = make()
         return self._derived[key]
@@ -218,7 +228,7 @@ class KVCache(ReservingCache):
         self._visible.clear()
 
     def truncate(self, length: int) -> None:
-        """Remove the positions from column `length` on, in every layer."""
+        """Remove the positions from column `length` on in every layer."""
         for layer in self._layers.values():
             layer.length = min(layer.length, length)
         self._visible.clear()

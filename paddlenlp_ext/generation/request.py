@@ -1,4 +1,4 @@
-"""Requests to the engine of continuous batching, and their state while they run.
+"""Requests to the engine of continuous batching, and the state of running requests.
 
 Shapes: V vocab.
 """
@@ -14,7 +14,7 @@ from paddlenlp_ext.generation.logprobs import TokenLogprob, token_logprobs
 from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
 
 STOP, LENGTH = "stop", "length"
-"""Finish reasons of a request: end token or `on_token` returned True; limit of new tokens."""
+"""Finish reasons of a request: STOP after an end token or if `on_token` returned True, LENGTH at the token limit."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -22,18 +22,20 @@ class Request:
     """Generation request: a prompt, its options, and callbacks for the results.
 
     Attributes:
-        prompt: token ids, at least one.
-        max_new_tokens: maximum number of new tokens; 0 only computes the log-probabilities of the prompt.
-        decoding: sampling options, and the tokens that end the request.
-        row: index of the request among requests with the same seed; it selects the random generator.
-        adjustments: penalties and biases of single logits.
-        adapter: name of the adapter; any other name selects the base model.
-        num_top: number of most likely tokens whose log-probabilities are returned; None: no log-probabilities.
-        on_prompt: called once with the log-probabilities of the prompt tokens after the first; None: not computed.
-        on_token: called with each new token; returns True to end the request.
-        on_end_token: called with the log-probability of the end token; None: not computed.
-        on_end: called once at the end with STOP, LENGTH or an error.
-        is_cancelled: set by the caller, from any thread, to remove the request; no callback is called afterwards.
+        prompt: token ids of the prompt, at least one.
+        max_new_tokens: maximum number of new tokens; 0 to compute only the log-probabilities of the prompt.
+        decoding: sampling options, and the end tokens.
+        row: index of the request among requests with the same seed, which selects the random generator.
+        adjustments: penalties and biases of single tokens.
+        adapter: name of the adapter; an unknown name selects the base model.
+        num_top: number of most likely tokens whose log-probabilities are returned at each position; None to compute no
+            log-probabilities.
+        on_prompt: function called once with the log-probabilities of all prompt tokens except the first; None to skip
+            their computation.
+        on_token: function called with each new token; it returns True to end the request.
+        on_end_token: function called with the log-probability of the end token; None to skip its computation.
+        on_end: function called once at the end with STOP, LENGTH or an exception.
+        is_cancelled: flag that any thread may set to remove the request. No callback is called afterwards.
     """
 
     prompt: Sequence[int]
@@ -71,7 +73,7 @@ class RunningRow:
 
     @property
     def number(self) -> int:
-        """Index that selects the row's random generator."""
+        """Index that selects the random generator of the row."""
         return self.request.row
 
     @property
@@ -80,7 +82,12 @@ class RunningRow:
         return len(self.tokens) - len(self.request.prompt)
 
     def take(self, logits_1V: ModelLogits, most_likely: int | None) -> None:
-        """Choose the next token, and append it unless it is an end token."""
+        """Choose the next token, append it unless it is an end token, and call the callbacks of the request.
+
+        Args:
+            logits_1V: logits of the row.
+            most_likely: most likely token if `takes_most_likely` is set, otherwise None.
+        """
         request, token = self.request, most_likely
         if token is None:
             adjusted_1V = request.adjustments.apply(logits_1V, self.tokens[len(request.prompt) :])
@@ -99,7 +106,7 @@ class RunningRow:
 
 
 def take_tokens(rows: Sequence[RunningRow], logits_BV: ModelLogits) -> None:
-    """Choose the next token of each row. An error ends only the row in which it is raised."""
+    """Choose the next token of each row; an exception ends only its own row."""
     best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):
         try:

@@ -1,7 +1,7 @@
-"""Sampling: choose the next token of each row from its logits, greedily or by a random draw.
+"""Choice of the next token of each row from its logits, greedily or by a random draw.
 
-The draws of a row do not depend on the other rows of its batch. logits_processors.py has temperature, top-k, top-p and
-penalties.
+The draws of a row do not depend on the other rows of the batch. Temperature, top-k, top-p and penalties are implemented
+in logits_processors.py.
 
 Shapes: B batch, V vocab.
 """
@@ -30,11 +30,11 @@ from paddlenlp_ext.generation.logits_processors import (
 
 
 class Continuation(Protocol):
-    """Interface of a row for the choice of its next token."""
+    """Interface of a row whose next token is chosen."""
 
     @property
     def number(self) -> int:
-        """Index of the row among all prompts; it selects the random generator."""
+        """Index of the row among all prompts, which selects the random generator."""
         ...
 
     @property
@@ -51,20 +51,20 @@ class Continuation(Protocol):
 def most_likely(logits_BV: ModelLogits) -> list[int]:
     """Return the most likely token id of each row; ties go to the lowest id."""
     if isinstance(logits_BV, np.ndarray) or logits_BV.place.is_cpu_place():
-        return greedy(on_host(logits_BV)).tolist()  # takes microseconds; Paddle's argmax takes a millisecond
+        return greedy(on_host(logits_BV)).tolist()  # NumPy needs microseconds, and Paddle's argmax a millisecond
     return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
 
 
 def greedy(logits_BV: Logits) -> NDArray[np.int64]:
-    """Return the most likely token of each row [B]; ties go to the lowest id."""
+    """Return the most likely token id of each row, [B]; ties go to the lowest id."""
     return np.argmax(logits_BV, axis=1)
 
 
 class RowSampler:
     """Sampler with one random generator per row.
 
-    The generator depends only on (seed, row), and each token consumes one random number. The draws of a row therefore
-    do not depend on the other rows of its batch.
+    The state of a generator depends only on the seed, on the index of the row, and on the number of tokens that were
+    drawn for the row.
     """
 
     def __init__(self, seed: int) -> None:
@@ -72,7 +72,11 @@ class RowSampler:
         self._streams: dict[int, np.random.Generator] = {}
 
     def draw(self, logits_BV: Logits, rows: Sequence[int]) -> NDArray[np.int64]:
-        """Draw token ids [B] from softmax(logits_BV); `rows` has the index of each row among all prompts.
+        """Draw token ids [B] from softmax(logits_BV).
+
+        Args:
+            logits_BV: logits of each row.
+            rows: index of each row among all prompts.
 
         Raises:
             ValueError: a row has no finite logit.
@@ -98,7 +102,7 @@ def _inverse_cdf(row_V: Logits, uniform: float) -> int:
 
 
 class TokenChooser:
-    """Selection of the next token of each row, with one random generator per row."""
+    """Choice of the next token of each row with the decoding options of a run."""
 
     def __init__(self, options: DecodingOptions) -> None:
         self._options = options

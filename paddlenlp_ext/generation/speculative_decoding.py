@@ -1,13 +1,14 @@
-"""Speculative decoding with n-grams (prompt lookup): one forward pass verifies draft tokens copied from the row.
+"""Speculative decoding with n-grams (prompt lookup): draft tokens are copied from the row itself.
 
-If the newest tokens of a row occurred earlier in the row, the tokens that followed them there are the draft:
+If the last n-gram of a row also occurs earlier in the row, the tokens after the earlier occurrence become the draft:
 
     row      the cat sat on the mat and the cat
     draft                                       sat on the
 
-The pass computes the logits after each draft token. The next tokens are chosen from these logits in order, up to the
-first token that differs from the draft. The row therefore gets the same tokens as in ordinary decoding, greedy or
-sampled. Accepted drafts save time, because one pass over several tokens reads the weights only once.
+One forward pass computes the logits after the newest token and after each draft token. The next tokens are chosen from
+these logits in order, up to the first token that differs from the draft. The generated tokens are therefore the same as
+without drafts, in greedy search and in sampling. Accepted draft tokens save time, because one forward pass over several
+tokens reads the weights only once.
 
 Shapes: S newest tokens, V vocab.
 """
@@ -23,11 +24,13 @@ from paddlenlp_ext.generation.sampling import TokenChooser
 
 
 def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -> list[int]:
-    """Return a draft: the tokens after the latest earlier occurrence of the n-gram at the end of a row, or [].
+    """Return the draft tokens for a row, or [] if no n-gram at the end of the row occurs earlier in the row.
+
+    The longest n-gram and its latest earlier occurrence take precedence.
 
     Args:
-        tokens: prompt and generated tokens.
-        max_ngram_size: length of the first n-gram to search; shorter n-grams follow, down to one token.
+        tokens: prompt and generated tokens of the row.
+        max_ngram_size: length of the longest n-gram to search; shorter n-grams follow, down to one token.
         max_draft_tokens: maximum length of the draft.
     """
     if max_draft_tokens < 1:
@@ -60,12 +63,12 @@ def decode_with_drafts(
         cache.truncate(start - len(draft) + position)
         draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens))
         logits_SV = step(model, [[row.generated[-1], *draft]], cache)[0]
-        if cache.is_stale:  # never with a draft, which ends before the rotary frequencies change
+        if cache.is_stale:  # possible only without a draft, because a draft ends before the rotary frequencies change
             cache, logits_SV = prefill(model, [row.tokens], len(row.generated))
 
 
 def _room(model: GenerationModel, row: Row, max_draft_tokens: int) -> int:
-    """Return the maximum draft length within the row's limit and before the rotary frequencies change."""
+    """Return the maximum draft length that exceeds neither the limit of the row nor a change of rotary frequencies."""
     length = len(row.prompt) + len(row.generated)
     room = min(rope.constant_until(length - 1) - length for rope in model.config.ropes)
     return int(min(max_draft_tokens, row.limit - len(row.generated) - 1, room))

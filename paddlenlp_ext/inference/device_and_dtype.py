@@ -23,10 +23,10 @@ def choose_device_or_cpu(name: str) -> None:
 def choose_dtype(requested: str | None, device: str) -> str:
     """Return the dtype of the weights: the requested one, else float32 on the CPU and bfloat16 elsewhere.
 
-    The CPU computes float16 models in bfloat16, or in float32 if it has no bfloat16 arithmetic, and logs a warning.
+    On the CPU, float16 is replaced by bfloat16, or by float32 without bfloat16 arithmetic, and a warning is logged.
 
     Raises:
-        ValueError: bfloat16 was requested, and this CPU cannot multiply in it.
+        ValueError: bfloat16 was requested, and this CPU has no bfloat16 arithmetic.
     """
     if device != "cpu":
         return requested or "bfloat16"

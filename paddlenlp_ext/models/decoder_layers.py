@@ -1,4 +1,4 @@
-"""Decoder layers: order of norms, attention and feed-forward. `DecoderConfig.layer` names one of them.
+"""Decoder layers, selected by `DecoderConfig.layer`: order of norms, attention and feed-forward.
 
 | layer | formula | families |
 | --- | --- | --- |
@@ -24,7 +24,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 
 NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-"""Norms before and after attention, before and after feed-forward; `DecodeLayer` in api.h has the same fields."""
+"""Norms before and after attention, before and after feed-forward; also fields of `DecodeLayer` in api.h."""
 
 
 class DecoderLayer(nn.Layer):
@@ -33,7 +33,7 @@ class DecoderLayer(nn.Layer):
     Attributes:
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
-        norm_names: role of each norm, one of `NORM_ROLES` -> attribute name.
+        norm_names: norm role (`NORM_ROLES`) -> attribute name of the norm.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
@@ -48,15 +48,15 @@ class DecoderLayer(nn.Layer):
         raise NotImplementedError
 
     def norms_by_role(self) -> dict[str, Any]:
-        """Return the norms by role; an adapter may have replaced some of them."""
+        """Return the norms, or the adapters that replaced them, by role."""
         return {role: getattr(self, name) for role, name in self.norm_names.items()}
 
     def norms(self) -> list[nn.Layer]:
-        """Return the norms of hidden states, without the norms inside attention."""
+        """Return the norms of the layer, excluding norms inside attention."""
         return [layer for layer in self.children() if isinstance(layer, RMSNorm | LayerNorm)]
 
     def scaled(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Multiply an output of attention or feed-forward by the residual multiplier."""
+        """Multiply the output of attention or feed-forward by the residual multiplier."""
         return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
 
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

@@ -1,4 +1,4 @@
-"""Weight initialization. Random weights depend only on the seed and the parameter's name, not on the creation order."""
+"""Weight initialization. Random weights depend on the seed and the parameter name, not on the creation order."""
 
 from __future__ import annotations
 
@@ -20,6 +20,6 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
 
 
 def random_weight(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
-    """Return the initial values of a matrix, fp32, from the seed and the name of the matrix."""
+    """Return the initial values of the matrix `name`, fp32."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

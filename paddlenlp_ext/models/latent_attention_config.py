@@ -1,4 +1,4 @@
-"""Config of families with multi-head latent attention (MLA): defaults, checks and attributes of `DecoderConfig`."""
+"""Config of families with multi-head latent attention (MLA): defaults, checks and `DecoderConfig` attributes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
-    """Return a config.json dict whose `head_dim` is the number of rotated channels, `rotated_dim` by default.
+    """Return a config.json dict whose `head_dim` is `qk_rope_head_dim`, or `rotated_dim` by default.
 
     Raises:
         ValueError: `num_key_value_heads` differs from `num_attention_heads`.
@@ -50,7 +50,7 @@ def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping
 
 
 def latent_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return how a decoder with latent attention in every layer differs from the common decoder."""
+    """Return the `DecoderConfig` attributes of a decoder with latent attention in every layer."""
     unrotated, rotated = config.size("qk_nope_head_dim"), config.size("qk_rope_head_dim")
     rank = None if config.value("q_lora_rank") is None else config.size("q_lora_rank")
     bias = bool(config.value("attention_bias"))
@@ -73,7 +73,7 @@ def latent_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _tensor_plan(queries: TensorPlan) -> TensorPlan:
-    """Return the common tensor plan with the layers of latent attention. Every rank computes the full latents."""
+    """Return the tensor plan of a decoder with latent attention. Every rank computes the full latents."""
     common = {name: style for name, style in DECODER_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
     own = {**queries, **_KEYS_AND_VALUES}
     return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
@@ -82,7 +82,7 @@ def _tensor_plan(queries: TensorPlan) -> TensorPlan:
 def latent_experts(
     config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
 ) -> dict[str, Any]:
-    """Return the differences of latent attention and of experts in the layers where `is_sparse` is true.
+    """Return the `DecoderConfig` attributes of latent attention, with experts in the layers chosen by `is_sparse`.
 
     Raises:
         ValueError: `moe_layer_freq` is not 1, or see `expert_differences`.
@@ -106,7 +106,7 @@ def require(config: ConfigReader, key: str, *supported: Any) -> None:
 
 
 def _score_factor(config: ConfigReader) -> float:
-    """Return the factor of the attention scores for rope scaling with `mscale_all_dim`; 1 without it."""
+    """Return the factor of the attention scores from `mscale_all_dim` of the rope scaling; 1 by default."""
     settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
     weight = settings.get("mscale_all_dim")
     if (settings.get("rope_type") or settings.get("type") or "default") == "default" or not weight:

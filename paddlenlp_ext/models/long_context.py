@@ -10,7 +10,7 @@
     Llama3ScalingRotaryEmbedding         llama3                               trained x factor
     AttentionWithLinearBias              alibi (in this package only)         trained x factor
 
-The saved keys follow transformers, so other programs compute the same rotary embedding. nn/rope.py has the formulas.
+Saved configs use transformers' keys, so that other programs compute the same rotary embedding. Formulas: nn/rope.py.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _TRAINED = "original_max_position_embeddings"
 
 @dataclass(frozen=True)
 class Extension:
-    """Context extension of a run, which a strategy converts to rope settings.
+    """Context extension of a run.
 
     Attributes:
         rope: the model's rope settings, without scaling.
-        factor: ratio of the target context to the trained one.
-        trained: trained context.
+        factor: target context divided by trained context.
+        trained: trained context length.
         parameters: `strategy_parameters` of the run.
     """
 
@@ -63,7 +63,7 @@ class Strategy:
     Attributes:
         settings: function from an extension to rope settings with transformers' keys.
         parameters: supported keys of `strategy_parameters`, besides `original_max_position_embeddings`.
-        keeps_length: whether `max_position_embeddings` stays the trained context, which loaders multiply by the factor.
+        keeps_length: whether `max_position_embeddings` stays the trained context, because loaders apply the factor.
     """
 
     settings: Callable[[Extension], Changes]
@@ -72,12 +72,12 @@ class Strategy:
 
 
 def _scaled(rope_type: str) -> Callable[[Extension], Changes]:
-    """Return the `settings` function of a scaling whose only parameter is the factor."""
+    """Return a `Strategy.settings` function for a scaling whose only parameter is the factor."""
     return lambda extension: {"rope_type": rope_type, "factor": extension.factor}
 
 
 def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Changes]:
-    """Return the `settings` function of a scaling that depends on the factor, the trained context and parameters."""
+    """Return a `Strategy.settings` function for a scaling with factor, trained context and further parameters."""
 
     def settings(extension: Extension) -> Changes:
         return {
@@ -92,7 +92,7 @@ def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Chan
 
 
 def _ntk(extension: Extension) -> Changes:
-    """Return NTK-aware scaling, which raises rope_theta to theta * factor^(H / (H - 2)) for H rotated channels."""
+    """Return NTK-aware settings: rope_theta is theta * factor^(H / (H - 2)) for H rotated channels."""
     dim = extension.rope.rotary_dim
     return {"rope_type": "default", "rope_theta": extension.rope.theta * extension.factor ** (dim / (dim - 2))}
 
@@ -124,10 +124,10 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Changes:
-    """Return the keys of config.json that a run's long-sequence strategy changes, with their new values.
+    """Return the config.json overrides of the long-sequence strategy of a run.
 
-    If config.json has rope settings per layer type, only the settings of full attention change, because sliding layers
-    attend to their window only.
+    If config.json has rope settings per layer type, only the settings of full attention change, because layers with a
+    sliding window do not see a longer context.
 
     Args:
         config: the model's config.json.
@@ -166,7 +166,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     settings = strategy.settings(extension)
     overrides = {
         "max_position_embeddings": trained if strategy.keeps_length else extension.target,
-        **({_TRAINED: trained} if _TRAINED in config else {}),  # takes precedence over the settings
+        **({_TRAINED: trained} if _TRAINED in config else {}),  # the top-level key overrides the RoPE settings
         **_in_form_of(config, stored, settings, by_layer),
     }
     # Raise an error for invalid parameters before any row is read.
@@ -175,7 +175,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
 
 
 def _in_form_of(config: Mapping[str, Any], stored: Mapping[str, Any], settings: Changes, by_layer: bool) -> Changes:
-    """Return rope settings under the config's own keys: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
+    """Return rope settings under the config's keys: `rope_parameters`, or `rope_theta` and `rope_scaling`."""
     own = stored.get(FULL_ATTENTION, {}) if by_layer else stored
     new = {**{key: own[key] for key in ("rope_theta", "partial_rotary_factor") if key in own}, **settings}
     if by_layer or config.get("rope_parameters"):

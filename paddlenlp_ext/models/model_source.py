@@ -1,4 +1,4 @@
-"""Source of a model: its files, which are found once per run and give config, weights and tokenizer.
+"""Source of a model: files that are located once per run, and contain config, weights and tokenizer.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks or downloads at most once)
@@ -40,10 +40,10 @@ class ModelSource:
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
-        config_overrides: keys that replace keys of config.json (models/long_context.py); another `vocab_size` resizes
+        config_overrides: replaced keys of config.json (models/long_context.py). A different `vocab_size` resizes
             embedding and lm_head.
-        score_seed: seed of a sequence classifier's score head if the files have none; None: a language model.
-        new_token_ids: ids of tokens that the run adds to the tokenizer, or whose embedding rows are not stored.
+        score_seed: seed of the score head of a classifier, if the files have no score head; None: a language model.
+        new_token_ids: ids of tokens without a stored embedding row, such as tokens that the run adds.
     """
 
     name: str
@@ -65,7 +65,7 @@ class ModelSource:
 
         Args:
             name_or_path: folder, .gguf file, built-in name or hub id (`resolve_model`).
-            tokenizer: name or path of a model whose tokenizer is used instead; None: the tokenizer of this model.
+            tokenizer: name or path of the model whose tokenizer is used; None: `name_or_path`.
             quantization: quantization to apply to the linear layers while loading.
 
         Raises:
@@ -80,7 +80,7 @@ class ModelSource:
         """Find the files of a run's `model_name_or_path`, with the options of its config.
 
         Raises:
-            ValueError: see `resolve`; or an option of quantization, long-sequence strategy or routers is invalid.
+            ValueError: see `resolve`; or the quantization, long-sequence strategy or router options are invalid.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None
@@ -96,11 +96,11 @@ class ModelSource:
         return replace(source, config_overrides={**context_overrides(source.config, config), **overrides})
 
     def as_classifier(self, seed: int, pad_token_id: int | None = None) -> ModelSource:
-        """Return the source of a sequence classifier with one label, a reward model, from the same files.
+        """Return a source that loads these files as a reward model (sequence classifier with one label).
 
         Args:
-            seed: seed of the score head if the files have none.
-            pad_token_id: padding token, which is not scored; None: `pad_token_id` of config.json.
+            seed: seed of the score head, if the files have no score head.
+            pad_token_id: padding token; None: `pad_token_id` of config.json.
         """
         changed = pad_token_id is not None and pad_token_id != self.config.get("pad_token_id")
         overrides = {**self.config_overrides, "pad_token_id": pad_token_id} if changed else self.config_overrides
@@ -108,12 +108,12 @@ class ModelSource:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """Contents of config.json, or of the equivalent metadata of a GGUF file, with the overrides."""
+        """Contents of config.json, or of equivalent GGUF metadata, after applying `config_overrides`."""
         return {**read_model_config(self.path), **self.config_overrides}
 
     @cached_property
     def stored_quantization(self) -> QuantizationConfig | None:
-        """Quantization of the stored weights; None for weights in floating point.
+        """Quantization of the stored weights; None for floating-point weights.
 
         Raises:
             ValueError: the weights were quantized by an unsupported method.
@@ -122,11 +122,11 @@ class ModelSource:
 
     @property
     def quantization(self) -> QuantizationConfig | None:
-        """Requested quantization, or the stored one if none is requested."""
+        """Requested quantization, or else the quantization of the stored weights."""
         return self.requested_quantization or self.stored_quantization
 
     def open_weights(self) -> WeightSource:
-        """Open the stored tensors under the decoder's parameter names, with embedding rows for `vocab_size` tokens.
+        """Open the stored tensors under the decoder's parameter names, with embeddings resized to `vocab_size`.
 
         Raises:
             ValueError: `path` has no readable weights, the config is not supported, or see `DecoderConfig.from_files`.

@@ -16,10 +16,10 @@ EXPERT_FILES = {
     "mlp.experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
 }
-"""Stacked expert tensor of the decoder -> names of single experts' tensors in the files of most families."""
+"""Stacked expert tensor of the decoder -> checkpoint names of the tensors of single experts."""
 
 EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
-"""File layout of families whose files differ from the decoder's parameters only in `EXPERT_FILES`."""
+"""File layout of families whose checkpoints differ from the parameters only in `EXPERT_FILES`."""
 
 
 def expert_differences(
@@ -29,17 +29,16 @@ def expert_differences(
     is_sparse: Callable[[int], bool] = lambda layer: True,
     file_layout: FileLayout = EXPERT_LAYOUT,
 ) -> dict[str, Any]:
-    """Return the attributes of `DecoderConfig` for experts.
+    """Return the `DecoderConfig` attributes of a decoder with experts.
 
-    The routers have an auxiliary loss if `output_router_logits` is true in config.json. As in transformers, it is false
-    by default.
+    The routers have an auxiliary loss if `output_router_logits` is true in config.json (default: false).
 
     Args:
-        config: the model's config.
-        plan: tensor plan of the same decoder without experts.
+        config: config of the model.
+        plan: tensor plan of the decoder without experts.
         shape: sizes and router of an expert layer.
-        is_sparse: function that returns True for the index of a layer with experts; other layers are dense.
-        file_layout: layout of the family's files.
+        is_sparse: function from a layer index to True for a layer with experts, False for a dense layer.
+        file_layout: checkpoint layout of the family.
 
     Raises:
         ValueError: a token needs more experts than a layer has, or the groups of experts are uneven.
@@ -72,9 +71,9 @@ def sigmoid_router(config: ConfigReader) -> RouterOptions:
 def routed_expert_differences(
     config: ConfigReader, plan: TensorPlan, router: RouterOptions, is_sparse: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Return `expert_differences` from DeepSeek's config keys: routed experts, and shared experts of the same size.
+    """Return `expert_differences` for DeepSeek's config keys: routed experts, and shared experts of equal size.
 
-    The weights of multi-token-prediction (MTP) layers at the end of a file are not read.
+    Weights of multi-token-prediction (MTP) layers are not read.
     """
     inner, num_layers = config.size("moe_intermediate_size"), config.size("num_hidden_layers")
     more = range(num_layers, num_layers + (config.value("num_nextn_predict_layers") or 1))
@@ -89,10 +88,10 @@ def routed_expert_differences(
 
 
 def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> dict[str, Any]:
-    """Return the keys of config.json that `router_aux_loss_coef` of a run changes; {} if the coefficient is None.
+    """Return the config.json overrides for `router_aux_loss_coef` of a run; {} if the coefficient is None.
 
     Raises:
-        ValueError: routers of this family have no auxiliary loss.
+        ValueError: the family does not support an auxiliary loss.
     """
     if coefficient is None:
         return {}
@@ -105,10 +104,7 @@ def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> di
 
 
 def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:
-    """Return the `is_sparse` function of Qwen's configs, true for every `decoder_sparse_step`-th layer.
-
-    Layers in `mlp_only_layers` are dense.
-    """
+    """Return Qwen's `is_sparse` function: every `decoder_sparse_step`-th layer, except layers in `mlp_only_layers`."""
     dense, step = config.value("mlp_only_layers") or (), config.size("decoder_sparse_step", default=1)
     return lambda layer: layer not in dense and (layer + 1) % step == 0
 

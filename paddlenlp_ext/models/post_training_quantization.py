@@ -1,7 +1,7 @@
-"""Post-training quantization (PTQ) of a model, one decoder layer at a time, and saving for other programs.
+"""Post-training quantization (PTQ) of a model, one decoder layer at a time, and export to packed checkpoint formats.
 
-At most one decoder layer is in memory in full precision, besides embedding and lm_head. The calibration batches run
-through the layers one by one: the outputs of a quantized layer are the inputs of the next layer.
+At most one decoder layer is in memory in full precision, besides embedding and lm_head. The outputs of a quantized
+layer for the calibration batches are the calibration inputs of the next layer.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ def quantize_after_training(
     batches: Sequence[Sequence[np.ndarray]],
     report: Callable[[str], None] = lambda line: None,
 ) -> CausalLM:
-    """Load a model, and quantize the linear layers of its decoder by rounding, GPTQ or AWQ.
+    """Load a model, and quantize the linear layers of the decoder by rounding, GPTQ or AWQ.
 
     Args:
-        source: the model, in full precision.
+        source: model in full precision.
         options: method and format.
         batches: token ids of the calibration rows, by batch.
-        report: called with a line of text about each decoder layer.
+        report: function that receives a progress line per decoder layer.
 
     Raises:
         ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
@@ -89,13 +89,13 @@ def quantize_after_training(
 
 
 def _run(layer: nn.Layer, states: Sequence[tuple[paddle.Tensor, AttentionInputs]]) -> None:
-    """Run a layer on the hidden states of all batches, for the hooks of its linear layers."""
+    """Run a layer on the hidden states of all batches; hooks on its linear layers collect statistics."""
     for x_BSD, inputs in states:
         layer(x_BSD, inputs)
 
 
 def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen: Callable[[str], bool]) -> None:
-    """Read the values of the parameters whose names `is_chosen` accepts, and remove them from `parameters`."""
+    """Load the parameters whose names `is_chosen` accepts, and remove the loaded parameters from `parameters`."""
     chosen = {name: parameters.pop(name) for name in list(parameters) if is_chosen(name)}
     for parameter in chosen.values():
         if not has_storage(parameter):
@@ -113,13 +113,13 @@ def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> tuple[paddle.T
 
 
 def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedLayout, dtype: str) -> None:
-    """Write config.json and the weights of a model that `quantize_after_training` returned.
+    """Write config.json and packed weights of a model from `quantize_after_training`.
 
     Args:
         model: the quantized model.
         folder: an existing folder.
-        layout: layout of the quantized layers; `scale_dtype` is the dtype of their scales.
-        dtype: dtype of the other tensors.
+        layout: storage layout of the quantized layers.
+        dtype: dtype of the unquantized tensors.
 
     Raises:
         ValueError: the layout cannot store a matrix of this shape.
@@ -144,7 +144,7 @@ def scale_dtype(layout: PackedLayout, dtype: str) -> str:
 
 
 def with_scale_dtype(options: PostTrainingOptions, layout: PackedLayout, dtype: str) -> PostTrainingOptions:
-    """Replace `scale_dtype` of the options by the dtype in which the layout stores scales."""
+    """Return the options with `scale_dtype` set to the dtype in which the layout stores scales."""
     return replace(options, integers=replace(options.integers, scale_dtype=scale_dtype(layout, dtype)))
 
 

@@ -11,10 +11,10 @@ from paddlenlp_ext.utils.registry import Registry
 
 
 class ConfigReader(Protocol):
-    """Interface through which a family reads its config. Values of config.json take precedence over defaults."""
+    """Interface through which a family reads config.json, with defaults for absent keys."""
 
     def value(self, key: str) -> Any:
-        """Return the value of `key`; None if it is null or absent."""
+        """Return the value of `key`; None if the value is null or absent."""
         ...
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -29,15 +29,12 @@ class Family:
     Attributes:
         architecture: class name in config.json for transformers and inference servers.
         classifier: class name of the family's sequence classifiers; None: derived from `architecture`.
-        differences: function from the config to `windows` and the other attributes of `DecoderConfig` that the family
-            sets.
+        differences: function from the config to the `DecoderConfig` attributes that the family sets, such as `windows`.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
-        defaults: values of keys that config.json may leave out. Partial RoPE is supported if `partial_rotary_factor` is
-            one of them.
+        defaults: default values of config.json keys. A default of `partial_rotary_factor` enables partial RoPE.
         activation_key: key of the activation of the feed-forward gate.
-        complete: function that rewrites special cases of config.json, such as older keys; the result is only read and
-            never saved.
-        fused_layers: fused projection in files -> single projections of the decoder
+        complete: function that rewrites special cases of config.json, such as older keys. The result is not saved.
+        fused_layers: fused projection in the checkpoint -> single projections of the decoder
             (file_layouts/fused_projections.py).
     """
 
@@ -67,6 +64,6 @@ DECODER_TENSOR_PLAN: TensorPlan = {
     "model.layers.*.mlp.down_proj": "rowwise",
     "lm_head": "vocab",
 }
-"""Sharding styles of the common decoder's weights."""
+"""Sharding styles of the weights of a dense decoder with grouped-query attention."""
 
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.families")

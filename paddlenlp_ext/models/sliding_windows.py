@@ -1,4 +1,4 @@
-"""Sliding windows of a family's layers, from `layer_types`, `sliding_window` and similar keys of config.json."""
+"""Sliding window of each layer, from `layer_types`, `sliding_window` and similar keys of config.json."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from paddlenlp_ext.models.registry import ConfigReader
 
 
 def full_attention(config: ConfigReader) -> tuple[None, ...]:
-    """Return the windows of a decoder with full attention in every layer: None for each."""
+    """Return the windows of a decoder with full attention: None for every layer."""
     return (None,) * config.size("num_hidden_layers")
 
 
 def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
     """Return a config.json dict with `layer_types`, and with `rope_parameters` for each layer type.
 
-    As in transformers, `rope_scaling` applies to the layers with full attention.
+    `rope_scaling` applies only to the layers with full attention, like in transformers.
 
     Args:
         config: contents of config.json.
@@ -37,7 +37,7 @@ def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapp
 
 
 def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the window of each layer from `layer_types`, or from `default` if the config has no `layer_types`.
+    """Return the window of each layer from `layer_types`; `default` replaces absent `layer_types`.
 
     Raises:
         ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
@@ -56,7 +56,7 @@ def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int |
 
 
 def window_layers(config: ConfigReader) -> int:
-    """Return `max_window_layers` of a model with windows.
+    """Return `max_window_layers` of a model with sliding windows.
 
     Raises:
         ValueError: the value is null.
@@ -70,7 +70,7 @@ def window_layers(config: ConfigReader) -> int:
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the window of each layer from Qwen's config keys.
 
-    Without `layer_types`, the layers from `max_window_layers` on have a window.
+    Without `layer_types`, layers with an index of at least `max_window_layers` have a window.
 
     Raises:
         ValueError: see `windows_by_type`.

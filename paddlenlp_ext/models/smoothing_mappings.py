@@ -1,4 +1,4 @@
-"""AWQ smoothing mappings of a decoder layer: each norm or linear layer that can absorb the scales of the next layers.
+"""AWQ smoothing mappings of a decoder layer: norms and linear layers that absorb the input scales of later layers.
 
 | producer | consumers | where |
 | --- | --- | --- |
@@ -8,8 +8,8 @@
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks, shared experts |
 
-Two norms cannot absorb scales: a norm after a block, and the norm before experts, which the router reads too. The up
-and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
+Two norms cannot absorb scales: a norm after a block, and the norm before experts, because the router also reads its
+output. The up and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
 """
 
 from __future__ import annotations

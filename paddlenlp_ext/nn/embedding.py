@@ -16,9 +16,9 @@ class Embedding(nn.Layer):
         self.weight = self.create_parameter([vocab_size, hidden_size], default_initializer=nn.initializer.Constant())
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map token ids [...] to embeddings [..., hidden_size]; float32 for a bfloat16 table on the CPU."""
+        """Map token ids [...] to embeddings [..., hidden_size]. On the CPU, a bfloat16 table gives float32."""
         return self.lookup(self.weight, input_ids)
 
     def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map token ids [...] to rows [..., K] of another table [vocab_size, K], such as a factor of an adapter."""
+        """Look up token ids [...] in another table [vocab_size, K], such as an adapter factor; return [..., K]."""
         return embedding(table, input_ids)

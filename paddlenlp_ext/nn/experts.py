@@ -5,8 +5,8 @@
     +--> rows sorted by expert --> gate, up --> act(gate) * up * weight --> down --> sum of a token's rows --> + --> y
     +--> shared expert, which every token uses --------------------------------------------------------------- ^
 
-Tokens are never dropped, whatever the load of an expert. Rows are multiplied by their router weights before the down
-projection, so that its output need not be saved.
+Tokens are never dropped, whatever the load of an expert. Router weights multiply the rows before the down projection,
+so that the backward pass does not need the output of the down projection.
 
 Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F intermediate size of an expert.
 """
@@ -32,11 +32,11 @@ from paddlenlp_ext.paddle_compat import axis_sizes, is_symbolic
 
 @dataclass(frozen=True)
 class ClampedGate:
-    """Clamped gate of experts (ops/gates).
+    """Clamped SwiGLU of experts (ops/gates).
 
     Attributes:
         alpha: factor inside the sigmoid.
-        limit: bound of gate and up.
+        limit: bound to which gate and up are clamped.
     """
 
     alpha: float
@@ -52,15 +52,15 @@ class ExpertShape:
     """Sizes and options of an expert layer.
 
     Attributes:
-        num_experts: E, without shared experts.
+        num_experts: number of routed experts E.
         intermediate_size: F.
         router: options of the router.
-        router_name: name of the router in files.
+        router_name: checkpoint name of the router.
         shared_size: intermediate size of the shared expert; 0: no shared expert.
-        shared_name: name of the shared expert in files.
-        gates_shared: whether the shared expert's output is multiplied by the sigmoid of a linear layer.
-        activation: activation of the gates, as in `FeedForward`.
-        clamp: clamped gate instead of `activation`; None: `activation`.
+        shared_name: checkpoint name of the shared expert.
+        gates_shared: whether a sigmoid gate multiplies the output of the shared expert.
+        activation: activation of the gates, a key of `GATES`.
+        clamp: clamped gate that replaces `activation`; None: no clamping.
         bias: whether the experts' linear layers have biases.
     """
 
@@ -77,20 +77,19 @@ class ExpertShape:
 
     @property
     def active_size(self) -> int:
-        """Sum of the intermediate sizes of a token's experts and of the shared expert."""
+        """Total intermediate size per token: chosen experts plus shared expert."""
         return self.router.top_k * self.intermediate_size + self.shared_size
 
 
 class Experts(nn.Layer):
     """Gated feed-forward blocks of all experts.
 
-    As in transformers, the weights of all experts are stacked: gate_up_proj.weight [E, 2F, D], where the rows of gate
-    precede the rows of up, and down_proj.weight [E, D, F]. The optional biases are stacked too: gate_up_proj_bias
-    [E, 2F] and down_proj_bias [E, D].
+    Weights are stacked in transformers' layout: `gate_up_proj.weight` [E, 2F, D], with the rows of gate before the rows
+    of up, and `down_proj.weight` [E, D, F]. Optional biases: `gate_up_proj_bias` [E, 2F] and `down_proj_bias` [E, D].
 
     Attributes:
-        first: index of the first expert that this process holds.
-        num_local: number of experts that this process holds.
+        first: index of the first expert on this rank.
+        num_local: number of experts on this rank.
     """
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
@@ -107,7 +106,7 @@ class Experts(nn.Layer):
         return self.create_parameter([self.num_local, size], dtype=dtype, is_bias=True)
 
     def forward(self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor) -> paddle.Tensor:
-        """Return the weighted sum [T, D] of the experts' outputs for each token, over the experts in this process."""
+        """Return the weighted sum of expert outputs [T, D] over the experts on this rank."""
         if is_symbolic(x_TD):
             return self._forward_in_graph(x_TD, weights_TK, experts_TK)
         rows = ExpertRows.sort(experts_TK.numpy(), self.num_local, self.first)
@@ -134,7 +133,7 @@ class Experts(nn.Layer):
     def _forward_in_graph(
         self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
     ) -> paddle.Tensor:
-        """Trace `forward` for a static graph, where the number of rows of an expert is known only at run time."""
+        """Trace the forward pass for a static graph, in which the row counts of experts are unknown until run time."""
         tokens, results = [], []
         for expert in range(self.num_local):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)
@@ -153,15 +152,7 @@ class Experts(nn.Layer):
 
 
 class MixtureOfExperts(nn.Layer):
-    """Expert layer that replaces a `FeedForward`: router, routed experts, and shared experts for every token.
-
-    Args:
-        hidden_size: D.
-        shape: sizes and options.
-
-    Attributes:
-        shape: sizes and options.
-    """
+    """Expert layer that replaces a `FeedForward`: router, routed experts, and a shared expert for every token."""
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()

@@ -18,7 +18,8 @@ class FeedForward(nn.Layer):
     """Gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
     Args:
-        hidden_size, intermediate_size: features at the ends and in the middle of the block.
+        hidden_size: input and output features of the block.
+        intermediate_size: output features of the gate and up projections.
         bias: whether the linear layers have biases.
         activation: "silu", or "gelu_tanh" for the tanh approximation of GELU.
     """
@@ -35,7 +36,7 @@ class FeedForward(nn.Layer):
         return self.from_projections(recompute_region("mlp_column_ln", self._gate_and_up, x))
 
     def from_projections(self, projected: Sequence[paddle.Tensor]) -> paddle.Tensor:
-        """Map the outputs of `gate_proj` and `up_proj`, which may be overwritten, to [..., hidden_size]."""
+        """Map the outputs of `gate_proj` and `up_proj` to [..., hidden_size]. The outputs may be overwritten."""
         gate, up = projected
         return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up, reuse_inputs=True))
 

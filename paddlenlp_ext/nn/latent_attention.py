@@ -1,6 +1,6 @@
 """Multi-head latent attention (MLA): keys and values of all heads are computed from one latent per position.
 
-DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. x is the hidden state, and [c] is the normalized latent:
+DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. x is the hidden state, and [c] is the normalized latent c:
 
     c, r     = kv_a_proj_with_mqa(x)             latent, and one key that all heads share
     U_n c, V_n c = kv_b_proj([c])                of head n
@@ -9,8 +9,8 @@ DeepSeek-AI 2024, DeepSeek-V2, arXiv:2405.04434, section 2.1. x is the hidden st
 
 | | stored in the cache per position and layer |
 | --- | --- |
-| grouped heads | 2 K H numbers |
-| latents | L + R numbers: [c] and RoPE(r) |
+| K grouped key-value heads | 2 K H values |
+| latents | L + R values: [c] and RoPE(r) |
 
 During decoding, queries attend to the cached latents directly (ops/attention/latent_decode.py). A trained prefix also
 consists of latents and shared keys.
@@ -35,7 +35,7 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention
 from paddlenlp_ext.paddle_compat import axis_sizes
 
-_NORM_EPSILON = 1e-6  # published models use it for the norms of latents, whatever the config's rms_norm_eps
+_NORM_EPSILON = 1e-6  # Published models use this epsilon for latent norms and ignore rms_norm_eps in config.json.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +44,10 @@ class LatentShape:
 
     Attributes:
         query_rank: size of the query latent; None: queries are a projection of the hidden states.
-        kv_rank: L, size of the latent of keys and values.
-        unrotated_dim: U, channels of a query or key without rotation.
-        rotated_dim: R, channels of a query or key with rotation.
-        value_dim: E, channels of a value.
+        kv_rank: size L of the latent of keys and values.
+        unrotated_dim: number U of unrotated channels of a query or key.
+        rotated_dim: number R of rotated channels of a query or key.
+        value_dim: number E of channels of a value.
     """
 
     query_rank: int | None
@@ -100,7 +100,7 @@ class LatentAttention(AttentionLayer):
         return paddle.concat([x_P1L.squeeze(1) for x_P1L in pair], axis=-1)
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Return the queries [B, S, N * H], the shared key [B, S, R], and `kv_b_proj` of the latents."""
+        """Return the queries [B, S, N * H], the shared key [B, S, R], and the output of `kv_b_proj`."""
         latents_BSL, key_BSR = self._compress(x_BSD)
         return self._queries(x_BSD), key_BSR, self.kv_b_proj(latents_BSL)
 
@@ -110,13 +110,13 @@ class LatentAttention(AttentionLayer):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSD)))
 
     def _compress(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the normalized latents [B, S, L], and the shared key before RoPE [B, S, R]."""
+        """Return the normalized latents [B, S, L] and the unrotated shared key [B, S, R]."""
         both = self.kv_a_proj_with_mqa(x_BSD)
         rank = self.latent.kv_rank
         return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]
 
     def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
-        """Split queries into unrotated channels [B, S, N, U] and channels after RoPE [B, S, N, R]."""
+        """Split queries into unrotated channels [B, S, N, U] and rotated channels [B, S, N, R]; apply RoPE."""
         q_BSNH = queries.reshape([0, 0, queries.shape[-1] // self.head_dim, self.head_dim])
         size = self.latent.unrotated_dim
         return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
@@ -125,20 +125,20 @@ class LatentAttention(AttentionLayer):
         return self.rotate(key_BSR.unsqueeze(2), *rotation)
 
     def _keys_and_values(self, heads: paddle.Tensor, key_BS1R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return keys [B, S, N, H] and values [B, S, N, E] from `kv_b_proj` of the latents and the shared key."""
+        """Return keys [B, S, N, H] and values [B, S, N, E] from the output of `kv_b_proj` and the shared key."""
         size = self.latent.unrotated_dim
         both = heads.reshape([*heads.shape[:2], -1, size + self.latent.value_dim])
         shared = key_BS1R.expand([*both.shape[:3], self.latent.rotated_dim])
         return paddle.concat([both[..., :size], shared.astype(both.dtype)], axis=-1), both[..., size:]
 
     def _prefix_heads(self, prefix: KeyValuePrefix) -> KeyValuePrefix:
-        """Return the keys [P, N, H] and values [P, N, E] of a prefix of latents [P, 1, L] and keys [P, 1, R]."""
+        """Expand a prefix of latents [P, 1, L] and shared keys [P, 1, R] to keys [P, N, H] and values [P, N, E]."""
         latents_P1L, keys_P1R = prefix
         keys, values = self._keys_and_values(self.kv_b_proj(latents_P1L.unsqueeze(0).squeeze(2)), keys_P1R.unsqueeze(0))
         return keys[0], values[0]
 
     def _attend_cached(self, x_BSD: paddle.Tensor, rotation: Rotation, cache: KeyValueCache) -> paddle.Tensor:
-        """Append latents and shared keys to the cache; return the attention over all positions, [B, S, N, E]."""
+        """Append latents and shared keys to the cache; return the attention output [B, S, N, E]."""
         (latents_BSL, key_BSR), options = self._compress(x_BSD), self.score_options
         key_BS1R = self._rotate_key(key_BSR, rotation)
         q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), rotation)
@@ -158,10 +158,10 @@ class LatentAttention(AttentionLayer):
 
     @paddle.no_grad()
     def _matrices_by_head(self, dtype: paddle.dtype) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the matrices from latents to keys [N, U, L] and, transposed, from latents to values [N, L, E].
+        """Return matrices per head: from queries to latents [N, U, L], and from latents to values [N, L, E].
 
-        The matrices are the outputs of `kv_b_proj` for unit vectors, so that they include adapters and quantization.
-        The direct call of `forward` skips hooks, which would treat the unit vectors as positions of a sequence.
+        The matrices are `kv_b_proj` applied to unit vectors, and therefore include adapters and quantization. Calling
+        `forward` directly skips forward hooks, which would take the unit vectors for positions of a sequence.
         """
         unit_1LL = paddle.eye(self.latent.kv_rank, dtype=dtype).unsqueeze(0)
         size, value_dim = self.latent.unrotated_dim, self.latent.value_dim

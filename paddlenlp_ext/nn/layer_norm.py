@@ -19,9 +19,9 @@ class LayerNorm(nn.Layer):
         self.weight = self.create_parameter([size], dtype=dtype, default_initializer=ones)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size]; the computation is in float32."""
+        """Map [..., size] to [..., size]. The computation is in float32."""
         return self.normalize(x, self.weight)
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size] with another weight [size] instead of the layer's weight."""
+        """Map [..., size] to [..., size] with `weight` [size] in place of the layer's weight."""
         return layer_norm(x, weight, self.epsilon)

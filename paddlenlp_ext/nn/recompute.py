@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.cpp.bf16 import capture_precision
 
 LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
-"""Region -> granularity at which it is recomputed as a block."""
+"""Region -> granularity that recomputes the region."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class RecomputePlan:
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: indices of layers that save all activations.
-        saved_regions: region -> number of layers, from the first, that save the region's result although the layer is
-            recomputed; -1 for all layers. The region is then not computed again and, under tensor parallelism, not
-            communicated again. Only with "full".
-        offloads_inputs: whether the inputs of recomputed layers are offloaded from the device
-            (nn/activation_offload.py). Only with "full".
+        saved_regions: region -> number of leading layers that save the result of the region, although the layer is
+            recomputed; -1: all layers. A saved region does not repeat its computation and communication in the
+            recomputation. Only with "full".
+        offloads_inputs: whether to offload the inputs of recomputed layers (nn/activation_offload.py). Only with
+            "full".
     """
 
     granularity: str = "full"
@@ -71,7 +71,7 @@ class RecomputePlan:
             raise ValueError(f"no_recompute_layers: the model has no layers {missing}; use 0 to {num_layers - 1}")
 
     def saves(self, region: str, layer: int) -> bool:
-        """Return whether the recomputed layer saves the region's result."""
+        """Return whether a recomputed layer saves the result of a region."""
         number = self.saved_regions.get(region, 0)
         return number == -1 or layer < number
 
@@ -91,11 +91,11 @@ class RecomputePlan:
 
 
 def recompute_region(region: str, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return `function(*arguments)`, and save or recompute its activations as the current plan says.
+    """Return `function(*arguments)`; save or recompute its activations according to the current plan.
 
     Args:
         region: name of the region.
-        function: function of the arguments and of parameters; it must not read other tensors that require gradients.
+        function: function that reads only parameters and `arguments`; other tensors must not require gradients.
         arguments: tensors; for the region "full_attn", other objects too.
     """
     state = _current[-1]
@@ -110,22 +110,22 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 
 
 def value_of_first_run(key: str, value: Any) -> Any:
-    """Return `value`; when a layer is recomputed, return the value that its first run had under `key`.
+    """Return `value` in a forward pass; in a recomputation, return the value from the forward pass of the layer.
 
-    Other forward passes may run in between, for example under pipeline parallelism.
+    The two may differ: under pipeline parallelism, other forward passes precede the recomputation.
     """
     state = _current[-1]
     return value if state is None else state.first_values.setdefault(key, value)
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its forward pass; it may be another one by the backward pass."""
+    """Recompute a block with the matmul precision of its forward pass, which may have changed since."""
     return recompute(capture_precision(function), *arguments)
 
 
 def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
     """Recompute a layer, and offload its input `x` between the forward and the backward pass."""
-    offloaded = offload(x)  # here, because an error in a hook would lose its type
+    offloaded = offload(x)  # outside the hook, because Paddle changes the type of errors raised in hooks
     is_running = False
 
     def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
@@ -137,7 +137,7 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
             is_running = False
 
     def pack(tensor: paddle.Tensor) -> paddle.Tensor | OffloadedTensor:
-        return tensor if is_running else offloaded  # Paddle saves x after the run, and saved regions save tensors in it
+        return tensor if is_running else offloaded  # Saved regions pack tensors during the run; Paddle packs x after it
 
     def unpack(saved: paddle.Tensor | OffloadedTensor) -> paddle.Tensor:
         return saved if isinstance(saved, paddle.Tensor) else saved.load()
@@ -148,7 +148,7 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
 
 @dataclass(frozen=True)
 class _RegionRecord:
-    """Saved computation of a region: autograd graph from copies of the inputs, and the random state afterwards."""
+    """Saved forward pass of a region: autograd graph from copied inputs to outputs, and the random state after it."""
 
     inputs: tuple[paddle.Tensor, ...]
     outputs: tuple[paddle.Tensor, ...]
@@ -165,7 +165,7 @@ class _LayerRecompute:
         self._records: deque[_RegionRecord] = deque()
 
     def keep(self, function: Callable[..., Any], tensors: Sequence[paddle.Tensor]) -> Any:
-        """Compute and save the region in the forward pass; return the saved result in the recomputation."""
+        """Compute and save a region in the forward pass; return the saved result in the recomputation."""
         if paddle.is_grad_enabled():
             record = self._records.popleft()
             paddle.set_rng_state(record.random_state)
@@ -204,7 +204,7 @@ _current: list[_LayerRecompute | None] = [None]
 
 @contextmanager
 def _recomputing(state: _LayerRecompute) -> Iterator[None]:
-    """Make `state` the state that `recompute_region` uses within the block."""
+    """Make `recompute_region` use `state` within a `with` block."""
     _current.append(state)
     try:
         yield

@@ -22,7 +22,7 @@ class FeatureShards(Protocol):
         ...
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which all ranks have; the backward pass all-reduces its gradient."""
+        """Return `x`, which is equal on all ranks; the backward pass all-reduces the gradient."""
         ...
 
 
@@ -30,7 +30,7 @@ class RMSNorm(nn.Layer):
     """RMS normalization of the last axis, of length `size`, with a trained scale that is initialized to 1.
 
     Attributes:
-        offset: number that is added to the weight to obtain the scale: 0, or 1 in the Gemma models.
+        offset: value added to the weight to obtain the scale: 0, or 1 in Gemma models.
         shards: ranks that hold the shards of the last axis; None if the axis is not sharded.
     """
 
@@ -51,7 +51,7 @@ class RMSNorm(nn.Layer):
         return self.normalize_sum(x, addend, self.weight)
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., size] to [..., size] with another weight [size] instead of the layer's weight."""
+        """Map [..., size] to [..., size] with `weight` [size] in place of the layer's weight."""
         if self.shards is not None:
             return self._norm_sharded(x, weight, self.shards)
         return rms_norm(x, weight, self.epsilon, self.offset)
@@ -59,7 +59,7 @@ class RMSNorm(nn.Layer):
     def normalize_sum(
         self, x: paddle.Tensor, addend: paddle.Tensor, weight: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the result of `forward_add` with another weight [size] instead of the layer's weight."""
+        """Return `x + addend` and the sum normalized with `weight` [size], both [..., size]."""
         return add_rms_norm(x, addend, weight, self.epsilon, self.offset)
 
     def _norm_sharded(self, x: paddle.Tensor, weight: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:

@@ -8,8 +8,8 @@
 | sigmoid | sigmoid(logits) | scores + correction bias | scores, optionally normalized | DeepSeek V3, GLM-4.5 |
 | softmax_of_chosen | logits | scores | softmax over the chosen logits | gpt-oss |
 
-The choice may be limited to the best groups of experts (DeepSeek V2, arXiv:2405.04434, and V3, arXiv:2412.19437). Ties
-go to the expert with the lowest index; PyTorch leaves the order open. All routers compute in float32.
+The choice may be limited to the best groups of experts (DeepSeek V2, arXiv:2405.04434, and V3, arXiv:2412.19437). In a
+tie, the expert with the lowest index is chosen. All routers compute in float32.
 
 Shapes: T tokens, E experts, K chosen experts, D hidden.
 """
@@ -35,14 +35,14 @@ class RouterOptions:
         kind: one of `ROUTERS`.
         top_k: experts per token.
         normalizes: whether the weights of a token's experts are divided by their sum.
-        smallest_sum: smallest divisor of the weights.
+        smallest_sum: lower bound of the sum in this division.
         scale: factor of the weights.
         num_groups: number of groups of consecutive experts, of equal size; 1: the choice is not limited.
         chosen_groups: number of groups that a token's experts may come from.
         group_score: score of a group: its highest score ("max"), or the sum of its two highest scores ("top2").
         bias: whether the logits have a bias.
-        correction_dims: number of dimensions of the stored correction bias, 1 for [E] or 2 for [1, E]; 0: no such bias.
-            The bias is added to the scores for the choice only, and has no gradient.
+        correction_dims: number of dimensions of the stored correction bias, 1 for [E] or 2 for [1, E]; 0: no bias.
+            The correction bias changes only which experts are chosen, and has no gradient.
     """
 
     kind: str
@@ -109,7 +109,7 @@ def _highest(scores: paddle.Tensor, count: int) -> paddle.Tensor:
 def _weigh_chosen(
     scores_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Choose experts, and return their normalized and scaled scores as weights."""
+    """Choose experts; return normalized and scaled scores of the chosen experts as weights, and the experts."""
     experts_TK = choose(scores_TE, options, correction)
     weights_TK = paddle.take_along_axis(scores_TE, experts_TK, 1)
     if options.normalizes:
@@ -120,12 +120,7 @@ def _weigh_chosen(
 class Router(nn.Layer):
     """Router of an expert layer: a linear layer from hidden states to logits, and a function of `ROUTERS`.
 
-    The parameters have the dtype of activations, because a product in lower precision would choose other experts.
-
-    Args:
-        hidden_size: D.
-        num_experts: E.
-        options: kind and options.
+    The parameters have the dtype of activations, because lower precision could change which experts are chosen.
 
     Attributes:
         observe: function that records the logits and returns them (nn/load_balancing_loss.py); None: not recorded.

@@ -1,4 +1,4 @@
-"""Get or replace a sublayer of a model by its dotted name, as in `model.layers.0.mlp`."""
+"""Get or replace a sublayer of a model by its dotted name, such as `model.layers.0.mlp`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hooks by which an adapter method takes part in the training loop."""
+"""Training-loop hooks of adapter methods."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import paddle
 
 
 class TrainingHooks:
-    """Training-loop hooks that do nothing; an adapter method overrides the hooks it needs."""
+    """No-op training-loop hooks. An adapter method overrides the hooks that it needs."""
 
     def plan_steps(self, total_steps: int) -> None:
         """Plan the method's schedule; called before the first step of every new or resumed run, and in a dry run.
@@ -30,7 +30,7 @@ class TrainingHooks:
         return None
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the adapter after an optimizer step, while its gradients exist.
+        """Update the adapter after an optimizer step, before its gradients are cleared.
 
         Args:
             step: number of the step, counted from 1.
@@ -39,7 +39,7 @@ class TrainingHooks:
         """
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that resuming a run needs in addition to the weights and the optimizer state."""
+        """Return the tensors to checkpoint in addition to weights and optimizer state."""
         return {}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:

@@ -11,14 +11,14 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype
 
 
 def embedding_reference(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Look up rows with Paddle; on the CPU, where Paddle has no bfloat16 kernel, cast a bfloat16 table to float32."""
+    """Look up rows with Paddle; cast a bfloat16 table on the CPU to float32, because Paddle lacks a bfloat16 kernel."""
     if table.dtype == paddle.bfloat16 and is_on_cpu(table):
         table = table.astype("float32")
     return F.embedding(ids, table)
 
 
 def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Look up rows of a bfloat16 table and cast them to float32; use the reference for a trainable table."""
+    """Look up rows of a bfloat16 table in C++ and cast the rows to float32; use the reference for trainable tables."""
     if paddle.is_grad_enabled() and not table.stop_gradient:
         return embedding_reference(table, ids)
     ids = contiguous(in_dtype(ids, paddle.int64))
@@ -39,5 +39,8 @@ embedding_op = DispatchedOp("embedding", cpp=(embedding_cpp, _stored_in_bf16), r
 
 
 def embedding(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
-    """Return rows `ids` [...] of a table [V, D] as [..., D] in the table's dtype (bfloat16 on the CPU: float32)."""
+    """Return the rows `ids` [...] of a table [V, D], as [..., D].
+
+    The result has the dtype of the table, except that bfloat16 tables on the CPU give float32.
+    """
     return embedding_op.choose(table)(table, ids)

@@ -1,4 +1,4 @@
-"""Gradient clipping: the global squared norm of many tensors, and scaling them in place."""
+"""Gradient clipping: the global norm of many tensors, and in-place scaling."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp, Implementation
 
 
 def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
-    """Return the sum of the squares of all values, computed in fp32."""
-    # Not paddle.dot: its sequential sum on the CPU is 4 % off for the 28 million values of an embedding.
+    """Return the sum of squares of all values, computed in fp32."""
+    # paddle.dot would sum sequentially on the CPU: 4 % error for an embedding of 28 million values.
     return float(paddle.stack([tensor.astype("float32").square().sum() for tensor in tensors]).sum())
 
 
 def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
-    """Return the sum of squares, computed in double precision (csrc/gradients.cpp).
+    """Return the sum of squares of all values, computed in double precision (csrc/gradients.cpp).
 
-    The result is bitwise independent of the thread count. All tensors are float32, or all are bfloat16.
+    The result does not depend on the thread count. All tensors must have the same dtype, float32 or bfloat16.
     """
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()
@@ -31,13 +31,13 @@ def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
 
 
 def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """Scale each tensor in turn, in place."""
+    """Multiply each tensor by `factor` in place, with Paddle."""
     for tensor in tensors:
         tensor.scale_(factor)
 
 
 def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """Scale all contiguous tensors in one C++ call, and the other tensors with the reference."""
+    """Multiply all contiguous tensors by `factor` in one C++ call; scale the others with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
     run = function("scale_tensors")
@@ -57,12 +57,12 @@ scale_op = DispatchedOp("scale", cpp=(scale_cpp, usable_in_fp32_or_bf16), refere
 
 
 def sum_of_squares(tensors: Iterable[paddle.Tensor]) -> float:
-    """Return the sum of squares over all values of all tensors; 0 for an empty list."""
+    """Return the sum of squares of all values of all tensors, or 0 without tensors."""
     return sum(backend(group) for backend, group in _by_backend(sum_of_squares_op, tensors))
 
 
 def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
-    """Multiply all tensors by a number, in place."""
+    """Multiply all tensors by `factor` in place."""
     for backend, group in _by_backend(scale_op, tensors):
         backend(group, factor)
 
@@ -70,7 +70,7 @@ def scale_(tensors: Iterable[paddle.Tensor], factor: float) -> None:
 def _by_backend(
     op: DispatchedOp, tensors: Iterable[paddle.Tensor]
 ) -> Iterator[tuple[Implementation, list[paddle.Tensor]]]:
-    """Group the tensors by dtype and by the backend that `op` chooses, and yield each backend with its tensors."""
+    """Yield each chosen backend of `op` with its tensors, grouped by dtype."""
     groups: dict[tuple[Implementation, paddle.dtype], list[paddle.Tensor]] = {}
     for tensor in tensors:
         groups.setdefault((op.choose(tensor), tensor.dtype), []).append(tensor)
@@ -79,12 +79,12 @@ def _by_backend(
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
-    """Return the Euclidean norm of all gradients, concatenated; 0 without gradients."""
+    """Return the Euclidean norm of all gradients as one vector, or 0 without gradients."""
     return math.sqrt(sum_of_squares(gradients))
 
 
 @paddle.no_grad()
 def clip_gradients(gradients: list[paddle.Tensor], norm: float, max_norm: float) -> None:
-    """Scale gradients of norm `norm` down to `max_norm` in place; a `max_norm` of 0 or less disables clipping."""
+    """Scale gradients of global norm `norm` down to norm `max_norm` in place; a `max_norm` <= 0 disables clipping."""
     if max_norm > 0.0 and norm > max_norm:
         scale_(gradients, max_norm / norm)

@@ -2,7 +2,7 @@
 
     y = (x - mean(x)) / sqrt(variance(x) + epsilon) * weight
 
-The C++ backend (csrc/layer_norm.cpp) saves the input, and the mean and inverse deviation of each row.
+The C++ backend (csrc/layer_norm.cpp) saves the input, and the mean and inverse standard deviation of each row.
 
 Shapes: R rows, D row length.
 """
@@ -21,10 +21,8 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 
 
 def layer_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
-    """Normalize the last axis in float32, for every input dtype.
-
-    The scale is applied outside Paddle's kernel: on the CPU its gradient of x ignores a frozen scale.
-    """
+    """Normalize the last axis in float32, for any input dtype."""
+    # The kernel gets no scale: on the CPU, its gradient with respect to x would ignore a frozen scale.
     normed = F.layer_norm(x.astype("float32"), weight_D.shape, epsilon=epsilon)
     return (normed * weight_D.astype("float32")).astype(x.dtype)
 
@@ -64,7 +62,7 @@ class _LayerNormCpp(PyLayer):
 def _forward(
     x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the normalized rows, and the mean [R] and inverse deviation [R] of each row."""
+    """Return the normalized rows, and each row's mean [R] and inverse standard deviation [R]."""
     num_rows, size = _rows(x)
     assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
     out, means_R, inverses_R = empty(x.shape), empty([num_rows]), empty([num_rows])

@@ -6,5 +6,5 @@ import paddle
 
 
 def soft_cap(x: paddle.Tensor, softcap: float | None) -> paddle.Tensor:
-    """Return `softcap * tanh(x / softcap)`; `x` itself if `softcap` is None."""
+    """Return `softcap * tanh(x / softcap)`, or `x` itself if `softcap` is None."""
     return x if softcap is None else (x / softcap).tanh() * softcap

@@ -1,4 +1,4 @@
-"""Tensor helpers of the ops: contiguity, casts, and whether gradients are needed."""
+"""Helpers for contiguity, dtypes and gradient flags of tensors."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ def contiguous(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """Return `x` in `dtype` without the copy that a cast to its own dtype would make."""
+    """Cast `x` to `dtype`; return `x` itself if its dtype already is `dtype`."""
     return x if x.dtype == dtype else x.astype(dtype)
 
 
 def product_dtype(x: paddle.Tensor) -> paddle.dtype:
-    """Return the dtype in which Paddle multiplies `x`: the autocast dtype if autocast is on, else the dtype of `x`."""
+    """Return the dtype of Paddle's matmuls with `x`: the autocast dtype under autocast, else the dtype of `x`."""
     return getattr(paddle, paddle.get_autocast_dtype()) if paddle.is_autocast_enabled() else x.dtype
 
 
@@ -26,5 +26,5 @@ def requires_grad(tensor: paddle.Tensor | None) -> bool:
 
 
 def needs_grad(*tensors: paddle.Tensor) -> bool:
-    """Return whether autograd must record an op on these tensors."""
+    """Return whether autograd is enabled and any of the tensors requires a gradient."""
     return paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in tensors)

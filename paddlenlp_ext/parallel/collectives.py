@@ -6,10 +6,10 @@
     copy_to_group        identity      all-reduce
     reduce_from_group    all-reduce    identity
 
-The backward pass of `exchange_rows`, an all-to-all of rows, is the transposed all-to-all.
+`exchange_rows` is an all-to-all of rows. Its backward pass is the all-to-all in the opposite direction.
 
-All ranks of a group must call these functions in the same order, in the forward and in the backward pass. Gradients and
-parameter values are sent in buckets of 64 MiB.
+All ranks of a group must call these functions in the same order, in the forward pass and in the backward pass.
+Gradients and parameter values are sent in buckets of at most 64 MiB.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.sharding_spec import placement_of
 
 BUCKET_BYTES = 64 << 20
-"""Maximum size of a bucket in bytes; the tensors of a bucket are concatenated and sent together."""
+"""Maximum size of a bucket in bytes. The tensors of a bucket are concatenated and sent in one collective."""
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Group consecutive tensors of one dtype into buckets of at most 64 MiB; a larger tensor gets a separate bucket."""
+    """Group consecutive tensors of equal dtype into buckets of at most 64 MiB; a larger tensor is a bucket alone."""
     result: list[list[paddle.Tensor]] = []
     filled = 0
     for tensor in tensors:
@@ -42,7 +42,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters that have a gradient on any rank, after setting missing gradients to zeros."""
+    """Return the parameters that have a gradient on at least one rank; on the other ranks, set the gradient to 0."""
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
@@ -53,14 +53,14 @@ def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[
 
 
 def zero_gradient(parameter: paddle.Tensor) -> paddle.Tensor:
-    """Return zeros with the shape of a parameter and the dtype of its gradient."""
+    """Return a gradient of zeros, float32 if the `Placement` of the parameter requires float32 gradients."""
     has_float32 = placement_of(parameter).has_float32_gradient
     return paddle.zeros(parameter.shape, "float32" if has_float32 else parameter.dtype)
 
 
 @paddle.no_grad()
 def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
-    """All-reduce gradients over `group`, in place; a gradient that is missing on all ranks stays None."""
+    """All-reduce gradients over `group` in place; a gradient that is None on all ranks stays None."""
     if not parameters:
         return
     present = fill_missing_gradients(parameters, group)
@@ -75,7 +75,7 @@ def sum_gradients(parameters: list[paddle.Tensor], group: Any) -> None:
 
 
 def copy_to_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
-    """Return `x`, which must be equal on all ranks; the backward pass all-reduces its gradient."""
+    """Return `x`, which must be equal on all ranks; the backward pass all-reduces the gradient of `x`."""
     return _CopyToGroup.apply(x, group)
 
 
@@ -102,7 +102,7 @@ def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int
 
     Args:
         x: rows, sorted by destination rank.
-        sent: number of rows to send to each rank; None: send and receive the same number for every rank.
+        sent: number of rows to send to each rank; None to send and receive the same number of rows for every rank.
         received: number of rows to receive from each rank; None if `sent` is None.
         group: communication group of the ranks.
     """
@@ -125,10 +125,10 @@ def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any)
     """
     largest = max(sizes)
     missing = largest - part.shape[axis]
-    if missing:  # gloo and NCCL only gather equal shapes
+    if missing:  # gloo and NCCL gather only tensors of equal shape
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
-    if not part.size:  # a layer that AdaLoRA pruned to rank 0; gloo would divide by zero
+    if not part.size:  # AdaLoRA pruned the layer to rank 0; for an empty tensor, gloo divides by zero
         return paddle.zeros([*part.shape[:axis], sum(sizes), *part.shape[axis + 1 :]], part.dtype)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=group)

@@ -1,12 +1,12 @@
-"""Gather the sharded tensors of all processes to the main process, one at a time, while it writes them.
+"""Gather sharded tensors from all processes to the main process, one tensor at a time, while it writes a file.
 
     main process                       other processes
     broadcast the tensor index     ->  receive the index
     all-gather or receive          <-  all-gather shards, or broadcast the full tensor
     ... until every tensor is written, then broadcast _DONE
 
-The writer may read tensors in any order. A process holds at most one full tensor in addition to its shards, and the
-files are identical to the files that a single process writes.
+The writer may read the tensors in any order. Each process holds at most one full tensor in addition to its shards. The
+files are identical to the files that a run with a single process writes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAIN, _DONE = 0, -1
 
 @dataclass(frozen=True)
 class _TensorSource:
-    """Process that holds a tensor, and its unsharded shape and dtype."""
+    """Global rank that sends a tensor to the main process, and the unsharded shape and the dtype of the tensor."""
 
     holder: int
     shape: tuple[int, ...]
@@ -39,13 +39,12 @@ class _TensorSource:
 
 
 def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mapping[str, LazyTensor]], None]) -> None:
-    """Call `write` on the main process with all unsharded tensors; return on every process when `write` has finished.
+    """Call `write` on the main process with all unsharded tensors; all processes return when `write` has finished.
 
     Args:
         mesh: device mesh of the run.
-        tensors: tensors of this process, by their names in the unsharded model; tensors that only other
-            processes hold may be missing.
-        write: function that takes the unsharded tensors by name; each tensor is gathered when `write` reads it.
+        tensors: tensors and shards that this process holds, by name in the unsharded model.
+        write: function that takes the unsharded tensors by name. Each tensor is gathered when `write` reads it.
     """
     gloo_barrier()
     own = {name: tensor for name, tensor in tensors.items() if is_materialized(tensor)}
@@ -68,7 +67,7 @@ def save_gathered(mesh: Mesh, tensors: Mapping[str, Any], write: Callable[[Mappi
 
 
 def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSource]:
-    """Return the source of each tensor: the first process that holds the tensor, or its first shard."""
+    """Return the source of each tensor: the lowest rank that holds the full tensor or its first shard."""
     local = []
     if mesh.data.index == 0 and mesh.tensor.index == 0:
         local = [(name, _TensorSource(mesh.world.index, full_shape(t), as_lazy(t).dtype)) for name, t in own.items()]
@@ -82,7 +81,10 @@ def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSour
 
 
 def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
-    """Gather a tensor to the main process as a NumPy array; all processes take part, so that none times out."""
+    """Tell the other processes which tensor to gather, and return the tensor as a NumPy array on the main process.
+
+    All processes join the broadcasts, because a process that waits outside a collective would time out.
+    """
     _broadcast_number(mesh, number)
     if source.holder == _MAIN:
         shard = shard_of(own)
@@ -91,7 +93,7 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
-    """Take part in gathering one tensor on a process other than the main process."""
+    """Send the tensor that the main process requested, or the shard of it that this process holds."""
     full, shard = None, shard_of(own)
     if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)
@@ -100,7 +102,10 @@ def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
 
 
 def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) -> paddle.Tensor:
-    """Broadcast a tensor from its holder to all processes; a send between two processes would desynchronize gloo."""
+    """Broadcast a tensor from its source to all processes.
+
+    A send from the source to the main process would desynchronize the gloo group.
+    """
     if full is None:
         values = paddle.empty(list(source.shape), getattr(paddle, source.dtype))
     else:
@@ -111,7 +116,10 @@ def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) ->
 
 
 def gather_shards(mesh: Mesh, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-    """Return the full tensor from the shards of all ranks in `mesh.holders(shard)`; collective, not differentiable."""
+    """Gather the full tensor from its shards on the ranks `mesh.holders(shard)`, which must all call this function.
+
+    Gradients do not pass through the result.
+    """
     part, sizes = part.detach(), shard_sizes(shard.size, mesh.tensor.size)
     if shard.by_experts:
         own = sizes[mesh.tensor.index]

@@ -1,20 +1,20 @@
 """Workarounds for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
 Collectives
-    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all, which are implemented here with the
-    existing collectives. All are synchronous: a call returns when the data has arrived.
+    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. This module builds these collectives
+    from the existing collectives. Every call is synchronous: it returns when the data has arrived.
 
 Rendezvous
-    Paddle's gloo groups publish their addresses in the launcher's key-value store under the rank within the group
-    ("0", "1", ...), with the same keys for every group. With several groups a process may read the address of another
-    group, so that the connection is refused or hangs, rarely with two processes and nearly always with more. Therefore
-    each group gets a separate key-value store.
+    All gloo groups of a run publish their addresses under the same keys ("0", "1", ...: the rank within the group) in
+    the key-value store of the launcher. If there are several groups, a process may read the address of another group,
+    and the connection is refused or hangs. This happens rarely with two processes and nearly always with more. Each
+    group therefore gets a separate key-value store.
 
 Waiting
-    A gloo collective times out after 30 seconds, which Paddle does not let callers change: `ProcessGroupGloo.create`
-    has no argument for it, and gloo reads no environment variable. Every operation therefore first waits until its
-    processes have arrived (gloo_timeout.py). `gloo_barrier` waits for all processes of a run with the launcher's store,
-    before any group exists. It takes about 50 ms.
+    A gloo collective times out after 30 seconds. Paddle does not expose this timeout: `ProcessGroupGloo.create` has no
+    argument for it, and gloo reads no environment variable. Every operation therefore first waits until all its
+    processes are ready (gloo_timeout.py). `gloo_barrier` waits for all processes of a run and needs only the store of
+    the launcher, not a group. A call takes about 50 ms.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
-"""Group and `Arrivals` by the id() of the group; the reference keeps the group alive, so its id is not reused."""
+"""Group and `Arrivals` by the id() of the group. The entry keeps the group alive, so that its id is not reused."""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
@@ -47,28 +47,25 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     Args:
         store: key-value store of the launcher.
         rank: rank of this process in the group.
-        size: number of processes of the group.
-        group_id: unique id of the group, the same on all its processes.
+        size: number of processes in the group.
+        group_id: id of the group, unique in the run and equal on all processes of the group.
     """
     key = f"paddlenlp_ext/store/{group_id}"
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # only once the server listens, because early clients back off for seconds
+        store.set(key, address)  # after the server listens, because a refused client retries only after seconds
     else:
         own = _store_at(store.get(key).decode())
-    group = _paddle_create_group(own, rank, size, group_id)  # returns when all ranks have called it
+    group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
     _arrivals[id(group)] = group, connect_arrivals(own, rank, size, _host())
     return group
 
 
 def _store_at(address: str, serves: bool = False) -> Any:
-    """Connect to the key-value store at `address`, or start it.
-
-    The server does not wait for clients, because gloo waits for the other processes.
-    """
+    """Connect to the key-value store at `address`, or start the store if `serves` is True."""
     host, _, port = address.rpartition(":")
-    return tcp_store(host, int(port), serves, 1)
+    return tcp_store(host, int(port), serves, 1)  # 1: do not wait for clients, because gloo waits for all ranks
 
 
 def _free_address() -> str:
@@ -79,7 +76,7 @@ def _free_address() -> str:
 
 
 def _host() -> str:
-    """Return the host name under which the launcher reaches this machine."""
+    """Return the host name of this machine from the endpoint that the launcher assigned."""
     return os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
 
 
@@ -123,9 +120,9 @@ class _Done:
 
 
 def install_gloo_collectives() -> None:
-    """Add the missing collectives to Paddle's gloo group class, and set the device id that pipelines read.
+    """Patch Paddle's gloo group class with the workarounds of this module, and set the device id that pipelines read.
 
-    Each group created afterwards uses a separate key-value store.
+    The workarounds apply to groups created after the call.
     """
     group_class = gloo_group_class()
     if group_class.create is create_group:  # installed by an earlier mesh of this process
@@ -150,7 +147,7 @@ def install_gloo_collectives() -> None:
 
 
 def _after_arrival(operation: Callable[..., Any], wait: Callable[..., None]) -> Callable[..., Any]:
-    """Return a method that waits for the other processes before it runs `operation`."""
+    """Return a method that calls `wait` before `operation`."""
 
     def call(group: Any, *arguments: Any, **options: Any) -> Any:
         _, arrivals = _arrivals.get(id(group), (None, None))
@@ -185,7 +182,7 @@ def _synchronous(name: str) -> Callable[..., Any]:
 
 
 def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap a method to ignore Paddle's last argument, the flag for a synchronous call."""
+    """Return a method that drops the last argument, Paddle's flag for a synchronous call, and calls `function`."""
 
     def call(group: Any, *arguments: Any) -> Any:
         return function(group, *arguments[:-1])
@@ -194,7 +191,7 @@ def _with_sync_flag(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reduce_scatter_tensor(group: Any, out: paddle.Tensor, terms: paddle.Tensor, op: Any) -> _Done:
-    """Reduce-scatter: all-reduce `terms`, and set `out` to this rank's slice along the first axis."""
+    """Reduce-scatter: all-reduce `terms`, and set `out` to the slice of this rank along the first axis."""
     total = terms.detach().clone()
     group.all_reduce(total, op, True).wait()
     rows = out.shape[0]
@@ -207,7 +204,7 @@ def _reduce_scatter(group: Any, out: paddle.Tensor, parts: list[paddle.Tensor], 
 
 
 def _all_to_all(group: Any, received: list[paddle.Tensor], sent: list[paddle.Tensor]) -> _Done:
-    """All-to-all: send tensor i of `sent` to rank i, by an all-gather because Paddle's gloo has no all-to-all."""
+    """All-to-all, implemented as an all-gather: send tensor i of `sent` to rank i."""
     sizes = [part.size for part in sent]
     flat = paddle.concat([part.detach().reshape([-1]) for part in sent])
     gathered = paddle.empty([group.size() * flat.size], flat.dtype)
@@ -229,7 +226,7 @@ def _all_to_all_tensor(group: Any, received: paddle.Tensor, sent: paddle.Tensor)
 def _all_to_all_single(
     group: Any, received: paddle.Tensor, sent: paddle.Tensor, received_sizes: list[int], sent_sizes: list[int]
 ) -> _Done:
-    """All-to-all: send `sent_sizes[i]` rows (default: an equal share) to rank i, by an all-gather of all rows."""
+    """All-to-all, implemented as an all-gather: send `sent_sizes[i]` rows (default: an equal share) to rank i."""
     num_ranks, shape = group.size(), sent.shape[1:]
     own_sizes = sent_sizes or [sent.shape[0] // num_ranks] * num_ranks
     gathered_sizes = paddle.empty([num_ranks * num_ranks], "int64")
@@ -259,26 +256,26 @@ def uses_gloo() -> bool:
 
 
 def connect_processes() -> None:
-    """Connect to the launcher's store while all processes start, because Paddle later waits at most 15 minutes."""
+    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes."""
     if world_size() > 1 and uses_gloo():
         launcher_store()
 
 
 def gloo_barrier() -> None:
-    """Wait for all processes of the run without a timeout; a no-op for backends other than gloo."""
+    """Wait for all processes of the run without a timeout; do nothing with other backends than gloo."""
     if world_size() == 1 or not uses_gloo():
         return
     store, name = launcher_store(), f"paddlenlp_ext/barrier/{next(_barrier_numbers)}"
     arrived, pause, log = _add(store, name, 1), _FIRST_PAUSE, WaitingLog()
     while arrived < world_size():
         log.update("another process")
-        time.sleep(pause)  # the store's own wait polls only ten times a second
+        time.sleep(pause)  # `store.wait` polls only ten times a second
         pause = min(2 * pause, _LONGEST_PAUSE)
         arrived = _add(store, name, 0)
 
 
 def _add(store: Any, name: str, amount: int) -> int:
-    """Call `store.add` with signals blocked, because Paddle's store reports a signal during a receive as an error."""
+    """Call `store.add` with signals blocked, because Paddle raises an error if a signal interrupts the call."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         return store.add(name, amount)

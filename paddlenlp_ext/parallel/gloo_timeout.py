@@ -1,15 +1,15 @@
-"""Wait for slow processes before a gloo collective, which times out after 30 seconds.
+"""Wait for slow processes before each gloo operation, because gloo operations time out after 30 seconds.
 
-Each pair of processes in a group has a TCP connection. Before a collective, a send or a receive, each process announces
-the operation with one byte and waits for the matching byte from the other processes, however long that takes. All
-processes then enter the collective together, and its timeout covers only the transfer.
+The processes of a group are connected pairwise over TCP. Before a collective, a send or a receive, each process
+announces the operation with one byte and waits without a timeout for the matching byte of the other processes. All
+processes then enter the operation together, so that the timeout of gloo covers only the transfer. The bytes are:
 
     c    collective
-    s    send to the process at the other end
-    r    receive from the process at the other end
+    s    send to the connected process
+    r    receive from the connected process
 
-If a process ends, the operating system closes its connections. If a machine disappears, TCP keepalive detects it after
-three minutes. In both cases the wait ends, and the collective reports the lost process.
+If a process exits, the operating system closes its connections. If a machine fails, TCP keepalive closes the
+connections after three minutes. In both cases the wait ends, and the gloo operation reports the lost process.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _groups: weakref.WeakSet[Arrivals] = weakref.WeakSet()
 
 
 class WaitingLog:
-    """Warn about a slow process after 30 seconds of waiting, and again whenever the waiting time has doubled."""
+    """Log a warning about a slow process after 30 seconds, and again each time the waiting time has doubled."""
 
     def __init__(self) -> None:
         self._started, self._next_message = time.monotonic(), _FIRST_MESSAGE_SECONDS
 
     def update(self, whom: str) -> None:
-        """Log a warning if the next one is due."""
+        """Log a warning that names `whom` if the next warning is due."""
         seconds = time.monotonic() - self._started
         if seconds >= self._next_message:
             self._next_message *= 2.0
@@ -58,7 +58,7 @@ class Arrivals:
 
     Args:
         peers: connections to the other processes of the group, by rank in the group.
-        names: global ranks of these processes, for the log.
+        names: global rank of each process, for log messages, by rank in the group.
     """
 
     def __init__(self, peers: Mapping[int, socket.socket], names: Mapping[int, int]) -> None:
@@ -84,13 +84,19 @@ class Arrivals:
         self._exchange(_RECEIVE, _SEND, (other,))
 
     def close(self) -> None:
-        """Close the connections, which ends the wait of processes that wait for this one."""
+        """Close the connections, so that the other processes stop waiting for this process."""
         self._selector.close()
         for peer in self._peers.values():
             peer.close()
 
     def _exchange(self, own: bytes, theirs: bytes, others: Sequence[int]) -> None:
-        """Send `own` to `others`, and wait until each of them has sent the matching `theirs`, or a process is lost."""
+        """Announce an operation, and wait until `others` have announced the matching operation.
+
+        Args:
+            own: byte to send.
+            theirs: byte to wait for.
+            others: processes to exchange the bytes with. If one of them is lost, the wait ends.
+        """
         for other in others:
             self._begun[other, own] += 1
             try:
@@ -126,21 +132,21 @@ def _close_in_child() -> None:
         group.close()
 
 
-# Otherwise a forked worker that outlives this process would keep the connections open.
+# A forked worker that outlives this process must not keep the connections open.
 os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
-    """Connect all processes of a group; each process accepts connections from higher ranks.
+    """Connect all processes of a group pairwise: each process connects to the lower ranks and accepts the higher ranks.
 
     Args:
         store: key-value store of the group.
         rank: rank of this process in the group.
-        size: number of processes of the group.
+        size: number of processes in the group.
         host: name or address of this machine.
 
     Raises:
-        ValueError: another process cannot be reached.
+        ValueError: no connection to another process.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     peers: dict[int, socket.socket] = {}
@@ -178,7 +184,11 @@ def _connect(member: Sequence[str], rank: int) -> socket.socket:
 
 
 def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """Accept a connection; return its rank and socket, or None if the peer does not know the token."""
+    """Accept a connection and return the rank of the peer and the socket, or None if the peer sends a wrong token.
+
+    Raises:
+        ValueError: the wait for a connection timed out.
+    """
     try:
         peer, _ = listener.accept()
     except TimeoutError as error:

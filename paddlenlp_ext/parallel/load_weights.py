@@ -1,4 +1,4 @@
-"""Load the weights of a sharded model: each rank reads only its slices and never holds the full model."""
+"""Load the weights of a sharded model; each rank reads only the slices that it holds."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def load_shards(model: TrainableModel, source: WeightSource) -> None:
-    """Load the base weights of a sharded model that was built without values; the adapter's values stay unchanged.
+    """Load the base model weights into a sharded model that was built without values.
 
-    Base parameters that the adapter replaces start from the base weights, unless a stored adapter contains them.
+    The adapter stays unchanged. A parameter that the adapter replaces in full (peft/modules_to_save.py) also starts
+    from the base weights, unless a stored adapter has already set the parameter.
 
     Args:
         model: `CausalLM` or `PeftModel`.

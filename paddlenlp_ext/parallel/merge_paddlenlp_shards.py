@@ -1,13 +1,14 @@
-"""Merge models that PaddleNLP saved as one file per rank.
+"""Merge the files of a model that PaddleNLP saved as one file per rank.
 
-Such a folder contains `model_state.tp00_pp00.pdparams` etc., where `tp` counts tensor ranks and `pp` pipeline stages.
+The folder contains files such as `model_state.tp00_pp00.pdparams`, with the index of the tensor rank after `tp` and the
+index of the pipeline stage after `pp`. Their content differs from Hugging Face's format:
 
-    names          start with the model family (`llama.layers.0...`)
-    linear weight  stored as [in, out]
-    shards         every tensor rank stores its slice of each sharded parameter; if the degree does not divide the
-                   vocabulary, every rank stores embedding and lm_head in full
+    names            start with the model family (`llama.layers.0...`)
+    linear weights   are stored as [in, out]
+    shards           each tensor rank stores its slice of the sharded parameters; if the tensor degree does not divide
+                     the vocabulary size, each tensor rank stores the full embedding and lm_head
 
-This project saves unsharded models, which do not need to be merged.
+This toolkit saves unsharded models, which need no merge.
 """
 
 from __future__ import annotations
@@ -41,7 +42,13 @@ _FORMATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class MergeReport:
-    """Result of a merge: output folder, number of tensors, and number of tensors joined from shards."""
+    """Result of a merge.
+
+    Attributes:
+        output: folder of the merged model.
+        num_tensors: number of tensors of the model.
+        num_joined: number of tensors that were concatenated from shards.
+    """
 
     output: Path
     num_tensors: int
@@ -51,17 +58,18 @@ class MergeReport:
 def merge_saved_shards(
     folder: Path, tensor_degree: int, pipeline_degree: int, output: Path | None = None, overwrite: bool = False
 ) -> MergeReport:
-    """Write the full model in Hugging Face's layout atomically, with generation config and tokenizer.
+    """Write the merged model atomically in Hugging Face's format, with generation config and tokenizer.
 
     Args:
         folder: folder that PaddleNLP wrote, with its config.json.
-        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 or 1: not split along this axis.
-        output: folder for the merged model; None: `folder` itself, whose other files stay.
+        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 or 1 if the model is not sharded
+            along this axis.
+        output: folder for the merged model; None to write into `folder` and keep its other files.
         overwrite: whether to replace a model at `output`.
 
     Raises:
-        ValueError: files are missing or do not match config.json, both degrees are at most 1, or `output` is not
-            writable, exists or belongs to an active run.
+        ValueError: files are missing or do not match config.json, both degrees are at most 1, or `output` exists, is
+            not writable, or an active run uses it.
     """
     in_place = output is None or output.resolve() == folder.resolve()
     output = folder.resolve() if output is None or in_place else output
@@ -96,10 +104,10 @@ def merge_saved_shards(
 
 
 def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[list[Path]]:
-    """Return the files by tensor rank, then by stage.
+    """Return one list of files per tensor rank, with one file per pipeline stage.
 
     Raises:
-        ValueError: both degrees are at most 1, or files are missing; the message names the existing files.
+        ValueError: both degrees are at most 1, or files are missing.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
         raise ValueError("nothing to merge: --tp and --pp are both at most 1; pass the degrees of the original run")
@@ -122,7 +130,10 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _hf_config(folder: Path) -> dict[str, Any]:
-    """Convert config.json to Hugging Face's format: architectures without "Pipe", and the dtype as `torch_dtype`.
+    """Return config.json converted to Hugging Face's format.
+
+    The suffix "Pipe" of the architectures is removed, `dtype` is renamed to `torch_dtype`, and the keys of PaddleNLP's
+    parallelism are dropped.
 
     Raises:
         ValueError: the dtype is not supported.
@@ -141,7 +152,7 @@ def _hf_config(folder: Path) -> dict[str, Any]:
 
 
 def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
-    """Return the tensors of one tensor rank from all pipeline stages."""
+    """Read the files of all pipeline stages of one tensor rank, and return the tensors by name."""
     tensors: dict[str, np.ndarray] = {}
     for file in files:
         tensors |= read_pickled_arrays(file)  # a tied embedding is stored in the first and the last stage
@@ -149,13 +160,13 @@ def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Rename `llama.layers.0...` to `model.layers.0...`."""
+    """Replace the model family at the start of the names by "model": `llama.layers.0...` to `model.layers.0...`."""
     prefix = f"{model_type}."
     return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
 
 
 def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
-    """Check that every tensor rank stores exactly the parameters of the model.
+    """Check that every tensor rank stores exactly the parameters of the model; a tied lm_head may be stored.
 
     Raises:
         ValueError: names are missing or unexpected.
@@ -172,7 +183,7 @@ def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder:
 
 
 def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
-    """Return the axis along which the shards of each parameter are concatenated."""
+    """Return the sharded axis of each sharded parameter, by parameter name."""
     axes = {}
     for layer, style in styles_by_name(model, model.config.tensor_plan).items():
         if style in AXES:
@@ -183,16 +194,16 @@ def _axes_of_parameters(model: CausalLM) -> dict[str, int]:
 
 
 def _to_out_in(value: np.ndarray, name: str) -> np.ndarray:
-    """Transpose linear weights from [in, out] to [out, in]; embeddings have the same layout in both libraries."""
+    """Transpose a linear weight from [in, out] to [out, in]; return other tensors unchanged."""
     is_linear = value.ndim == 2 and not name.endswith("embed_tokens.weight")
     return value.T if is_linear else value
 
 
 def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int | None) -> tuple[np.ndarray, bool]:
-    """Return the full tensor, and whether it was joined from several shards.
+    """Return the full tensor, and whether it was concatenated from several shards.
 
     Raises:
-        ValueError: the shards do not add up to the shape of the parameter.
+        ValueError: the concatenated shards do not have the shape of the parameter.
     """
     if parts[0].shape == shape:
         return parts[0], False

@@ -1,14 +1,14 @@
-"""Device mesh: rank, size and communication group of this process along every axis.
+"""Device mesh: rank of this process, number of ranks and communication group along every axis.
 
-Eight processes as 2 replicas x 2 pipeline stages x 2 tensor ranks (`pp_first`, outermost axis first):
+Example with 8 processes, 2 replicas x 2 pipeline stages x 2 tensor ranks (axis order `pp_first`):
 
                   stage 0           stage 1
     replica 0   [ 0 | 1 ]   -->   [ 2 | 3 ]        | tensor ranks: shards of the same layers
     replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
 
-The replicas are the product of the data and the sharding axis. Along the sharding axis (ZeRO), optimizer state,
-gradients or parameters are sharded. Consecutive replicas may form expert groups, over which the experts of every layer
-are sharded. Paddle's `fleet` creates the groups. With a single process no group is created.
+The replicas are the product of the data axis and the sharding axis. Along the sharding axis (ZeRO), optimizer state,
+gradients or parameters are sharded. With expert parallelism, consecutive replicas form an expert group, whose ranks
+share the experts of every layer. Paddle's `fleet` creates the communication groups. A single process has no groups.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class ProcessAxis:
         size: number of processes along the axis.
         group: Paddle's communication group; None with one process.
         ranks: global ranks in order.
-        pairs: for a pipeline, two-process groups with each neighbor in the ring, by the index of the neighbor.
-            Point-to-point messages need such groups: gloo numbers the messages of a group, and other members would
-            get out of step.
+        pairs: on the pipeline axis, a two-process group with each neighbor in the ring, by the index of the neighbor.
+            Gloo numbers the operations of a group on every member, so a point-to-point message in a larger group
+            would desynchronize the other members.
     """
 
     index: int = 0
@@ -60,9 +60,9 @@ class Mesh:
     Attributes:
         degrees: sizes of the axes.
         data, sharding, pipeline, tensor: mesh axes.
-        replicas: product of the data and the sharding axis; each replica has its own micro-batches.
-        experts: consecutive replicas over which the experts are sharded.
-        expert_replicas: replicas in other expert groups that hold the same experts.
+        replicas: product of the data axis and the sharding axis; each replica processes different micro-batches.
+        experts: the expert group of this process, consecutive replicas over which the experts are sharded.
+        expert_replicas: replicas that hold the same experts as this process, one from each expert group.
         world: all processes.
     """
 
@@ -78,7 +78,7 @@ class Mesh:
 
     @classmethod
     def from_config(cls, parallel: Any) -> Mesh:
-        """Create the mesh described by `config.parallel` over the processes that the launcher started.
+        """Create the mesh of `config.parallel` from all processes that the launcher started.
 
         Raises:
             ValueError: the product of the degrees does not divide the number of processes.
@@ -90,14 +90,18 @@ class Mesh:
 
     @property
     def is_main(self) -> bool:
-        """True on the process that writes logs and files."""
+        """True on the main process, which writes logs and files."""
         return self.world.index == 0
 
     def holders(self, shard: Shard | None) -> frozenset[int]:
-        """Return the global ranks that together hold a full tensor; `shard` is this rank's shard (None: all of it)."""
+        """Return the global ranks whose shards together form a full tensor.
+
+        Args:
+            shard: shard of the tensor on this rank; None if this rank holds the full tensor.
+        """
         if shard is None or not shard.by_experts:
             return frozenset(self.tensor.ranks)
-        # Ranks are linear in the coordinates, so offsets along two axes add up.
+        # Global ranks are linear in the mesh coordinates, so the offsets along two axes add up.
         return frozenset(
             replica + tensor - self.world.index for replica in self.experts.ranks for tensor in self.tensor.ranks
         )
@@ -105,14 +109,14 @@ class Mesh:
 
 @lru_cache
 def _start(degrees: Degrees, order: str) -> Mesh:
-    """Connect to the other processes; cached, so that a second call with the same layout reuses the groups."""
+    """Create the groups of the mesh; cached, so that a second call with the same arguments reuses the groups."""
     from paddle.distributed import fleet
     from paddle.distributed.fleet.utils.log_util import set_log_level
 
     set_log_level("WARNING")
     if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
         install_gloo_collectives()
-        gloo_barrier()  # a process may read data for longer than the timeout of the rendezvous
+        gloo_barrier()  # a process that reads data may be later than the rendezvous timeout
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": degrees.data,
@@ -121,7 +125,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
         "sharding_degree": degrees.sharding,
         "order": _ORDER[order],
     }
-    forget_hybrid_groups()  # a second mesh of the same process needs new groups
+    forget_hybrid_groups()  # this process may have created another mesh before
     fleet.init(is_collective=True, strategy=strategy, log_level="WARNING")
     groups = fleet.get_hybrid_communicate_group()
     experts, expert_replicas = _expert_axes(groups, degrees.expert)
@@ -144,7 +148,7 @@ def _axis(group: Any) -> ProcessAxis:
 
 
 def _pipeline(groups: Any) -> ProcessAxis:
-    """Return the pipeline axis with its two-process groups; all processes create all groups, as Paddle requires."""
+    """Return the pipeline axis with its two-process groups; every process must call `new_group` for every group."""
     axis = _axis(groups.get_pipe_parallel_group())
     if axis.size <= 2:
         return replace(axis, pairs={1 - axis.index: axis.group} if axis.group else {})
@@ -159,7 +163,7 @@ def _pipeline(groups: Any) -> ProcessAxis:
 
 
 def _replicas(groups: Any) -> ProcessAxis:
-    """Return the axis over data and sharding; all processes create all groups, as `new_group` requires."""
+    """Return the product of the data axis and the sharding axis."""
     if groups.get_sharding_parallel_world_size() == 1:
         return _axis(groups.get_data_parallel_group())
     if groups.get_data_parallel_world_size() == 1:
@@ -168,7 +172,7 @@ def _replicas(groups: Any) -> ProcessAxis:
 
 
 def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
-    """Return the axis of `degree` consecutive replicas, and the axis across these expert groups."""
+    """Return the axis within the expert group of `degree` consecutive replicas, and the axis across expert groups."""
     if degree == 1:
         return ProcessAxis(), ProcessAxis()
     replicas = _replica_ranks(groups)
@@ -178,11 +182,11 @@ def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
 
 
 def _replica_ranks(groups: Any) -> list[list[int]]:
-    """Return the ranks of all replicas for each pipeline stage and tensor rank; data is the outer axis."""
+    """Return one list of global ranks per pipeline stage and tensor rank: all replicas, data as the outer axis."""
     return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
 
 
 def _new_axis(members: list[list[int]]) -> ProcessAxis:
-    """Create a group for each list of ranks; return the axis for the group that contains this process."""
+    """Create a group per list of ranks, on all processes alike, and return the axis that contains this process."""
     new_groups = [dist.new_group(ranks) for ranks in members]
     return _axis(next(group for group in new_groups if rank() in group.ranks))

@@ -22,10 +22,10 @@ from paddlenlp_ext.sharding_spec import Shard, is_expert_parallel, placement_of
 
 
 class DistributedProcesses:
-    """Process group of all processes of a mesh; implements `trainer.process_group.ProcessGroup`.
+    """Processes of a mesh; implements `trainer.process_group_protocol.ProcessGroup`.
 
-    Micro-batches are distributed over the replicas (data x sharding). The tensor and pipeline ranks of a replica work
-    on the same micro-batch.
+    Micro-batches are distributed over the replicas (data x sharding). The tensor and pipeline ranks of a replica
+    process the same micro-batch.
 
     Args:
         mesh: device mesh of the run.
@@ -39,17 +39,20 @@ class DistributedProcesses:
         self.index, self.size, self.is_main = mesh.replicas.index, mesh.replicas.size, mesh.is_main
 
     def sum_numbers(self, values: list[float]) -> list[float]:
-        """Sum each value over the replicas, in double precision."""
+        """Return the sum of each value over the replicas, computed in double precision."""
         if self.size == 1:
             return values
         return _reduced(values, self.mesh.replicas.group, dist.ReduceOp.SUM)
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Return the global L2 norm of all gradients, counting each gradient once.
+        """Return the L2 norm of all gradients over all processes.
 
-        Under ZeRO, only the owner of a parameter counts its gradient. Squared norms are summed over the sharding ranks
-        (for experts: over the expert ranks), for sharded parameters (Paddle's flag `is_distributed`) also over the
-        tensor ranks, and finally over the pipeline stages.
+        Under ZeRO, only the owner of a parameter counts its gradient. The sums of squares are added over the following
+        ranks, in this order:
+
+        - the sharding ranks; for experts, the expert ranks;
+        - the tensor ranks, only for sharded parameters (Paddle's flag `is_distributed`);
+        - the pipeline stages.
         """
         parameters, experts = _split_experts(parameters)
         counted = [(p, p.grad) for p in parameters if p.grad is not None and self._counts(p)]
@@ -72,13 +75,13 @@ class DistributedProcesses:
         return owns and is_counted_here(parameter, self.mesh.pipeline)
 
     def sum_stages(self, values: list[float]) -> list[float]:
-        """Sum each value over the pipeline stages of this replica."""
+        """Return the sum of each value over the pipeline stages of this replica, computed in double precision."""
         if self.mesh.pipeline.size == 1:
             return values
         return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Gather the values of all replicas, in order."""
+        """Return the `value` of every replica, in the order of the replicas."""
         gloo_barrier()
         if self.size == 1:
             return [value]
@@ -91,13 +94,13 @@ class DistributedProcesses:
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
     def union(self, names: set[str]) -> set[str]:
-        """Return the union of the sets of names of all processes."""
+        """Return the union of `names` over all processes."""
         by_process: list[set[str]] = []
         dist.all_gather_object(by_process, names, group=self.mesh.world.group)
         return set().union(*by_process)
 
     def from_main(self, value: Any) -> Any:
-        """Broadcast a value from the main process."""
+        """Return the `value` of the main process on every process."""
         gloo_barrier()
         values: list[Any] = []
         dist.all_gather_object(values, value if self.is_main else None, group=self.mesh.world.group)
@@ -113,10 +116,10 @@ class DistributedProcesses:
         self.max_over_processes(0.0)
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """All-reduce gradients over the replicas, in place; a gradient that no replica has stays None.
+        """All-reduce gradients over the replicas in place; a gradient that is None on all replicas stays None.
 
-        The gradients of experts already cover the tokens of all expert ranks; they are summed over the other expert
-        groups.
+        The gradient of an expert already contains the tokens of all ranks in its expert group, so it is summed only
+        over the expert groups.
         """
         parameters, experts = _split_experts(parameters)
         if self.sharding is not None:
@@ -127,7 +130,7 @@ class DistributedProcesses:
             sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Reduce gradients to their owners if ZeRO does so after each micro-batch."""
+        """Finish the gradients of a micro-batch: with ZeRO stage 2 and 3, reduce them to their owners."""
         if self.sharding is not None:
             self.sharding.after_micro_batch()
 
@@ -147,10 +150,10 @@ class DistributedProcesses:
             yield
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum gradients that are partial sums on each process, in place.
+        """Sum, in place, gradients that are partial sums on each process.
 
-        Full parameters with `needs_tp_reduce` are summed over the tensor ranks. Parameters that several pipeline
-        stages hold are summed over these stages.
+        The gradients of parameters with `needs_tp_reduce` are summed over the tensor ranks. The gradients of parameters
+        that several pipeline stages hold are summed over these stages.
         """
         partial = [parameter for parameter in parameters if placement_of(parameter).needs_tp_reduce]
         if self.mesh.tensor.size > 1 and partial:
@@ -159,12 +162,12 @@ class DistributedProcesses:
             sum_shared_gradients(parameters, self.mesh.pipeline)
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with all unsharded tensors (gather_weights.py)."""
+        """Call `write` on the main process with all tensors, gathered from their shards (gather_weights.py)."""
         save_gathered(self.mesh, tensors, write)
 
 
 def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
-    """Split the parameters into replicated parameters, and experts sharded over the replicas."""
+    """Return the parameters in two lists: parameters that all replicas hold, and experts sharded over the replicas."""
     every = list(parameters)
     return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 

@@ -1,14 +1,15 @@
-"""Sequence parallelism: between sharded layers each tensor-parallel rank holds a slice of the sequence.
+"""Sequence parallelism (arXiv:2205.05198): split hidden states over the tensor-parallel ranks between sharded layers.
 
-Each rank computes norms and residuals for its slice only, and saves only this slice for the backward pass
-(arXiv:2205.05198).
+Each rank holds the hidden states of a slice of the sequence. It computes norms and residuals only for this slice, and
+saves only this slice for the backward pass.
 
     embedding -> split -> [ norm -> all-gather -> attention or MLP -> reduce-scatter -> + ] x N -> norm -> gather
 
-An all-gather and a reduce-scatter replace the identity and the all-reduce of tensor parallelism, with the same
-communication volume. Slices have equal lengths: the last slice is padded, and gathering removes the padding.
+The all-gather before a sharded layer and the reduce-scatter after it replace the all-reduce of tensor parallelism. The
+communication volume is the same. All slices have the same length: the end of the sequence is padded, and the padding is
+removed after the all-gather.
 
-Shapes: B batch, S positions, P positions of a slice, D hidden.
+Shapes: B batch, S positions, P positions per slice, D hidden.
 """
 
 from __future__ import annotations
@@ -33,25 +34,25 @@ class SequenceShards:
         axis: mesh axis of the tensor-parallel ranks.
 
     Attributes:
-        length: number of positions S, set by `split`. Later pipeline stages receive hidden states that are already
-            split; there, the caller sets it before the forward pass, and before the backward pass for recomputation.
+        length: number of positions S, set by `split`. A later pipeline stage receives hidden states that are already
+            split, so its caller sets `length` before the forward pass, and before a backward pass that recomputes.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
     def shard_shape(self, full_shape: Sequence[int]) -> list[int]:
-        """Return the shape [B, P, D] of a rank's slice of hidden states [B, S, D]."""
+        """Return the shape [B, P, D] of the slice that a rank holds of hidden states [B, S, D]."""
         batch, length, width = full_shape
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's slice [B, P, D] of a replicated [B, S, D]; the backward pass gathers the gradients."""
+        """Return this rank's slice [B, P, D] of replicated hidden states [B, S, D]; the backward pass gathers."""
         self.length = full_BSD.shape[1]
         return _Scatter.apply(full_BSD, self.axis, _local_part)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather slices to [B, S, D] for layers that compute the same on all ranks; the backward pass splits."""
+        """Gather slices to [B, S, D] for replicated layers; the backward pass splits."""
         return _Gather.apply(part_BPD, self.length, self.axis, _local_part)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
@@ -59,7 +60,7 @@ class SequenceShards:
         return _Gather.apply(part_BPD, self.length, self.axis, _reduce_scatter)
 
     def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Reduce-scatter [B, S, D] and return this rank's slice [B, P, D]; the backward pass gathers."""
+        """Reduce-scatter partial sums [B, S, D] to slices [B, P, D]; the backward pass gathers."""
         return _Scatter.apply(terms_BSD, self.axis, _reduce_scatter)
 
 
@@ -68,10 +69,10 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
 
     Args:
         model: `CausalLM` whose layers were sharded with the same `sequence`.
-        sequence: split of the sequence.
+        sequence: `SequenceShards` of the tensor-parallel ranks.
 
     Raises:
-        ValueError: an adapter selects positions of the full sequence, but a rank holds only a slice.
+        ValueError: an adapter selects positions of the full sequence (ReFT), but a rank holds only a slice.
     """
     decoder = model.model
     if any(isinstance(layer, AdapterLayer) for layer in decoder.layers):
@@ -84,12 +85,12 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter parallel to attention or MLP
             partial += adapter.own_parameters()
-    for parameter in partial:  # a rank computes their gradients only over its positions
+    for parameter in partial:  # each rank sums these gradients over its slice only
         set_placement(parameter, needs_tp_reduce=True)
 
 
 def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
-    """Return this rank's positions, zero-padded to the common length."""
+    """Return the slice of this rank, zero-padded to the common length."""
     batch, length, width = full.shape
     size = -(-length // axis.size)
     part = full[:, axis.index * size : (axis.index + 1) * size]
@@ -100,14 +101,14 @@ def _local_part(full: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
 
 
 def _all_gather(part: paddle.Tensor, length: int, axis: ProcessAxis) -> paddle.Tensor:
-    """Return the slices of all ranks, concatenated and without padding."""
+    """Gather the slices of all ranks, concatenate them, and remove the padding."""
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=axis.group)
     return paddle.concat(parts, axis=1)[:, :length].contiguous()
 
 
 def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
-    """Return this rank's positions of the sum over the ranks, zero-padded to the common length."""
+    """Sum `terms` over the ranks and return the slice of this rank, zero-padded to the common length."""
     batch, length, width = terms.shape
     size = -(-length // axis.size)
     missing = size * axis.size - length
@@ -115,12 +116,12 @@ def _reduce_scatter(terms: paddle.Tensor, axis: ProcessAxis) -> paddle.Tensor:
         terms = paddle.concat([terms, paddle.zeros([batch, missing, width], terms.dtype)], axis=1)
     by_rank = terms.reshape([batch, axis.size, size, width]).transpose([1, 0, 2, 3]).flatten(0, 1).contiguous()
     part = paddle.empty([batch, size, width], terms.dtype)
-    dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # Paddle's annotation lacks one tensor
+    dist.reduce_scatter(part, cast("Any", by_rank), group=axis.group)  # Paddle's annotation allows only a list
     return part
 
 
 class _Gather(PyLayer):
-    """All-gather slices; the backward pass returns this rank's slice of the gradient, computed by `to_part`."""
+    """All-gather slices; in the backward pass, `to_part` computes the slice of this rank from the gradient."""
 
     @staticmethod
     def forward(ctx, part, length, axis, to_part):
@@ -133,7 +134,7 @@ class _Gather(PyLayer):
 
 
 class _Scatter(PyLayer):
-    """Return this rank's slice, computed by `to_part`; the backward pass all-gathers the gradient."""
+    """Compute the slice of this rank with `to_part`; the backward pass all-gathers the gradient."""
 
     @staticmethod
     def forward(ctx, full, axis, to_part):

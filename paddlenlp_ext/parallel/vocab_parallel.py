@@ -1,6 +1,6 @@
 """Vocabulary-parallel embedding, lm_head and cross entropy.
 
-Shapes: T positions, R target positions of one chunk, D hidden, V vocabulary, U this rank's shard of V, K rank of a
+Shapes: T positions, R target positions per chunk, D hidden, V vocabulary, U vocabulary shard of this rank, K rank of a
 low-rank update.
 """
 
@@ -27,11 +27,11 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class VocabParallelEmbedding(nn.Layer):
-    """Token embedding sharded by rows; every rank returns full vectors.
+    """Token embedding sharded along the vocabulary; every rank returns the embeddings of all tokens.
 
     Args:
-        weight: rows of this rank [U, D].
-        shard: slice of the vocabulary that `weight` covers.
+        weight: rows of the embedding that this rank holds, [U, D].
+        shard: slice of the vocabulary that this rank holds.
         axis: mesh axis of the tensor-parallel ranks.
     """
 
@@ -40,13 +40,17 @@ class VocabParallelEmbedding(nn.Layer):
         self.weight, self._shard, self._axis = weight, shard, axis
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Look up ids [...] and return vectors [..., D]."""
+        """Return the embeddings [..., D] of token ids [...]."""
         return self.lookup(self.weight, input_ids)
 
     def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Look up ids [...] in a table sharded like the weight, [U, K] per rank, and return rows [..., K].
+        """Return the rows [..., K] of token ids [...] from a table with one row per token of the vocabulary.
 
-        Ids outside the shard give zeros, and an all-reduce adds the results of all ranks.
+        Each rank returns zeros for the ids outside its shard, and an all-reduce sums the results of all ranks.
+
+        Args:
+            table: rows of the table that this rank holds, [U, K].
+            input_ids: token ids.
         """
         is_own = (input_ids >= self._shard.start) & (input_ids < self._shard.stop)
         own_ids = paddle.where(is_own, input_ids - self._shard.start, paddle.zeros_like(input_ids))
@@ -55,11 +59,11 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """Logits and loss of an lm_head sharded by rows; implements `models.causal_lm.ShardedLMHead`.
+    """Logits and loss of an lm_head sharded along the vocabulary; implements `models.causal_lm.ShardedLMHead`.
 
     Args:
-        shard: slice of rows that this rank holds.
-        sizes: number of rows of each rank.
+        shard: slice of the vocabulary that this rank holds.
+        sizes: number of tokens in the shard of each rank.
         axis: mesh axis of the tensor-parallel ranks.
     """
 
@@ -79,15 +83,16 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Return the summed loss and the number of correct predictions, as `ops.linear_cross_entropy` does.
+        """Return the sum of the losses and the number of correct predictions, computed as `ops.linear_cross_entropy`.
 
         Args:
             hidden_TD: hidden states.
             weight_UD: rows of the lm_head that this rank holds.
             labels_T: target ids in the full vocabulary; -100 is ignored.
-            chunk: positions per chunk, which bounds the memory of the logits; None: the default of the backend.
-            softcap: soft cap of the logits; None: no cap.
-            updates: low-rank updates: pairs of u [T, K], equal on all ranks, and the rows of B of this rank, [U, K].
+            chunk: positions per chunk, which bounds the memory of the logits; None for the default of the backend.
+            softcap: soft cap of the logits; None for no cap.
+            updates: low-rank updates u B^T of the logits, as pairs of u [T, K], equal on all ranks, and the rows of B
+                that this rank holds, [U, K].
         """
         return sum_of_losses(partial(self._losses, softcap=softcap), hidden_TD, weight_UD, labels_T, chunk, updates)
 
@@ -100,7 +105,10 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> paddle.Tensor:
-        """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does."""
+        """Return the log-probability of each label, computed as `ops.linear_cross_entropy.token_logprobs`.
+
+        The arguments are described at `cross_entropy`.
+        """
         losses = partial(self._losses, softcap=softcap)
         return logprobs_of_losses(losses, hidden_TD, weight_UD, labels_T, chunk, updates)
 
@@ -108,10 +116,10 @@ class VocabParallelHead:
         products = sharded_products_op.choose(hidden_RD)(self)
         return losses_by_chunks(products, hidden_RD, *arguments, softcap=softcap)
 
-    # -- VocabShards of ops/linear_cross_entropy/sharded_vocabulary.py: each chunk needs three all-reduces ------------
+    # -- interface `VocabShards` of ops/linear_cross_entropy/sharded_vocabulary.py; a chunk calls three all-reduces ---
     @property
     def start(self) -> int:
-        """First token id of this rank's shard."""
+        """First token id of the shard of this rank."""
         return self.shard.start
 
     @property
@@ -120,7 +128,12 @@ class VocabParallelHead:
         return max(self.sizes)
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logit over all ranks and its token id, the first one if several are equal."""
+        """Return the largest logit over all ranks and its token id, the lowest id if several logits are equal.
+
+        Args:
+            largest_R: largest logit in the shard of this rank.
+            first_R: index of the largest logit in the shard of this rank.
+        """
         overall_R = largest_R.clone()
         dist.all_reduce(overall_R, op=dist.ReduceOp.MAX, group=self.axis.group)
         none_R = paddle.full_like(first_R, sum(self.sizes))

@@ -1,19 +1,20 @@
-"""ZeRO (arXiv:1910.02054): state is sharded over ranks that process different micro-batches.
+"""ZeRO (arXiv:1910.02054): sharding ranks process different micro-batches and share the training state.
 
-    stage   held only by a parameter's owner                communication
-    1       optimizer state; it updates the parameter       broadcast of updated values once per step
-    2       and the gradient                                reduce to the owner, layer by layer in the backward pass
-    3       and the value, between a layer's computations   broadcast before each layer, freed after it
+    stage   held only by the owner of a parameter           communication
+    1       optimizer state                                 broadcast of updated values after each optimizer step
+    2       optimizer state, gradient                       reduce to the owner, layer by layer in the backward pass
+    3       optimizer state, gradient, value                broadcast of the values before each layer
 
-Each parameter is assigned to one owner as a whole tensor, not sliced, so any optimizer updates it as on one process.
-Adapters have few parameters. All ranks keep their gradients and values, because methods that adapt the rank (AdaLoRA)
-read them; stage 3 then shards only the frozen base. Experts sharded by expert parallelism have no owner: every rank
-that holds them updates them.
+The owner updates its parameters. A parameter is not sliced: the owner holds the full tensor, so every optimizer works
+unchanged. Experts sharded by expert parallelism have no owner. Every rank that holds an expert updates the expert.
 
-In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
-gathered again before its backward pass, and released once its gradients are reduced, after the backward pass of the
-layer below. Parameters outside the layers (embedding, last norm, lm_head; tied weights are one parameter) stay gathered
-during the micro-batch. All sharding ranks must run the same layers in the same order.
+Adapters are small, and methods that adapt the rank (AdaLoRA) read their gradients and values. All ranks therefore keep
+the gradients and values of adapters, and stage 3 shards only the frozen base model.
+
+In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. For the
+backward pass they are gathered again. They are released after the backward pass of the layer below, when all gradients
+of the layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head) stay
+gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class ParameterGatherer:
         parameters: parameters to handle; `Placement.owner` is the rank of the owner.
         axis: mesh axis of the sharding ranks.
         reduce: function that sums the gradients of parameters on their owners.
-        gathers_values: whether only owners hold values permanently (stage 3).
+        gathers_values: True in stage 3, where the other ranks hold a value only while a layer needs it.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class ParameterGatherer:
         in_layers = {id(parameter) for unit in self._layers for parameter in unit.parameters}
         self._others = _Unit([p for p in parameters if id(p) not in in_layers], axis, gathers_values)
         self._in_backward, self._keeps_gathered = False, False
-        self._left = set(range(len(self._layers)))  # layers whose backward pass has not finished
+        self._left = set(range(len(self._layers)))  # layers whose gradients are not reduced yet
         decoder.embed_tokens.register_forward_pre_hook(self._gather_others)
         decoder.layers[0].register_forward_pre_hook(self._gather_others)
         decoder.norm.register_forward_post_hook(self._watch_for_backward)
@@ -77,7 +78,7 @@ class ParameterGatherer:
     def after_micro_batch(self) -> None:
         """Reduce the remaining gradients to their owners, and release all values.
 
-        A rank that ran no backward pass issues the same collectives here as the other ranks, in the same order.
+        A rank without a backward pass in this micro-batch calls the collectives of all layers here.
         """
         self._finish_above(-1)
         self._reduce(self._others.parameters)
@@ -87,7 +88,7 @@ class ParameterGatherer:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Return a context in which every rank holds all values."""
+        """Return a context in which every rank holds all parameter values."""
         self._keeps_gathered = True
         for unit in (self._others, *self._layers):
             unit.gather()
@@ -111,10 +112,13 @@ class ParameterGatherer:
             output.register_hook(begin)
 
     def _before_layer(self, index: int) -> Callable[..., None]:
-        """Return a hook that gathers the values of a layer, and finishes the layers above after its backward pass."""
+        """Return a forward pre-hook that gathers the parameter values of a layer.
+
+        The hook also registers a gradient hook on the input of the layer, which finishes the layers above.
+        """
 
         def is_done(gradient: paddle.Tensor) -> None:
-            # Finish only the layers above: some gradients of this layer (bias) may come after its input gradient.
+            # Some parameter gradients of this layer (bias) may be computed after its input gradient.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -125,7 +129,10 @@ class ParameterGatherer:
         return hook
 
     def _after_layer(self, index: int) -> Callable[..., None]:
-        """Return a forward hook that releases the values of a layer, and gathers them again for its backward pass."""
+        """Return a forward hook that releases the parameter values of a layer.
+
+        The hook also registers a gradient hook on the output of the layer, which gathers the values again.
+        """
 
         def begin(gradient: paddle.Tensor) -> None:
             self._layers[index].gather()
@@ -135,7 +142,7 @@ class ParameterGatherer:
                 return
             if paddle.is_grad_enabled() and not output.stop_gradient:
                 output.register_hook(begin)
-            if not self._in_backward:  # recomputation: the backward pass of the layer follows immediately
+            if not self._in_backward:  # when a layer is recomputed, its backward pass follows immediately
                 self._layers[index].release()
 
         return hook
@@ -159,7 +166,7 @@ class _Unit:
 
     @paddle.no_grad()
     def gather(self) -> None:
-        """Broadcast every value from its owner; does nothing if the values are already gathered."""
+        """Broadcast every value from its owner; do nothing if the values are already gathered."""
         if self._is_gathered:
             return
         for parameter in self._gathered_values:
@@ -181,7 +188,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return one list per layer: the members of `parameters` that only this layer uses."""
+    """Return, per layer, the members of `parameters` that this layer does not share with other layers."""
     ids = {id(parameter) for parameter in parameters}
     by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     num_users = Counter(id(parameter) for own in by_layer for parameter in own)
@@ -189,23 +196,23 @@ def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> lis
 
 
 class Sharding:
-    """ZeRO over the sharding ranks; `Placement` records the owner of each parameter.
+    """ZeRO over the sharding ranks; `Placement.owner` is the owner of each parameter.
 
     Args:
         model: `CausalLM` or `PeftModel`, equal on all sharding ranks.
         mesh: device mesh of the run.
-        stage: 1, 2 or 3.
+        stage: ZeRO stage, 1 to 3.
 
     Raises:
-        ValueError: there are more ranks than trainable parameters.
+        ValueError: in stage 2 or 3 without an adapter, a rank would own no trainable parameter.
     """
 
     def __init__(self, model: Any, mesh: Mesh, stage: int) -> None:
         self.axis, self._data, self._replicas = mesh.sharding, mesh.data, mesh.replicas
         is_adapter = isinstance(model, PeftModel)
-        # Expert ranks hold different experts: nothing to assign, reduce or gather.
+        # Sharded experts have no owner.
         shared = [p for p in model.parameters() if not is_expert_parallel(p)]
-        # A layer that AdaLoRA pruned to rank 0 has empty parameters: nothing to assign.
+        # A layer that AdaLoRA pruned to rank 0 has empty parameters, which need no owner.
         trained = [p for p in shared if not p.stop_gradient and is_on_stage(p) and p.size]
         gathered = [p for p in shared if not is_adapter or p.stop_gradient] if stage == 3 else []
         frozen = [parameter for parameter in gathered if parameter.stop_gradient]
@@ -221,11 +228,11 @@ class Sharding:
 
     @property
     def forward_is_collective(self) -> bool:
-        """True if a forward pass contains collectives, so that all ranks must run it (stage 3)."""
+        """True in stage 3, where a forward pass calls collectives, so that all ranks must run it."""
         return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
-        """Reduce the remaining gradients to their owners, and release gathered values."""
+        """Reduce the remaining gradients to their owners, and release the gathered values."""
         if self._gatherer is not None:
             self._gatherer.after_micro_batch()
 
@@ -252,14 +259,18 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context in which every process holds all values, for generation."""
+        """Return a context, used for generation, in which every process holds all parameter values."""
         return nullcontext() if self._gatherer is None else self._gatherer.gathered()
 
     def _assign_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:
         """Assign the trainable parameters to owners.
 
+        Args:
+            trained: trainable parameters.
+            stays_with_all: whether all ranks keep the gradients and values.
+
         Raises:
-            ValueError: a rank would own nothing, and `stays_with_all` is False.
+            ValueError: a rank would own no parameter, and `stays_with_all` is False.
         """
         _choose_owners(trained, self.axis.size)
         for parameter in trained:
@@ -271,12 +282,12 @@ class Sharding:
                 f"because every process must own one; choose at most {len(owners)}"
             )
         if trained and self.axis.index not in owners:
-            # An optimizer needs at least one parameter: this rank and the owner both update the smallest one.
+            # An optimizer needs at least one parameter, so this rank also updates the smallest parameter.
             set_placement(min(trained, key=lambda parameter: parameter.size), is_updated_here=True)
 
     @paddle.no_grad()
     def _reduce(self, parameters: list[paddle.Tensor]) -> None:
-        """Sum gradients on their owners, in place, and free them on the other ranks."""
+        """Sum each gradient on the owner of its parameter, in place, and free the gradient on the other ranks."""
         reduced = [parameter for parameter in parameters if id(parameter) in self._reduced_to_owner]
         if not reduced:
             return
@@ -292,7 +303,7 @@ class Sharding:
                     parameter.clear_gradient(False)
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
-        """Yield each owner with its parameters, in the order of the ranks."""
+        """Yield (owner, its parameters) in the order of the ranks, without owners that have no parameter."""
         for owner in range(self.axis.size):
             members = [parameter for parameter in parameters if _owner(parameter) == owner]
             if members:
@@ -300,10 +311,10 @@ class Sharding:
 
 
 def _choose_owners(parameters: list[paddle.Tensor], ranks: int) -> None:
-    """Assign owners by size.
+    """Assign owners so that each rank owns about the same number of values.
 
-    All tensor ranks make the same choice. Only the first rank holds the biases of row-parallel layers, so they are
-    assigned after all other parameters.
+    All tensor ranks must choose the same owners. Only the first tensor rank holds the biases of row-parallel layers.
+    These biases are assigned last, so that they do not change the owners of the other parameters.
     """
     first_rank_only = [p for p in parameters if p.is_distributed and shard_of(p) is None]
     on_all_ranks = [p for p in parameters if not (p.is_distributed and shard_of(p) is None)]
@@ -320,7 +331,7 @@ def _owner(parameter: paddle.Tensor) -> int:
 
 
 def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
-    """Return an owner for each size: largest sizes first, each to the rank with the smallest total."""
+    """Assign sizes to ranks in descending order, each to the rank with the smallest total; return one rank per size."""
     owners, totals = [0] * len(sizes), [0] * ranks
     for index in sorted(range(len(sizes)), key=lambda index: -sizes[index]):
         owners[index] = totals.index(min(totals))
@@ -329,7 +340,13 @@ def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
 
 
 def build_sharding(model: Any, mesh: Mesh, name: str) -> Sharding | None:
-    """Return ZeRO as configured by `config.parallel.sharding`; None if it is off or there is a single rank."""
+    """Return the `Sharding` of a run, or None if there is a single sharding rank.
+
+    Args:
+        model: `CausalLM` or `PeftModel`, equal on all sharding ranks.
+        mesh: device mesh of the run.
+        name: value of `config.parallel.sharding`, which contains "stage1", "stage2" or "stage3".
+    """
     if mesh.sharding.size == 1:
         return None
     stages = {"stage1": 1, "stage2": 2, "stage3": 3}

@@ -1,4 +1,4 @@
-"""Adapter methods (PEFT), one module of `methods` each: a config, a layer and, if needed, an `Adapter` class."""
+"""Adapter methods (PEFT). A module of `methods` has the config, the layers and the `Adapter` class of one method."""
 
 from __future__ import annotations
 

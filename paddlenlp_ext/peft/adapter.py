@@ -27,16 +27,16 @@ from paddlenlp_ext.peft.trainable_token_indices import ROWS
 class Adapter(TrainingHooks):
     """One adapter of a base model; a `PeftModel` delegates to its active adapter.
 
-    A method that needs more than layers defines a subclass in its module (`PeftConfig.adapter_class`). The subclass
-    overrides `hidden_states`, which every forward pass calls, or hooks for training and saving. A subclass with state
-    is a dataclass with `__post_init__`.
+    A method with a custom forward pass, or custom hooks for training and saving, defines a subclass
+    (`PeftConfig.adapter_class`). Every forward pass calls `hidden_states`. A subclass with state is a dataclass with
+    `__post_init__`.
 
     Attributes:
         base_model: base model whose layers are wrapped by the adapter layers.
         peft_config: config of the method.
-        injected: name -> adapter layer, in the model's order.
+        injected: layer name -> adapter layer, in the order of the model's layers.
         replaced: base parameters that the adapter replaces.
-        own_layers: name in files -> adapter layer outside the base model, such as a prefix encoder.
+        own_layers: name -> adapter layer outside the base model, such as a prefix encoder.
         enabled: whether the adapter changes the forward pass.
     """
 
@@ -53,7 +53,7 @@ class Adapter(TrainingHooks):
         return self.base_model.hidden_states(*args, **kwargs)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between two layers."""
+        """Return the shape of the hidden states between two layers, for input ids [batch, length]."""
         return self.base_model.hidden_states_shape(batch, length)
 
     @contextmanager
@@ -77,7 +77,7 @@ class Adapter(TrainingHooks):
         detach_adapters(self.base_model)
 
     def attach(self) -> None:
-        """Put a detached adapter back into its base model, which must not have another adapter."""
+        """Put a detached adapter back into its base model; the base model must not have another adapter."""
         attach_adapters(self.base_model, self.injected)
         self.replaced.swap()
 
@@ -89,7 +89,7 @@ class Adapter(TrainingHooks):
 
     # -- tensors ------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return the adapter's tensors as a dict keyed by their names in files."""
+        """Return a dict of the adapter's tensors; keys are such as "model.layers.0.self_attn.q_proj.lora_A.weight"."""
         state = {
             f"{own_name}.{name}": tensor
             for own_name, layer in self.own_layers.items()
@@ -102,7 +102,7 @@ class Adapter(TrainingHooks):
         return {**state, **self.replaced.values()}
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors`, with lazy tensors read, or `adapter_state()` if `tensors` is None."""
+        """Return `tensors` after reading lazy tensors from their files; if `tensors` is None, `adapter_state()`."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -111,21 +111,21 @@ class Adapter(TrainingHooks):
         return {name: tensor for name, tensor in state.items() if name in names or name.endswith(ROWS)}
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load all tensors of the adapter, keyed by their names in files; an error leaves the adapter unchanged.
+        """Load all tensors of the adapter, keyed as in `adapter_state`; an error leaves the adapter unchanged.
 
         Raises:
-            ValueError: tensors are missing, unexpected or of another shape; the message names them.
+            ValueError: tensors are missing, unexpected or of another shape; the message names the tensors.
         """
         tensors = without_tied_copies(self.base_model, tensors, where)
         assign_tensors(self.adapter_state(), tensors, where)
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of an adapter that is already read from its files; warn if its base model has another name.
+        """Load the tensors of a stored adapter, to resume training; warn if its base model has another name.
 
         Raises:
-            ValueError: an option that changes the computed function differs, tensors do not match, or the base model
-                has another quantization or config.
+            ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
+                or the base model has another quantization or config.
         """
         model = self.base_model
         stored = stored.for_base(model.config)
@@ -144,15 +144,11 @@ class Adapter(TrainingHooks):
         write_adapter(folder, *self.file_tensors(tensors))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the final adapter; methods that save a smaller adapter than they trained override this."""
+        """Write the final adapter, which is smaller than the trained adapter for some methods, such as AdaLoRA."""
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
-        """Return the tensors for the adapter's files, keyed by this package's names.
-
-        Args:
-            tensors: as in `save_pretrained`.
-        """
+        """Return `tensors`, or by default the adapter's tensors, in the form of files but with this package's names."""
         layout = self.base_model.config.file_layout
         state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)
@@ -166,14 +162,14 @@ class Adapter(TrainingHooks):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
+        """Write tensors as adapter files; adapter_config.json contains `fields` and the common fields."""
         write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
 
     def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-        """Return the fields of adapter_config.json, and the tensors keyed as in the weights file.
+        """Return the fields of adapter_config.json, and the tensors with the keys of the weights file.
 
         Args:
-            tensors: unsharded tensors to return instead of `adapter_state()`.
+            tensors: unsharded tensors to use instead of `adapter_state()`.
         """
         fields = self.peft_config.to_adapter_config(self.base_model)
         return self._by_keys(self.peft_config.peft_type, fields, self.stored_tensors(tensors))

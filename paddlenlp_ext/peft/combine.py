@@ -1,6 +1,6 @@
-"""Load the weighted sum of several stored adapters as one adapter.
+"""Weighted sum of several stored adapters, loaded as one adapter.
 
-Only the sum stays in memory. To combine adapters that are already loaded, use `PeftModel.add_weighted_adapter`.
+To combine adapters that are already in memory, use `PeftModel.add_weighted_adapter`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str
         adapters: folder -> weight; a negative weight subtracts the adapter.
 
     Raises:
-        ValueError: there are no adapters, or an adapter cannot be read, belongs to another model or is not low-rank;
-            the model is unchanged.
+        ValueError: `adapters` is empty, or an adapter cannot be read, belongs to another model or is not low-rank; the
+            model is unchanged.
 
     Examples:
         >>> import tempfile

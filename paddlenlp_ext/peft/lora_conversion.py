@@ -19,13 +19,13 @@ def save_as_lora(
 ) -> None:
     """Write a model's adapter as a plain LoRA over its base, for libraries that do not support the adapter's method.
 
-    The saved rank is the rank of the update: 2r for a method that subtracts r initial triplets from the weight.
+    The saved rank is the rank of the update, such as 2r for PiSSA, which subtracts initial factors of rank r.
 
     Args:
         model: model with the adapter.
         folder: folder to write.
         factors: layer name -> unsharded factors; None: `factors_of(model)`.
-        replaced: unsharded tensors that replace base parameters or token rows; None: the tensors of the model.
+        replaced: unsharded replacements of base parameters and token rows; None: the replacements in the model.
 
     Raises:
         ValueError: the update is not low-rank.
@@ -39,7 +39,7 @@ def save_as_lora(
 
 
 def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
-    """Return the config of a LoRA with the given factors and the scale alpha / r = 1 in each layer."""
+    """Return the config of a LoRA with the given factors; the scale alpha / r of each layer is 1."""
     ranks = {name: pair.a.shape[0] for name, pair in factors.items()}
     rank = max(ranks.values())
     others = {name: other for name, other in ranks.items() if other != rank}
@@ -53,7 +53,7 @@ def lora_config_for(factors: Mapping[str, Factors]) -> LoRAConfig:
 
 
 def lora_tensors(factors: Mapping[str, Factors]) -> dict[str, paddle.Tensor]:
-    """Return the factors as a dict with the tensor names of a LoRA."""
+    """Return a dict of the factors, keyed by the tensor names of a LoRA."""
     tensors = {}
     for name, pair in factors.items():
         tensors |= {f"{name}.lora_A.weight": pair.a.contiguous(), f"{name}.lora_B.weight": pair.b.contiguous()}

@@ -31,7 +31,7 @@ class LycorisConfig(LayerRanksConfig):
     alpha: float | None
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """Return rank r and scaling s of the layer `name`."""
+        """Return the rank r and the scale s of the layer `name`."""
         rank = int(by_pattern(self.rank_pattern, name, self.r))
         assert self.alpha is not None
         return rank, by_pattern(self.alpha_pattern, name, self.alpha) / rank

@@ -45,7 +45,7 @@ _KINDS = {
 
 
 def describe_kinds(model: nn.Layer) -> str:
-    """Return the unsharded trainable parameter count of each layer kind that has trainable parameters, as text."""
+    """Describe how many trainable parameters each layer kind has, counting all shards; zero counts are left out."""
     counts: Counter[str] = Counter()
     for name, parameter in model.named_parameters():
         if not parameter.stop_gradient:
@@ -55,7 +55,7 @@ def describe_kinds(model: nn.Layer) -> str:
 
 
 def describe_experts(model: nn.Layer) -> str | None:
-    """Return a line with the parameter counts of all experts and of the active model; None for a dense model.
+    """Describe how many parameters are in experts, and how many are active for a token; None for a dense model.
 
     Each element of a quantized weight counts as one parameter.
     """
@@ -72,6 +72,6 @@ def describe_experts(model: nn.Layer) -> str | None:
 
 
 def _full_size(model: nn.Layer) -> int:
-    """Return the unsharded parameter count of a model, including the elements of quantized weights."""
+    """Return the parameter count of a model, counting all shards and the elements of quantized weights."""
     packed = sum(layer.num_weights for layer in quantized_layers(model).values())
     return packed + sum(math.prod(full_shape(parameter)) for parameter in model.parameters())

@@ -11,10 +11,10 @@ def prepare_model_for_kbit_training(
     use_gradient_checkpointing: bool = True,
     gradient_checkpointing_kwargs: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Freeze a base model, enable activation recomputation, and return the model, which is changed in place.
+    """Freeze a base model and enable activation recomputation, in place; return the model.
 
-    Hugging Face PEFT also casts norms, embedding and lm_head to float32. Here norms and losses are
-    computed in float32 without a cast of their weights.
+    Unlike in Hugging Face PEFT, the weights of norms, embedding and lm_head keep their dtype. Norms and losses are
+    computed in float32.
 
     Args:
         model: base model from `AutoModelForCausalLM`, quantized or not.

@@ -1,9 +1,9 @@
-"""Product of the input with a dense weight update U, which the backward pass recomputes instead of saving it.
+"""Product of the input and a dense weight update U, where the backward pass recomputes U to save memory.
 
     y = x U^T        U [out, in], a function of the adapter's parameters
 
-An update without low-rank factors is as large as the weight. Without recomputation, autograd would save the update and
-its intermediate results for each layer.
+An update without low-rank factors is as large as the weight, and autograd would save U and its intermediate results for
+each layer.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ def product_with_update(x: paddle.Tensor, update: Update, *parameters: paddle.Te
 
     Args:
         x: [..., in].
-        update: differentiable function that returns U, float32 [out, in]. Forward and backward pass call it outside
-            autocast. It may read other tensors that do not change between the passes.
+        update: differentiable function that returns U, float32 [out, in]. The forward and the backward pass call the
+            function, outside autocast. Other tensors that it reads must not change between the two passes.
         parameters: parameters of the adapter.
     """
     if paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in (x, *parameters)):

@@ -1,4 +1,4 @@
-"""Registry of the adapter methods; each module in `peft.methods` registers one method."""
+"""Registry of the adapter methods. Each module in `peft.methods` registers one method."""
 
 from __future__ import annotations
 

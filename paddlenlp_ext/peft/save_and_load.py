@@ -29,7 +29,7 @@ def get_peft_model_state_dict(
 
     Args:
         model: model with the adapter.
-        state_dict: state dict of the model with the values to return; None: the current values of the model.
+        state_dict: state dict of the model with the values to return; None: use the model's current values.
         adapter_name: name of the adapter.
 
     Raises:
@@ -54,7 +54,7 @@ def set_peft_model_state_dict(
     """Load an adapter's tensors from a state dict with the keys of `adapter_model.safetensors`.
 
     Args:
-        model: model with an adapter of the same structure.
+        model: model with an adapter of the same method and shapes.
         peft_model_state_dict: tensors or arrays, such as the result of `get_peft_model_state_dict`.
         adapter_name: name of the adapter to load into.
 
@@ -92,11 +92,7 @@ def _active(model: PeftModel, name: str) -> Iterator[Adapter]:
 
 
 def _select(state_dict: Mapping[str, paddle.Tensor], adapter: Adapter) -> dict[str, paddle.Tensor]:
-    """Select an adapter's tensors from a state dict of the model; return them keyed by their names in files.
-
-    Raises:
-        ValueError: the state dict lacks a tensor.
-    """
+    """Select an adapter's tensors from a state dict of the model; return them keyed as in `Adapter.adapter_state`."""
     by_name = {key.removeprefix("base_model.").replace(".base.", "."): value for key, value in state_dict.items()}
     missing = [name for name in adapter.adapter_state() if name not in by_name]
     if missing:

@@ -5,8 +5,8 @@
 | "cat" | sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
 | "linear" | (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i) | the common rank |
 
-"cat" computes the exact weighted sum of the updates. "linear" computes weighted sums of the factors, whose product is
-not the weighted sum of the updates.
+"cat" computes the exact weighted sum of the updates. "linear" adds the factors, and the product of these sums is not
+the weighted sum of the updates.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def combined_factors(
         combination: "cat" or "linear".
 
     Raises:
-        ValueError: there are no adapters, adapters and weights differ in count, the combination is unknown, or the
-            adapters cannot be combined with "linear".
+        ValueError: there are no adapters, the counts of adapters and weights differ, the combination is unknown, or
+            "linear" cannot combine the adapters.
     """
     if not parts or len(parts) != len(weights):
         raise ValueError(
@@ -55,11 +55,7 @@ def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
 
 
 def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
-    """Return the factors of PEFT's "linear" combination: the sums over adapters of sqrt(w s) A and sqrt(w s) B.
-
-    Raises:
-        ValueError: the ranks differ, a weight is negative, or an adapter is not a plain LoRA.
-    """
+    """Return the factors of PEFT's "linear" combination: the sums over adapters of sqrt(w s) A and sqrt(w s) B."""
     if len({factors.a.shape[0] for factors, _ in layer}) != 1:
         raise ValueError(f"{name}: the adapters differ in rank; use combination_type='cat', which accepts any ranks")
     if any(weight < 0 for _, weight in layer):

@@ -1,9 +1,9 @@
 """Losses of DPO and its variants, which compare the two answers of a pair (`loss_type`).
 
-The losses are functions of log-probabilities, registered by `@_pair_loss`; KTO on rated answers is in kto_loss.py.
+`@_pair_loss` registers a loss. The KTO loss of rated answers is in kto_loss.py.
 
-The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x), w is the chosen answer, l the rejected answer,
-and s the logistic function:
+The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x). The index w denotes the chosen answer, l the
+rejected answer, and s is the logistic function:
 
     sigmoid    -(1 - e) log s(beta (r_w - r_l)) - e log s(-beta (r_w - r_l))                   arXiv:2305.18290
     robust     sigmoid with -e in place of e, divided by 1 - 2 e                               arXiv:2403.00409
@@ -35,16 +35,16 @@ import paddle.nn.functional as F
 from paddlenlp_ext.config.sections.preference import WITHOUT_REFERENCE, PreferenceConfig
 
 LEAST_DOUBT = 1e-6
-"""Lower bound of -log p in the odds p / (1 - p), which would be infinite for p = 1."""
+"""Lower bound of -log p in the odds p / (1 - p), because the odds of p = 1 are infinite."""
 
 
 @dataclass(frozen=True)
 class Pairs:
-    """Inputs of a pair loss, float32 [N]; the loss returns one value for each pair, [N].
+    """Inputs of a pair loss, float32 [N].
 
     Attributes:
-        chosen_ratios, rejected_ratios: log-ratios of the answers between the model and the reference model.
-        chosen_means, rejected_means: log-probabilities of the answers per token.
+        chosen_ratios, rejected_ratios: log-ratios of model and reference model for each answer.
+        chosen_means, rejected_means: mean log-probability per token of each answer.
         chosen_lengths, rejected_lengths: number of tokens of each answer.
     """
 
@@ -57,7 +57,7 @@ class Pairs:
 
     @property
     def margins(self) -> paddle.Tensor:
-        """Difference between the log-ratios of the answers, [N]."""
+        """Log-ratios of the chosen answers minus log-ratios of the rejected answers, [N]."""
         return self.chosen_ratios - self.rejected_ratios
 
 
@@ -72,7 +72,7 @@ class PairLoss:
 
 PairFunction = Callable[[Pairs, PreferenceConfig], paddle.Tensor]
 PAIR_LOSSES: dict[str, PairFunction] = {}
-"""`loss_type` -> function from pairs and options to the loss of each pair."""
+"""`loss_type` -> function from pairs and options to the loss of each pair, float32 [N]."""
 
 
 def _pair_loss(function: PairFunction) -> PairFunction:
@@ -91,19 +91,19 @@ def pair_loss(
 ) -> PairLoss:
     """Return the loss of each pair: `pref_loss_ratio` times the loss of `loss_type`, plus the SFT loss.
 
-    The SFT loss is the mean negative log-probability per token of the chosen answer, times `sft_loss_ratio`. It is
-    added to each pair, so the mean over a step does not depend on the split into micro-batches. Only `kto_pair` depends
-    on the other pairs of the batch.
+    The SFT loss of a pair is `sft_loss_ratio` times the mean negative log-probability per token of the chosen answer.
+    The loss of a pair does not depend on other pairs, except with `kto_pair`. The mean over a step therefore does not
+    depend on the split into micro-batches.
 
     Args:
         chosen_logps_N, rejected_logps_N: float32 [N], sums of the log-probabilities of each answer's tokens.
-        reference_chosen_N, reference_rejected_N: the same sums under the reference model, without gradient; unused if
-            `options.has_reference` is false.
+        reference_chosen_N, reference_rejected_N: sums of the reference model's log-probabilities, without gradient;
+            unused if `options.has_reference` is false.
         options: `config.preference` of a run.
         chosen_lengths_N, rejected_lengths_N: int64 [N], number of tokens of each answer.
 
     Raises:
-        ValueError: `options.loss_type` is not a loss of pairs.
+        ValueError: `options.loss_type` is not a pair loss.
     """
     if options.loss_type not in PAIR_LOSSES:
         raise ValueError(f"loss_type {options.loss_type} does not compare pairs; use {', '.join(PAIR_LOSSES)}")
@@ -139,13 +139,13 @@ def _smoothed_log_sigmoid(logits_N: paddle.Tensor, label_smoothing: float) -> pa
 
 @_pair_loss
 def sigmoid(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of DPO (arXiv:2305.18290), or of conservative DPO with `label_smoothing`."""
+    """Return the DPO loss (arXiv:2305.18290); with `label_smoothing`, the conservative DPO loss."""
     return _smoothed_log_sigmoid(options.beta * pairs.margins, options.label_smoothing)
 
 
 @_pair_loss
 def robust(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of robust DPO (arXiv:2403.00409), an unbiased estimate of the DPO loss with correct labels."""
+    """Return the robust DPO loss (arXiv:2403.00409), an unbiased estimate of the DPO loss under correct labels."""
     logits_N, wrong = options.beta * pairs.margins, options.label_smoothing
     return (wrong * F.log_sigmoid(-logits_N) - (1 - wrong) * F.log_sigmoid(logits_N)) / (1 - 2 * wrong)
 
@@ -158,14 +158,14 @@ def hinge(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def ipo(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of IPO (arXiv:2310.12036, eq. 17) on log-ratios per token, as in the paper's experiments."""
+    """Return the IPO loss (arXiv:2310.12036, eq. 17) on log-ratios per token, as in the experiments of the paper."""
     margins_N = pairs.chosen_ratios / pairs.chosen_lengths - pairs.rejected_ratios / pairs.rejected_lengths
     return (margins_N - 1 / (2 * options.beta)).square()
 
 
 @_pair_loss
 def simpo(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of SimPO (arXiv:2405.14734): log-probabilities per token, with a target margin."""
+    """Return the SimPO loss (arXiv:2405.14734) on log-probabilities per token, with a target margin."""
     logits_N = options.beta * (pairs.chosen_means - pairs.rejected_means) - options.simpo_gamma
     return _smoothed_log_sigmoid(logits_N, options.label_smoothing)
 
@@ -184,7 +184,10 @@ def _log_odds(logps_N: paddle.Tensor) -> paddle.Tensor:
 
 @_pair_loss
 def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return KTO's loss on pairs (arXiv:2402.01306): each answer against the mean log-ratio of the opposite answers."""
+    """Return the KTO loss on pairs (arXiv:2402.01306).
+
+    The baseline of chosen answers is the mean log-ratio of rejected answers, and vice versa.
+    """
     chosen_kl = pairs.chosen_ratios.mean().clip(min=0).detach()
     rejected_kl = pairs.rejected_ratios.mean().clip(min=0).detach()
     chosen_N = 1 - F.sigmoid(options.beta * (pairs.chosen_ratios - rejected_kl))
@@ -194,26 +197,26 @@ def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def dpop(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of DPO-Positive (arXiv:2402.13228), with a penalty if a chosen answer becomes less likely."""
+    """Return the DPO-Positive loss (arXiv:2402.13228), which penalizes a decreasing probability of chosen answers."""
     penalties_N = F.relu(-pairs.chosen_ratios)
     return -F.log_sigmoid(options.beta * (pairs.margins - options.dpop_lambda * penalties_N))
 
 
 @_pair_loss
 def sppo_hard(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of SPPO (arXiv:2405.00675, eq. 4.7) with win probabilities of 1 and 0."""
+    """Return the SPPO loss (arXiv:2405.00675, eq. 4.7) with win probabilities of 1 (chosen) and 0 (rejected)."""
     target = 1 / (2 * options.beta)
     return (pairs.chosen_ratios - target).square() + (pairs.rejected_ratios + target).square()
 
 
 @_pair_loss
 def nca_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of NCA on pairs (arXiv:2402.05369)."""
+    """Return the NCA loss on pairs (arXiv:2402.05369)."""
     chosen_N, rejected_N = options.beta * pairs.chosen_ratios, options.beta * pairs.rejected_ratios
     return -F.log_sigmoid(chosen_N) - 0.5 * (F.log_sigmoid(-chosen_N) + F.log_sigmoid(-rejected_N))
 
 
 @_pair_loss
 def apo_zero(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the loss of APO-zero (arXiv:2408.06266, eq. 7), which raises chosen and lowers rejected rewards."""
+    """Return the APO-zero loss (arXiv:2408.06266, eq. 7), which raises chosen rewards and lowers rejected rewards."""
     return 1 - F.sigmoid(options.beta * pairs.chosen_ratios) + F.sigmoid(options.beta * pairs.rejected_ratios)

@@ -1,4 +1,4 @@
-"""KTO loss on rated answers, and the KL baseline that it subtracts (arXiv:2402.01306).
+"""KTO loss on rated answers, and its KL baseline (arXiv:2402.01306).
 
 Shapes: A answers.
 """
@@ -34,12 +34,13 @@ def kto_loss(
 
     With the log-ratio r, the baseline z and the logistic function s, the loss of a desirable answer is
     desirable_weight (1 - s(beta (r - z))), and the loss of an undesirable answer is
-    undesirable_weight (1 - s(beta (z - r))). `sft_loss_ratio` adds the mean loss per token of desirable answers.
+    undesirable_weight (1 - s(beta (z - r))). `sft_loss_ratio` is the weight of an additional SFT loss, the mean
+    negative log-probability per token of desirable answers.
 
     Args:
         logps_A: float32 [A], sum of the log-probabilities of each answer's tokens.
-        reference_A: the same sums under the reference model; None without a reference model.
-        is_desirable_A: bool [A].
+        reference_A: float32 [A], sums of the reference model's log-probabilities; None without a reference model.
+        is_desirable_A: bool [A], True for a desirable answer.
         baseline: the result of `kto_baseline`.
         options: `config.preference` of a run.
         lengths_A: int64 [A], number of tokens of each answer.
@@ -59,7 +60,7 @@ def kto_baseline(logps_A: paddle.Tensor, reference_A: paddle.Tensor | None, opti
 
     Args:
         logps_A: float32 [A], log-probabilities of mismatched answers (`PreferenceBatch.mismatched`).
-        reference_A: log-probabilities of these answers under the reference model.
+        reference_A: the reference model's log-probabilities of the mismatched answers; None without a reference model.
         options: `config.preference` of a run.
     """
     return log_ratios(logps_A, reference_A, options).mean().clip(min=0).detach()

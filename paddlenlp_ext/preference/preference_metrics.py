@@ -1,4 +1,4 @@
-"""Metrics of preference training under TRL's names, as sums over micro-batches and ranks."""
+"""Metrics of preference training with TRL's names, accumulated over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class PreferenceMetrics:
         return PreferenceMetrics(self.sums + other.sums, self.counts + other.counts)
 
     def to_vector(self) -> np.ndarray:
-        """Return sums and counts as a vector, float64 [2 x metrics], that ranks can add."""
+        """Return sums and counts as one vector, float64 [2 x metrics], for summation over ranks."""
         return np.concatenate([self.sums, self.counts])
 
     @classmethod
     def from_vector(cls, vector: np.ndarray) -> PreferenceMetrics:
-        """Return the metrics from the result of `to_vector`, or from a sum of such vectors."""
+        """Build the metrics from a sum of results of `to_vector`."""
         sums, counts = np.split(np.asarray(vector, np.float64), 2)
         return cls(sums, counts)
 

@@ -1,4 +1,4 @@
-"""Loss and metrics of a reward model, as functions of the scores of pairs of answers.
+"""Loss and metrics of a reward model, computed from the scores of answer pairs.
 
 Let r_w be the reward of the chosen answer, r_l the reward of the rejected answer, m the margin of the row, and s the
 logistic function. The loss of a pair is
@@ -42,7 +42,7 @@ def reward_losses(rewards_A: paddle.Tensor, margins_P: paddle.Tensor, options: R
 
 
 def reward_sums(rewards_A: Any) -> np.ndarray:
-    """Return the sums of the metrics of a micro-batch, float64 [NUM_SUMS], to be added over micro-batches.
+    """Return the metric sums of a micro-batch, float64 [NUM_SUMS], for summation over micro-batches.
 
     Args:
         rewards_A: scores of the answers, tensor or array, float32 [A].
@@ -54,7 +54,7 @@ def reward_sums(rewards_A: Any) -> np.ndarray:
 
 
 def reward_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Return the metrics under TRL's names from the sum of the results of `reward_sums`.
+    """Return the metrics with TRL's names; `sums` is the sum of `reward_sums` over micro-batches.
 
     | metric | mean over |
     |---|---|

@@ -19,7 +19,7 @@ from paddlenlp_ext.quantization.integer_tensors import SCALE, integer_shape, int
 
 
 def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
-    """Return full name -> tensor for a layer's quantized weight, for `save_sharded`.
+    """Return a dict of the tensors that store a layer's quantized weight, keyed by their full names.
 
     Args:
         layer: name of the layer.
@@ -27,7 +27,7 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
         dtype: compute dtype to record for other programs ("float32", "bfloat16", ...).
 
     Raises:
-        ValueError: the weight is a residual, and the adapter has the subtracted factors.
+        ValueError: the weight is a residual, which is useless without the adapter that has the subtracted factors.
     """
     if weight.is_residual:
         raise ValueError(
@@ -40,7 +40,7 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
 
 
 def stored_layers(source: WeightSource) -> dict[str, str]:
-    """Return layer name -> algo for the layers whose weights are stored quantized."""
+    """Return a dict from layer names to algos, for the layers whose weights are stored quantized."""
     found = {}
     for name in source.names():
         layer, mark, algo = name.partition(STATE)
@@ -54,7 +54,7 @@ def stored_layers(source: WeightSource) -> dict[str, str]:
 
 
 def is_auxiliary(name: str) -> bool:
-    """Return whether a tensor is an auxiliary tensor of a quantized weight, such as scales, code table or shape."""
+    """Return whether `name` is an auxiliary tensor of a quantized weight, such as the scales, code table or shape."""
     return ".weight." in name or name.endswith(INTEGER_PARTS)
 
 
@@ -62,7 +62,7 @@ def read_stored(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
     """Read the quantized weight of a layer.
 
     Raises:
-        ValueError: tensors are missing or inconsistent, or the code table is not the table of `algo`.
+        ValueError: tensors are missing or inconsistent, or the stored code table is not the code table of `algo`.
     """
     try:
         read = read_bitsandbytes if algo in BLOCKWISE else read_integers

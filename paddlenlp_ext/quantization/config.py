@@ -21,8 +21,8 @@ class QuantizationConfig:
 
     Attributes:
         algo: one of `ALGOS` for all layers, or a mapping from patterns to algos. A pattern is a layer's name, a name
-            suffix, or a regular expression for the full name. The first matching pattern decides. A layer stays in full
-            precision if no pattern matches or the value is None.
+            suffix, or a regular expression for the full name. A layer gets the algo of the first matching pattern. If
+            no pattern matches, or the algo is None, the layer stays in full precision.
         block_size: number of weights that share a scale, for `BLOCKWISE` formats.
         double_quant: store the scales in 8 bits, for `BLOCKWISE` formats.
         double_quant_block_size: with `double_quant`, number of scales that share a second-level scale.

@@ -1,4 +1,4 @@
-"""Read and write `quantization_config` in config.json, for this package and other programs."""
+"""Read and write `quantization_config` in config.json."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 _OURS = "paddlenlp_ext"
 """`quant_method` of formats that only this package reads, and key of this package's options in every file."""
 _DEQUANTIZED = (FLOAT8_METHOD, MXFP4_METHOD)
-"""Methods whose weights are dequantized while reading (checkpoint/quantized_formats)."""
+"""Values of `quant_method` for weights that are dequantized when they are read (checkpoint/quantized_formats)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
-"""Block sizes that bitsandbytes supports, 32 to 4096; with double quantization, a group has at least 64 scales."""
+"""Block sizes that bitsandbytes supports, 32 to 4096. Double quantization requires at least 64 scales per group."""
 
 
 def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: str) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the quantization described by config.json; None if the weights are read in full precision.
+    """Return the options for the `quantization_config` of config.json; None if weights are read in full precision.
 
     Raises:
         ValueError: the quantization method is not supported.

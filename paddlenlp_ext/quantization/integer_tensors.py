@@ -25,7 +25,7 @@ SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 
 def integer_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Any]:
-    """Return full name -> tensor for a layer's quantized weight."""
+    """Return a dict of the tensors that store a layer's quantized weight, keyed by their full names."""
     assert weight.group_scales is None, "integer formats have no double quantization"
     out, codes = weight.shape[0], weight.codes
     scales: dict[str, Any] = {layer + SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
@@ -51,16 +51,16 @@ def integer_shape(layer: str, algo: str, source: WeightSource) -> tuple[int, int
 
 
 def read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:
-    """Read the quantized weight of a layer in the layout of integers.
+    """Read the weight of a layer in an integer format.
 
     Raises:
         KeyError: a tensor is missing.
-        ValueError: the order of the columns is not a permutation.
+        ValueError: `weight_order` is not a permutation of the columns.
     """
     shape, scales = integer_shape(layer, algo, source), source.read(layer + SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
     zeros, order = _optional(source, layer + _ZERO), _optional(source, layer + _ORDER)
-    # For a damaged file the block is at least 1, and `read_stored` then reports a wrong number of scales.
+    # For a damaged file the quotient may be 0. `read_stored` then reports a wrong number of scales.
     block = max(shape[1] // max(scales.size // shape[0], 1), 1)
     if order is not None and not np.array_equal(np.sort(order), np.arange(shape[1])):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Quantize the linear layers and experts of a model, while loading or afterwards, and dequantize them."""
+"""Quantize the linear layers and experts of a model, while or after loading it, and dequantize them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinea
 
 
 def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
-    """Return layer name -> number of matrices, for all layers that can be or are quantized.
+    """Return a dict from layer names to the number of matrices, for all layers that are or can be quantized.
 
-    A linear layer has one matrix. For experts, the matrices of a single expert are counted.
+    A linear layer has one matrix. For experts, only the matrices of one expert are counted.
     """
     layers = {**quantizable_layers(model), **quantized_layers(model)}
     return {name: layer.parts if isinstance(layer, AnyGroupedLinear) else 1 for name, layer in layers.items()}
@@ -57,18 +57,19 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    Layers whose weights are stored quantized or are to be quantized are replaced by `QuantizedLayer`s. Only one weight
-    at a time, or one expert's weight, is in memory in full precision. Layers of other pipeline stages stay without
-    values.
+    A layer is replaced by a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Only one
+    weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages are
+    not loaded.
 
     Args:
         model: model with the parameter names of the file.
         source: the stored tensors, in full precision or quantized.
-        options: quantization for weights stored in full precision; None to leave them in full precision.
-        before: transform of each weight before it is quantized.
+        options: quantization for weights stored in full precision; None: no quantization.
+        before: function that is applied to each weight before quantization.
 
     Raises:
-        ValueError: as in `load_weights` and `QuantizedWeights`; nothing has been loaded then.
+        ValueError: the tensors do not match the model (`check_tensors`) or the options (`QuantizedWeights`); the model
+            is unchanged.
     """
     weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
@@ -84,7 +85,7 @@ def quantize_linears(
 ) -> None:
     """Quantize the linear layers and experts of a loaded model, except lm_head, and freeze the biases.
 
-    `before` transforms each weight before it is quantized, except expert weights.
+    `before` is applied to each weight, except expert weights, before quantization.
 
     Raises:
         ValueError: the model is already quantized, or a pattern of the options matches no layer.
@@ -111,7 +112,7 @@ def _float32_slice(weight: paddle.Tensor, index: int) -> paddle.Tensor:
 
 
 def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | QuantizedStack) -> QuantizedLayer:
-    """Return a quantized layer with the packed weight and the compute precision of `layer`."""
+    """Return a quantized layer with the weight `packed`, and the bias and compute dtype of `layer`."""
     dtype = layer.weight.dtype
     if isinstance(packed, QuantizedStack):
         matrices = dataclasses.replace(packed.matrices, dtype=dtype)
@@ -122,7 +123,7 @@ def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | Quantize
 
 @dataclass(frozen=True)
 class PackedSize:
-    """Number of quantized weights of a model, and their size in bytes including scales."""
+    """Number of quantized weights of a model, and the size of the codes and scales in bytes."""
 
     num_weights: int = 0
     num_bytes: int = 0
@@ -137,10 +138,10 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute the size that a model's layers will have after quantization, from their shapes.
+    """Compute the size of a model's layers after quantization from the shapes of the layers.
 
     Raises:
-        ValueError: as in `quantize_linears`.
+        ValueError: a pattern of the options matches no layer.
     """
     num_weights = num_bytes = 0
     layers = quantizable_layers(model)
@@ -152,7 +153,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
-    """Return the shape [out, in] of the matrices of a layer that are quantized separately, and their number."""
+    """Return the shape [out, in] and the number of the separately quantized matrices of a layer."""
     if isinstance(layer, Linear):
         return (layer.out_features, layer.in_features), 1
     groups, outputs, inputs = layer.weight_shape
@@ -160,7 +161,7 @@ def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
 
 
 def quantization_report(model: TrainableModel) -> str:
-    """Describe the quantized layers of a model, their size and the share of experts in one line."""
+    """Describe, in one line, the quantized layers of a model, their size, and the number of weights in experts."""
     layers = quantized_layers(model).values()
     num_weights = sum(layer.num_weights for layer in layers)
     size = PackedSize(num_weights, sum(layer.num_bytes for layer in layers))
@@ -186,7 +187,7 @@ def dequantize_linears(model: TrainableModel) -> None:
 
 
 def named_tensors(model: TrainableModel, dtype: str) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) for saving a model: its parameters and the tensors of its quantized weights.
+    """Yield (name, tensor) for all tensors to save: the parameters of a model, and the tensors of quantized weights.
 
     `dtype` is the compute dtype to record for other programs.
     """

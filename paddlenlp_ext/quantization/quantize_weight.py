@@ -25,21 +25,20 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import boundaries, dynamic_lev
 from paddlenlp_ext.quantization.config import QuantizationConfig
 
 QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
-"""Function that rounds a weight to the values of its quantized format."""
+"""Function that quantizes and dequantizes a weight: it rounds each element to a value of the quantized format."""
 BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
-"""Transform of a weight before quantization.
+"""Function (layer name, weight, quantize-dequantize function) -> weight to quantize, called before quantization.
 
-Maps (layer name, weight float32 [out, in], quantize-dequantize function) to the weight to quantize: the same object if
-nothing is subtracted.
+Both weights are float32 [out, in]. If nothing is subtracted, the function returns the object `weight`.
 """
 _CHUNK = 1 << 18
-"""Number of weights processed at once; they fit in the cache of a core."""
+"""Number of weights per iteration, chosen to fit in the cache of a core."""
 _MIN_SCALE = np.float32(1e-38)
 _MAX_CODE = {"weight_only_int8": 127, "weight_only_int4": 7}
 
 
 def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) -> QuantizedWeight:
-    """Quantize a weight [out, in] to the format of `options`, which have a single algo; computed on the CPU.
+    """Quantize a weight [out, in] to the format of `options` (with a single algo), on the CPU.
 
     Raises:
         ValueError: the weight has non-finite values, or its row length is not a multiple of the group size.
@@ -64,10 +63,10 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
 def quantize_layer(
     name: str, weight: paddle.Tensor, options: QuantizationConfig, before: BeforeQuantizing | None = None
 ) -> QuantizedWeight:
-    """Apply the transform `before` to the weight of the layer `name`, float32 [out, in], and quantize it.
+    """Apply `before` to the weight of the layer `name`, float32 [out, in], and quantize the result.
 
     Raises:
-        ValueError: as in `quantize`.
+        ValueError: the weight cannot be quantized (`quantize`).
     """
     prepared = weight if before is None else before(name, weight, lambda value: dequantize(quantize(value, options)))
     try:
@@ -77,7 +76,7 @@ def quantize_layer(
 
 
 def empty(shape: tuple[int, int], options: QuantizationConfig) -> QuantizedWeight:
-    """Create a quantized weight [out, in] with zero tensors, to be loaded later."""
+    """Create a quantized weight [out, in] whose tensors are zeros, as a target for loading."""
     assert isinstance(options.algo, str), "pass the options of one layer (options.for_layer)"
     num_weights, block = shape[0] * shape[1], block_size_of(options, shape[1])
     num_scales = -(-num_weights // block)
@@ -145,9 +144,9 @@ def _integers(values_N: np.ndarray, block: int, algo: str) -> tuple[np.ndarray, 
 
 
 def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
-    """Divide each block by its largest magnitude; return the quotients and the magnitudes, float32 [B].
+    """Divide each block by its largest magnitude; return the quotients, float32 [N], and the magnitudes, float32 [B].
 
-    As in bitsandbytes, a short last block is divided by a scale that is never 0.
+    As in bitsandbytes, the scale of a short last block is at least `_MIN_SCALE`.
     """
     num_full = len(values_N) // block
     blocks, rest = values_N[: num_full * block].reshape(num_full, block), values_N[num_full * block :]
@@ -168,7 +167,7 @@ def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
 
 
 def _stored_scales(scales_B: np.ndarray, options: QuantizationConfig) -> dict[str, np.ndarray]:
-    """Return the scales in float32, or with double quantization their differences from the mean in 8 bits."""
+    """Return the tensors that store the scales: float32 scales, or 8-bit codes of the differences from the mean."""
     if not options.double_quant:
         return {"scales": scales_B}
     offset = scales_B.mean(dtype=np.float64).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Grouped linear layer (the experts of an MoE layer) with frozen quantized weights, and quantization of its weight."""
+"""Grouped linear layer (the experts of an MoE layer) with a frozen quantized weight."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 class QuantizedGroupedLinear(QuantizedLayer):
     """`GroupedLinear` with a packed weight [G, O, I].
 
-    The fused projections of each group are packed separately. The first axis of the buffers is the group.
+    The fused projections of each group are packed separately. Axis 0 of the buffers is the group.
 
     Args:
         weight: packed weight.
@@ -45,17 +45,15 @@ class QuantizedGroupedLinear(QuantizedLayer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the dequantized weight, float32 [G, O, I]; a new tensor at every call."""
+        """Return the dequantized weight, float32 [G, O, I]; each call returns a new tensor."""
         return dequantize_stack(self.stored)
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield (name, weight) of every matrix of all groups, named like separate linear layers."""
         stack = self.stored
         for group, part in itertools.product(range(stack.shape[0]), range(stack.parts)):
             yield matrix_name(name, group, part), stack.matrix(group, part)
 
     def dequantized(self) -> GroupedLinear:
-        """Return an unquantized layer with the dequantized weight, in the compute dtype."""
         groups, outputs, inputs = self.weight_shape
         layer = GroupedLinear(groups, inputs, outputs, self.parts)
         layer.to(dtype=self.compute_dtype)
@@ -67,7 +65,7 @@ class QuantizedGroupedLinear(QuantizedLayer):
         return quantized_grouped_linear(x_NI, self.stored, starts)
 
     def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
-        """Return the output of each fused projection for rows that all belong to one group."""
+        """Return the output of each fused projection for rows of a single group."""
         stack = self.stored
         return tuple(quantized_linear(x_NI, stack.matrix(group, part)) for part in range(stack.parts))
 
@@ -89,13 +87,13 @@ def quantize_stack(
 
     Args:
         name: name of the layer, for errors.
-        read: returns the weight of a group, float32 [O, I], by its index.
+        read: function that returns the weight of a group, float32 [O, I], given the group's index.
         groups: number of groups G.
         parts: number P of projections fused in a group's weight.
         options: format, with a single algo.
 
     Raises:
-        ValueError: as in `quantize`.
+        ValueError: a weight cannot be quantized (`quantize`).
     """
     return stack_weights(
         [[quantize_layer(name, part, options) for part in paddle.chunk(read(group), parts)] for group in range(groups)]

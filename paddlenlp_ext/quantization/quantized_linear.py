@@ -20,10 +20,10 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class QuantizedLayer(nn.Layer):
-    """Layer with a quantized weight, or a stack of them.
+    """Layer with a frozen quantized weight, or a stack of quantized weights.
 
-    The packed weight is in the buffers `codes`, `scales` and, with double quantization, `group_scales` and `offset`, so
-    it is moved, saved and loaded with the layer.
+    The tensors of the packed weight are buffers: `codes`, `scales` and, with double quantization, `group_scales` and
+    `offset`. The buffers are moved, saved and loaded with the layer.
 
     Args:
         weight: format and tensors of the weight.
@@ -46,7 +46,7 @@ class QuantizedLayer(nn.Layer):
                 self.register_buffer(name, tensor)
 
     def _packed(self) -> QuantizedWeight:
-        """Return the packed weight; kernel caches computed from former codes are dropped."""
+        """Return the packed weight; if the codes were replaced, the kernel caches of the old codes are dropped."""
         tensors: dict[str, Any] = {name: getattr(self, name, None) for name in TENSORS}
         cache = self._format.kernel_cache
         if cache.setdefault("codes", tensors["codes"]) is not tensors["codes"]:
@@ -75,11 +75,11 @@ class QuantizedLayer(nn.Layer):
         return self.stored.num_bytes
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield (name, weight) of every matrix of the layer `name`, named like separate linear layers."""
+        """Yield (name, weight) for every matrix of the layer `name`; matrices are named like separate linear layers."""
         raise NotImplementedError
 
     def dequantized(self) -> nn.Layer:
-        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
+        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the bias of this layer."""
         raise NotImplementedError
 
 
@@ -107,21 +107,19 @@ class QuantizedLinear(QuantizedLayer):
         return self._packed()
 
     def shard_weight(self, shard: Shard) -> None:
-        """Replace the weight by its shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
+        """Replace the weight by a shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
 
         Raises:
-            ValueError: as in `slice_weight`.
+            ValueError: the weight cannot be sharded (`slice_weight`).
         """
         weight = slice_weight(self.stored, shard)
         self._set_packed(weight)
         self.out_features, self.in_features = weight.shape
 
     def named_matrices(self, name: str) -> Iterator[tuple[str, QuantizedWeight]]:
-        """Yield the layer's name and weight."""
         yield name, self.stored
 
     def dequantized(self) -> Linear:
-        """Return an unquantized layer with the dequantized weight, in the compute dtype, and the same bias."""
         linear = Linear(self.in_features, self.out_features)
         linear.to(dtype=self.compute_dtype)
         linear.weight.set_value(self.weight_value().astype(self.compute_dtype))
@@ -130,7 +128,7 @@ class QuantizedLinear(QuantizedLayer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the dequantized weight, float32 [out, in]; a new tensor at every call."""
+        """Return the dequantized weight, float32 [out, in]; each call returns a new tensor."""
         return dequantize(self.stored)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:

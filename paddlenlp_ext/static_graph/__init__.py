@@ -1,1 +1,1 @@
-"""Static graphs of language models: trace and save them, and run them with `paddle.inference`."""
+"""Export language models as static graphs, and run exported models with `paddle.inference`."""

@@ -5,15 +5,15 @@
     keys_0, ...      float [B, K, P, H]          cached keys of each layer; P = 0 for the prompt
     values_0, ...    float [B, K, P, E]          cached values
 
-    -> logits of the last position, float32 [B, V]; then the new keys and values [B, K, S, ...] of each layer, in order
+    -> logits of the last position, float32 [B, V]; new keys and values [B, K, S, ...] of layer 0, layer 1, ...
 
-B, S and P are dynamic sizes. With a single program, the weights are in memory only once. The caller appends the new
-keys and values: an output with the whole cache would be copied in every step, and `paddle.inference` reuses the memory
-of outputs. A layer with latent attention caches latents and rotated keys, as one head each, and absorbs the key and
-value projections in both phases.
+B, S and P are dynamic sizes. A single program needs only one copy of the weights in memory. The caller appends the new
+keys and values to the cache, because an output with the entire cache would be copied in every step and
+`paddle.inference` reuses the memory of outputs. A layer with latent attention caches latents and rotated keys as one
+head each, and absorbs the key and value projections in prefill and decoding.
 
-The layers of the model are traced. Ops run their reference implementations (ops/dispatch.py), which use only Paddle's
-operators.
+Tracing runs the layers of the model with the reference implementations of all ops (ops/dispatch.py), which consist of
+Paddle operators.
 
 Shapes: B batch, S new positions, P slots of the cache, C = P + S, K key-value heads, H and E channels of keys and
 values, V vocabulary.
@@ -37,16 +37,16 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 CacheShapes = tuple[tuple[int, int], ...]
-"""Heads and channels of each cached tensor: keys and values of layer 0, keys and values of layer 1, ..."""
+"""(heads, channels) of each cached tensor: keys of layer 0, values of layer 0, keys of layer 1, ..."""
 
 
 class GraphCache(KeyValueCache):
     """Key-value cache of a traced program.
 
-    The position of a token is its index among the tokens of its row; unused slots do not count.
+    The position of a token is its index in the row, not counting padding and unused slots.
 
     Attributes:
-        new_tensors: keys and values of the new positions, for each layer that has run.
+        new_tensors: new keys and values of the layers that have been traced so far.
     """
 
     def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
@@ -68,7 +68,7 @@ class GraphCache(KeyValueCache):
 
     @property
     def length(self) -> Any:
-        """Number of positions in every layer, padding included."""
+        """Number of cached positions, including padding and unused slots."""
         return paddle.shape(self._cached[0])[2]
 
     def next_positions(self, count: int) -> paddle.Tensor:
@@ -76,10 +76,10 @@ class GraphCache(KeyValueCache):
         return self._position_ids_BS
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Do nothing, because the caller of the program checks the rotary frequencies."""
+        """Do nothing: `StaticModel` checks the rotary frequencies when it runs the program."""
 
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
-        """Append new keys and values to a layer, and return the contents of the layer."""
+        """Append new keys and values to the cache of a layer, and return the cached and new keys and values."""
         new = [new_BSKH.transpose([0, 2, 1, 3]) for new_BSKH in (k_BSKH, v_BSKE)]
         self.new_tensors += new
         cached = self._cached[2 * layer_index : 2 * layer_index + 2]
@@ -87,7 +87,7 @@ class GraphCache(KeyValueCache):
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, which the inference engine computes once, because it depends only on weights."""
+        """Return the result of `make`; it depends only on weights, so the inference engine computes it once."""
         return make()
 
     def _visible_slots(self, window: int | None) -> GraphSlots:
@@ -95,7 +95,7 @@ class GraphCache(KeyValueCache):
             visible_BSC = self._visible_BSC
             if window is not None:
                 visible_BSC = paddle.logical_and(visible_BSC, self._distances_BSC < window)
-            # A padding query attends to itself, so that its unused result stays finite.
+            # Padding positions attend to themselves, so that their unused attention outputs are finite.
             visible_BSC = paddle.logical_or(visible_BSC, self._is_own_SC)
             self._visible[window] = GraphSlots(visible_BSC, self._distances_BSC)
         return self._visible[window]
@@ -109,17 +109,17 @@ class GraphSlots:
         self._bias_BSC = paddle.where(visible_BSC, paddle.zeros([]), paddle.full([], float("-inf")))
 
     def bias(self, num_slots: int) -> paddle.Tensor:
-        """Return the attention bias, fp32 [B, S, C]: 0 for visible slots and -inf for the others."""
+        """Return the attention bias, fp32 [B, S, C]: 0 for visible slots and -inf for hidden slots."""
         return self._bias_BSC
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return ALiBi's bias, fp32 [B, N, S, C]: minus the slope of each head times the distance of each slot."""
+        """Return the ALiBi bias, fp32 [B, N, S, C]: the negative slope of each head times the distance to each slot."""
         slopes_1N11 = paddle.to_tensor(slopes_N.astype(np.float32)).reshape([1, -1, 1, 1])
         return -slopes_1N11 * self._distances_BSC.unsqueeze(1).astype("float32")
 
 
 class TracedModel(nn.Layer):
-    """Layer that is traced: a model with the inputs and outputs of the program."""
+    """Layer to trace: a model with the inputs and outputs of the exported program."""
 
     def __init__(self, model: TrainableModel) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def _run(
 
 
 def cache_shapes(model: TrainableModel) -> CacheShapes:
-    """Return the heads and channels of each tensor in the model's cache."""
+    """Return (heads, channels) of each tensor in the key-value cache of a model."""
     shapes = []
     for layer in model.model.layers:
         attention = layer.self_attn
@@ -155,7 +155,7 @@ def cache_dtype(model: Any) -> str:
 
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
-    """Trace a model; write the program to `PREFIX.json` and its weights to `PREFIX.pdiparams`."""
+    """Trace a model; write the program to `PREFIX.json` and the weights to `PREFIX.pdiparams`."""
     dtype: Any = cache_dtype(model)
     kinds = ("keys", "values")
     tensors = [
@@ -167,6 +167,6 @@ def save_program(model: Any, folder: Path, prefix: str) -> None:
     traced.eval()
     static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)
     with warnings.catch_warnings():
-        # Paddle's functions read the place of symbolic tensors, which raises a warning.
+        # Functions of Paddle read the place of symbolic tensors, which causes a warning.
         warnings.filterwarnings("ignore", "Tensor do not have '(place|contiguous)' interface")
         paddle.jit.save(static, str(folder / prefix))

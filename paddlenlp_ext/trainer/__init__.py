@@ -1,1 +1,1 @@
-"""Training: optimizer steps over packed data, evaluation, checkpoints, logs; `build` assembles a run."""
+"""Training: optimizer steps over packed data, evaluation, checkpoints, callbacks; `build_trainer` assembles a run."""

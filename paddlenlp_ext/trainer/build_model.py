@@ -31,13 +31,13 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 @dataclass(frozen=True)
 class BuiltModel:
-    """Model that is ready to train, and how it is distributed.
+    """Model that is ready to train, with its ZeRO shards, pipeline stage and expert shards.
 
     Attributes:
         model: the model, with the parameters of this process.
         sharding: ZeRO sharding over the mesh; None without ZeRO.
         pipeline: stage of this process; None if every process has all layers.
-        experts: experts that the replicas divide; None without expert parallelism.
+        experts: expert shards of this process; None without expert parallelism.
     """
 
     model: CausalLM | PeftModel
@@ -51,18 +51,18 @@ def build_model(
 ) -> BuiltModel:
     """Build the model of a run: load, quantize, adapt and shard it.
 
-    If each rank can read its own slices, the model is sharded while it has no values, and read last, so that no rank
-    ever holds the full model. Otherwise every rank loads the full model (in a pipeline, its stage), then shards it.
+    If each rank can read slices of the weight files, the model is sharded before its weights are read, and a rank never
+    holds the full model. Otherwise every rank loads the full model (in a pipeline, its stage), then shards it.
 
     Args:
         source: the base model.
         config: the run's configuration.
         mesh: processes that share the model; None: a single process.
-        rows: training rows, from which a pipeline estimates the cost of a layer.
+        rows: training rows; a pipeline estimates the cost of a layer from their lengths.
 
     Raises:
-        ValueError: the weights cannot be trained or belong to another model, or the mesh cannot split the model. In the
-            last case no weight has been read.
+        ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model (raised
+            before weights are read).
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
@@ -73,7 +73,7 @@ def build_model(
     if not reads_slices:
         _load_or_initialize(model, source, config)
     adapted = adapt_model(model, config)
-    place_stage(adapted, pipeline)  # the adapter's parameters too
+    place_stage(adapted, pipeline)  # assign the parameters of the adapter to stages too
     sharding, experts = shard_model(adapted, config, mesh, pipeline)
     if reads_slices:
         load_shards(adapted, source.open_weights())
@@ -89,7 +89,7 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
     """Load or initialize the parameters that this process holds, and quantize them if requested.
 
     Raises:
-        ValueError: see `load_values`; or the weights are quantized and no adapter trains.
+        ValueError: weights are missing, damaged or of another shape; or they are quantized and the run has no adapter.
     """
     before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
     if config.model.continue_training:

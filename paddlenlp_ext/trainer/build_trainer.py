@@ -1,4 +1,4 @@
-"""Build the trainer of a run: place the model on the configured device and mesh, and give it its data."""
+"""Build the trainer of a run, with the model on the configured device and mesh."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.trainer.trainer import Trainer
 
 
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Any] = ()) -> Trainer:
-    """Build the model on the configured device and mesh, and its trainer."""
+    """Build the model on the configured device and mesh, and the trainer of the run."""
     paddle.set_device(config.precision.device)
     config = with_trained_tokens(config, data.source)
     mesh = Mesh.from_config(config.parallel)
@@ -45,9 +45,9 @@ def build_trainer_of(
     """Build the trainer of a model that is ready to train, with the objective that the configuration selects.
 
     Args:
-        built: the model, and how it is distributed; `BuiltModel(model)` for a model in this process only.
+        built: the distributed model; `BuiltModel(model)` for a model in a single process.
         config: the run's configuration.
-        train_rows, eval_rows, tokenizer, compute_metrics, callbacks: as for `Trainer`.
+        train_rows, eval_rows, tokenizer, compute_metrics, callbacks: see `Trainer`.
         mesh: processes that share the model; None: a single process.
     """
     process_group: ProcessGroup = SingleProcess()

@@ -1,8 +1,8 @@
 """Evaluation on the eval split: loss, and metrics of generated answers.
 
-Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on the order or the
-batch size. ROUGE, BLEU and exact match compare the generated answer to each prompt with its reference. So do precision,
-recall and F1 if answers are class labels (`eval_labels`).
+Loss, accuracy and perplexity are computed from sums over all target tokens. They therefore do not depend on row order
+or batch size. ROUGE, BLEU and exact match compare generated answers with reference answers. Precision, recall and F1
+do the same for class labels (`eval_labels`).
 """
 
 from __future__ import annotations
@@ -56,28 +56,28 @@ def evaluate_loss(
     forward_backward: ForwardBackward | None = None,
     objective: Objective | None = None,
 ) -> dict[str, float]:
-    """Compute the loss of the model on dataset rows, and the metrics of the objective.
+    """Compute loss and metrics of the objective on dataset rows.
 
-    The replicas divide the batches among themselves, and all return the same result.
+    Each replica evaluates a share of the batches. All replicas return the same result.
 
     Args:
         model: model to evaluate.
         rows: a TokenizedDataset.
         collate_rows: function that collates a micro-batch.
-        batch_size: rows of a batch.
-        max_batches: number of batches to evaluate; not positive: all.
+        batch_size: number of rows in a batch.
+        max_batches: number of batches to evaluate; 0 or below: all batches.
         process_group: processes of the run; None: a single process.
-        autocast: returns the mixed-precision context of a forward pass.
+        autocast: function that returns the mixed-precision context of a forward pass.
         forward_backward: schedule of the forward passes; None: sequential.
         objective: objective of the run; None: cross entropy.
 
     Returns:
         | key | value |
         |---|---|
-        | eval_loss | mean over the target tokens, or over the pairs |
+        | eval_loss | mean over the target tokens; in preference training, over the pairs |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
-        | eval_rewards/chosen, ... | instead of the two above: metrics of preference training (preference_metrics.py) |
+        | eval_rewards/chosen, ... | preferences: metrics of preference_metrics.py replace accuracy and perplexity |
         | eval_num_rows, eval_num_learned | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
@@ -100,16 +100,16 @@ def evaluate_loss(
             if counts:
                 sums.add(batch, measured)
     process_group.barrier()
-    # Release gathered parameters: their owners may update them before the next forward pass.
+    # Release the parameters that ZeRO-3 gathered, because their owners may update them before the next forward pass.
     process_group.after_micro_batch()
     sums.add_other_processes(process_group)
     return sums.metrics(time.perf_counter() - started)
 
 
 def _local_batches(batches: Sequence[list[Pack]], process_group: ProcessGroup) -> Iterator[tuple[list[Pack], bool]]:
-    """Yield the batches of this replica, and True if the batch counts.
+    """Yield the batches of this replica with True, then a dummy batch with False if the collectives require one.
 
-    With ZeRO-3, all ranks must issue the same collectives: a replica with fewer batches also yields a dummy batch.
+    If the forward pass is collective (ZeRO-3, expert parallelism), all replicas must run the same number of passes.
     """
     local = batches[process_group.index :: process_group.size]
     yield from ((batch, True) for batch in local)
@@ -142,10 +142,10 @@ class _LossSums:
         self._counts = np.array(process_group.sum_numbers(self._counts.tolist()), np.int64)
 
     def metrics(self, seconds: float) -> dict[str, float]:
-        """Return the result of `evaluate_loss`, with rates for an evaluation of this duration.
+        """Return the result of `evaluate_loss`; `seconds` is the duration of the evaluation.
 
         Raises:
-            ValueError: all labels were masked.
+            ValueError: all labels are masked.
         """
         num_units, num_target_tokens, num_tokens, num_rows = self._counts.tolist()
         if num_units == 0:
@@ -173,28 +173,28 @@ def evaluate_generation(
     labels_file: Path | None = None,
     compute_metrics: ComputeMetrics | None = None,
 ) -> dict[str, float]:
-    """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, precision, recall and F1 too.
+    """Compute ROUGE, BLEU-4 and exact match of generated answers; with `eval_labels`, also precision, recall and F1.
 
-    The replicas divide the prompts among themselves, and all return the same result.
+    Each replica generates answers for a share of the prompts. All replicas return the same result.
 
     Args:
-        model: model to evaluate; an answer ends at its `eos_token_ids`.
+        model: model to evaluate; an answer ends at a token of `model.eos_token_ids`.
         rows: a TokenizedDataset; `rows.prompts()` yields (prompt ids, reference, src).
         tokenizer: tokenizer that decodes the answers.
         config: the run's configuration; `config.generation` holds the sampling options (`top_k` 1: greedy).
-        output_file: JSON Lines file of the answers, with the keys src, tgt and output; None: not written.
+        output_file: JSON Lines file to write, with the keys src, tgt and output; None: no file.
         process_group: processes of the run; None: a single process.
-        labels_file: JSON file of each label's score; None: not written.
-        compute_metrics: function that computes further metrics, called on the main process (metrics/custom_metrics.py).
+        labels_file: JSON file to write, with the scores of each label; None: no file.
+        compute_metrics: function that computes custom metrics on the main process (metrics/custom_metrics.py).
 
     Raises:
-        ValueError: `compute_metrics` does not return metrics.
+        ValueError: the result of `compute_metrics` is not a mapping from metric names to numbers.
     """
     process_group = process_group or SingleProcess()
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
-    # Rows are numbered over all replicas, because the random numbers of a prompt depend on its row number.
+    # Row numbers count over all replicas, because the random numbers of a prompt depend on its row number.
     rank, size = process_group.index, process_group.size
     local = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
     started = time.perf_counter()

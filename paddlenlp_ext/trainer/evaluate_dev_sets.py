@@ -23,14 +23,14 @@ class Evaluator:
     """Evaluator of a run's dev sets.
 
     Args:
-        model, config, tokenizer, process_group, forward_backward, objective: as for `Trainer`.
-        eval_rows: rows of a dev set, or of several by name; None: no dev set.
+        model, config, tokenizer, process_group, forward_backward, objective: see `Trainer`.
+        eval_rows: rows of a dev set, or a mapping from names to the rows of several dev sets; None: no dev set.
         output_dir: folder of generated answers and label scores.
         collate_for: function that returns the collate function of a dataset.
         compute_metrics: function that computes custom metrics; None: no custom metrics.
 
     Attributes:
-        dev_sets: rows of each dev set by name; a single one has the name "".
+        dev_sets: rows of each dev set by name. The name of a single dev set is "".
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Evaluator:
         self.process_group, self.forward_backward, self.objective = process_group, forward_backward, objective
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of all dev sets; all processes return the main process's, so that they decide alike."""
+        """Return the metrics of all dev sets. All processes return the values of the main process."""
         assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
         metrics: dict[str, float] = {}
         for name, rows in self.dev_sets.items():
@@ -95,5 +95,5 @@ class Evaluator:
 
 
 def with_dev_set(metrics: dict[str, float], name: str) -> dict[str, float]:
-    """Return metrics under the names of a dev set, such as eval_math_loss; unchanged for a single one, named ""."""
+    """Insert the name of a dev set into metric names, as in eval_math_loss. The name "" changes nothing."""
     return {f"eval_{name}_{key.removeprefix('eval_')}": value for key, value in metrics.items()} if name else metrics

@@ -1,4 +1,4 @@
-"""Forward and backward passes of a step's micro-batches, one after the other or through a pipeline.
+"""Forward and backward passes of the micro-batches of a step, in sequence or through a pipeline.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, V vocabulary.
 """
@@ -25,8 +25,8 @@ class ScaledBatch:
 
     Attributes:
         batch: arrays of the micro-batch.
-        scale: factor of the loss sum before the backward pass; a micro-batch of scale 0 does not count.
-        context: returns the context of the forward pass: random seed, compute dtype, noise.
+        scale: factor of the loss sum before the backward pass; 0 excludes the micro-batch from loss and metrics.
+        context: function that returns the context of the forward pass, which sets random seed, compute dtype and noise.
     """
 
     batch: PackedBatch
@@ -35,7 +35,7 @@ class ScaledBatch:
 
 
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
-"""`Objective.measure`: function of model, hidden states [B, S, D] and batch that returns loss and metric sums."""
+"""Type of `Objective.measure`, a function from model, hidden states [B, S, D] and batch to loss and metric sums."""
 
 
 def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, int]:
@@ -56,7 +56,7 @@ def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
 
 
 class ForwardBackward(Protocol):
-    """Schedule of the micro-batches of one process."""
+    """Schedule of the forward and backward passes of one process."""
 
     def run(
         self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
@@ -64,12 +64,12 @@ class ForwardBackward(Protocol):
         """Accumulate the gradients of the micro-batches.
 
         Args:
-            micro_batches: the micro-batches, with their scales.
-            measure: the objective's loss.
-            after_micro_batch: called after the forward and backward pass of a micro-batch.
+            micro_batches: micro-batches of this process.
+            measure: `measure` of the objective.
+            after_micro_batch: function called after the backward pass of a micro-batch.
 
         Returns:
-            The sums of the unscaled losses and of the metrics on this process; both are 0 on a pipeline stage without
+            Unscaled loss and metrics, summed over the micro-batches of this process; 0 on a pipeline stage without
             lm_head.
         """
         ...
@@ -83,7 +83,7 @@ class ForwardBackward(Protocol):
 
 
 class SequentialSchedule:
-    """Schedule that runs micro-batches one after the other, on a process that has all layers."""
+    """Schedule that runs micro-batches in sequence, for a process with all layers."""
 
     def __init__(self, model: TrainableModel) -> None:
         self.model = model
@@ -123,7 +123,7 @@ class PipelineSchedule:
     def run(
         self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
     ) -> tuple[paddle.Tensor, np.ndarray | float]:
-        """Accumulate the gradients of the micro-batches; `after_micro_batch` is called once, after all of them."""
+        """Accumulate the gradients of the micro-batches; call `after_micro_batch` once after the last backward pass."""
         total, total_sums = paddle.zeros([], "float32"), 0.0
 
         def forward(number: int, is_last_chunk: bool) -> paddle.Tensor | None:
@@ -144,7 +144,7 @@ class PipelineSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) for each batch on the last stage, and None on other stages."""
+        """Return function(model, hidden states, batch) of each batch; on stages other than the last, return None."""
         results: list[Any] = [None] * len(batches)
 
         def forward(number: int, is_last_chunk: bool) -> None:
@@ -160,5 +160,5 @@ class PipelineSchedule:
 
 
 def build_forward_backward(model: TrainableModel, pipeline: Pipeline | None) -> ForwardBackward:
-    """Return the schedule of a process: sequential without a pipeline, else `PipelineSchedule`."""
+    """Return a `SequentialSchedule`, or a `PipelineSchedule` if the model is split into pipeline stages."""
     return SequentialSchedule(model) if pipeline is None else PipelineSchedule(model, pipeline)

@@ -1,10 +1,10 @@
-"""Learning rate as a pure function of the optimizer step, so checkpoints need no scheduler state.
+"""Learning rate as a pure function of the optimizer step. Checkpoints therefore need no scheduler state.
 
     warm-up                      decay                          floor
     0 -> learning_rate, linear   by lr_scheduler_type (below)   min_learning_rate, from decay_steps on
 
-Step 0 is the first optimizer step. The learning rate rises linearly from 0 during warm-up, so it is 0 in the first
-warm-up step, as in PaddleNLP and Transformers.
+Step 0 is the first optimizer step. The learning rate of step 0 is 0 if the run has a warm-up, as in PaddleNLP and
+Transformers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SHAPES: dict[str, Callable[[float], float]] = {
 
 
 def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
-    """Return `warmup_steps`, or if it is 0, `warmup_ratio` times `total_steps`, rounded up."""
+    """Return `warmup_steps` if it is above 0, else `warmup_ratio` times `total_steps`, rounded up."""
     if options.warmup_steps > 0:
         return options.warmup_steps
     return math.ceil(options.warmup_ratio * total_steps - 1e-9)

@@ -3,8 +3,8 @@
     embedding + uniform(-1, 1) * alpha / sqrt(L * D)
 
 L is the length of the token's document, and D is the hidden size. Each document of a packed batch has its own L, so
-packing does not change the scale of the noise. A document that continues another one counts both lengths, and a
-document that is continued counts its longest continuation.
+packing does not change the scale of the noise. If documents share a prefix, L of a continuation includes the prefix,
+and L of the prefix includes its longest continuation.
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -39,7 +39,7 @@ def noise_scale(layout: AttentionLayout, hidden_size: int, alpha: float) -> np.n
 
 
 class EmbeddingNoise:
-    """Forward hook that adds noise to token embeddings, in training mode and inside `documents(...)`."""
+    """Forward hook that adds noise to token embeddings if the model is in training mode and `documents` is active."""
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha
@@ -50,7 +50,7 @@ class EmbeddingNoise:
     def documents(
         self, document_lengths: Sequence[Sequence[int]], document_parents: DocumentParents | None = None
     ) -> Iterator[None]:
-        """Add noise in the forward passes inside the block, scaled for a batch of these documents."""
+        """Add noise in the forward passes inside the block; the documents of the batch determine its scale."""
         self._layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
         try:
             yield

@@ -20,11 +20,11 @@ class ProcessGroup(Protocol):
     """All processes of a run.
 
     Attributes:
-        index: rank of this process's replica; processes of one replica have the same index and micro-batches.
+        index: index of this process's replica. All processes of a replica have the same index and micro-batches.
         size: number of replicas.
         is_main: whether this process writes files and logs.
-        forward_is_collective: whether a forward pass is a collective operation of all replicas, because ZeRO-3 gathers
-            parameters or expert parallelism exchanges tokens. All replicas must then run equally many forward passes.
+        forward_is_collective: whether the forward pass has collectives of all replicas. ZeRO-3 gathers parameters, and
+            expert parallelism exchanges tokens. All replicas must then run the same number of forward passes.
     """
 
     index: int
@@ -41,15 +41,15 @@ class ProcessGroup(Protocol):
         ...
 
     def max_over_processes(self, value: float) -> float:
-        """Return the largest value of all processes."""
+        """Return the maximum of `value` over all processes."""
         ...
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """Return the values of all replicas, in the order of their ranks."""
+        """Return the values of all replicas, ordered by replica index."""
         ...
 
     def union(self, names: set[str]) -> set[str]:
-        """Return the union of all processes' names."""
+        """Return the union of `names` over all processes."""
         ...
 
     def from_main(self, value: Any) -> Any:
@@ -65,11 +65,11 @@ class ProcessGroup(Protocol):
         ...
 
     def after_micro_batch(self) -> None:
-        """Reduce gradients to their owners (ZeRO-2, ZeRO-3); called equally often on all replicas."""
+        """Reduce gradients to their owners (ZeRO-2, ZeRO-3); all replicas call this the same number of times."""
         ...
 
     def reduce_partial_grads(self, parameters: Iterable[paddle.Tensor]) -> None:
-        """Sum partial gradients in place within the replica."""
+        """Sum partial gradients in place over the processes of the replica."""
         ...
 
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
@@ -80,11 +80,11 @@ class ProcessGroup(Protocol):
         ...
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Return the Euclidean norm of all gradients as one vector, including shards of other processes."""
+        """Return the global L2 norm of all gradients, including shards of other processes."""
         ...
 
     def broadcast_updated(self) -> None:
-        """Broadcast the parameters that this process has updated, and receive all others (ZeRO)."""
+        """Broadcast the parameters that this process has updated, and receive all other parameters (ZeRO)."""
         ...
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
@@ -92,9 +92,9 @@ class ProcessGroup(Protocol):
         ...
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Gather all tensors on the main process, and call `write` there with Paddle tensors or LazyTensors.
+        """Gather all tensors on the main process, which calls `write` with Paddle tensors or LazyTensors.
 
-        All processes call this with their own tensors, and return after the main process has written them.
+        All processes call this with their tensors, and return after the main process has written the files.
         """
         ...
 
@@ -148,14 +148,14 @@ class SingleProcess:
         """Do nothing: there is one replica."""
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
-        """Return the Euclidean norm of the gradients."""
+        """Return the global L2 norm of all gradients."""
         return global_norm(parameter.grad for parameter in parameters if parameter.grad is not None)
 
     def broadcast_updated(self) -> None:
         """Do nothing: this process updates every parameter."""
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return an empty context: all parameters are here."""
+        """Return an empty context: this process holds all parameters."""
         return nullcontext()
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:

@@ -1,6 +1,7 @@
 """Distribute the model of a run: pipeline stages, then tensor and expert parallelism, then ZeRO.
 
-A step that adds or replaces parameters is followed by `place_stage`, which drops the values of other stages.
+In a pipeline, `place_stage` must be called whenever parameters are added or replaced; it drops the values of other
+stages.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def check_mesh(model: CausalLM, mesh: Mesh, quantization: QuantizationConfig | N
 
 
 def build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: TrainingRows | None) -> Pipeline | None:
-    """Assign the layers to pipeline stages, and set the decoder's stage.
+    """Assign the layers to pipeline stages, and set the stage of the decoder; return None without a pipeline.
 
     Raises:
         ValueError: the model has fewer layers than the pipeline has chunks.
@@ -64,7 +65,10 @@ def place_stage(model: CausalLM | PeftModel, pipeline: Pipeline | None, sequence
 
 
 def can_read_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
-    """Return whether each rank can read only its slices: no quantized weights, no adapter computed from weights."""
+    """Return whether each rank can read only its slices of the weight files.
+
+    Pipelines, quantization and adapters that are initialized from weights need full weights.
+    """
     if mesh.pipeline.size > 1 or not config.model.continue_training:
         return False
     if mesh.tensor.size * mesh.sharding.size * mesh.experts.size == 1:
@@ -76,7 +80,7 @@ def can_read_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
 def shard_model(
     model: CausalLM | PeftModel, config: RunConfig, mesh: Mesh, pipeline: Pipeline | None
 ) -> tuple[Sharding | None, ExpertShards | None]:
-    """Shard the parameters by tensor parallelism, expert parallelism and ZeRO; return the last two."""
+    """Shard the parameters by tensor parallelism, expert parallelism and ZeRO; return the ZeRO and expert shards."""
     sequence, experts = None, None
     if mesh.tensor.size > 1:
         sequence = SequenceShards(mesh.tensor) if config.parallel.sequence_parallel else None

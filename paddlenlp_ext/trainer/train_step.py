@@ -1,13 +1,13 @@
-"""One optimizer step: forward and backward of a global batch, gradient reduction, clipping, update.
+"""One optimizer step: forward and backward passes of a global batch, gradient reduction, clipping, update.
 
 The loss of a step is a mean over the units (such as target tokens) of the global batch, which consists of all
 micro-batches of all ranks. The loss sum of each micro-batch is divided by the global number of units before its
-backward pass. Gradients are then summed, never averaged, and the update does not depend on the split of the global
-batch. With float16 the loss is also multiplied by a scale, and the summed gradients are divided by it before clipping
-(loss_scale.py).
+backward pass. Gradients are then summed, never averaged. The update therefore does not depend on the split of the
+global batch. In float16, the loss is also multiplied by a loss scale, and the summed gradients are divided by the loss
+scale before clipping (loss_scale.py).
 
-Random numbers are a function of the position in the run: a resumed run draws the same numbers, and no generator state
-is saved.
+Random numbers are a function of the position in the run. A resumed run draws the same random numbers as an
+uninterrupted run, and checkpoints need no generator state.
 """
 
 from __future__ import annotations
@@ -43,18 +43,19 @@ from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.seeds import seed_of
 
 EXPERT_IMBALANCE = "expert_imbalance"
-"""Metric of a step: load of the busiest expert over the mean load, averaged over the layers."""
+"""Metric of a step: maximum expert load divided by mean expert load, averaged over the layers."""
 _BAD_GRADIENTS, _BAD_LOSS = 1.0, 2.0
-"""Codes of what is not finite in a step; the largest code of all processes counts."""
+"""Codes for non-finite gradients and a non-finite loss; the maximum over all processes decides."""
 
 
 class NonFiniteError(ValueError):
-    """Error if the loss or gradient norm is not finite on any process; parameters and optimizer state are unchanged.
+    """Error if the loss or gradient norm of a step is not finite; parameters and optimizer state are unchanged.
 
     Args:
-        loss, grad_norm: the values on this process.
-        message: description of the step; None: the two values.
-        is_overflow: whether the loss is finite on all processes, so that a lower loss scale may help.
+        loss: loss on this process.
+        grad_norm: gradient norm on this process.
+        message: error message; None: a message with loss and gradient norm.
+        is_overflow: whether the loss is finite on all processes. A lower loss scale may then help.
     """
 
     def __init__(self, loss: float, grad_norm: float, message: str | None = None, is_overflow: bool = False) -> None:
@@ -68,12 +69,12 @@ class StepOptions:
 
     Attributes:
         seed: seed of the run.
-        max_grad_norm: maximum norm of all gradients together; 0 disables clipping.
-        total_steps: optimizer steps of the run; some adapter methods follow a schedule.
+        max_grad_norm: maximum global gradient norm; 0 disables clipping.
+        total_steps: optimizer steps of the run, for adapter methods with a schedule.
         noise: NEFTune noise on the embeddings, or None.
-        rounding: stochastic rounding of the optimizer's updates, or None; every step sets its `step`.
-        float32_gradients: whether parameters in half precision have gradients in float32.
-        autocast: returns the mixed-precision context of a forward pass.
+        rounding: stochastic rounding of the optimizer's updates, or None.
+        float32_gradients: whether half-precision parameters have float32 gradients.
+        autocast: function that returns the mixed-precision context of a forward pass.
     """
 
     seed: int
@@ -86,7 +87,7 @@ class StepOptions:
 
 
 class OptimizerStep:
-    """Optimizer steps of a model in training mode; each rank runs its local micro-batches of the global batch."""
+    """Optimizer steps of a model in training mode. Each rank runs its local micro-batches of the global batch."""
 
     def __init__(
         self,
@@ -111,16 +112,16 @@ class OptimizerStep:
 
         Args:
             step_batch: the global batch.
-            step: number of steps before this one.
-            learning_rate: learning rate of this step.
-            loss_scale: factor of the loss in the backward pass.
+            step: number of earlier optimizer steps.
+            learning_rate: learning rate of the step.
+            loss_scale: factor of the loss in the backward pass (float16).
 
         Raises:
-            NonFiniteError: the loss or the gradient norm is not finite; nothing has been updated.
+            NonFiniteError: the loss or the gradient norm is not finite; parameters and optimizer state are unchanged.
             ValueError: all labels of the global batch are masked.
         """
         started = time.perf_counter()
-        # All local micro-batches are collated first, because losses are divided by the global number of units.
+        # The backward passes need the global number of units, so all local micro-batches are collated first.
         micro_batches = self._collate_local(step_batch)
         num_units, num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
         if num_units == 0:
@@ -133,7 +134,7 @@ class OptimizerStep:
         # Within a replica: sum the partial gradients of unsharded parameters over the tensor-parallel ranks, and the
         # gradients of parameters that several pipeline stages hold (such as tied embeddings) over these stages.
         self.process_group.reduce_partial_grads(self.parameters)
-        # Only the last pipeline stage computes the loss, and each stage a part of the auxiliary loss: sum both.
+        # The last pipeline stage has the loss. Each stage has the auxiliary loss of its layers. Sum over the stages.
         replica_loss, auxiliary, *sums = self.process_group.sum_stages(
             [local_loss, self._backward_auxiliary(loss_scale), *local_sums]
         )
@@ -153,15 +154,15 @@ class OptimizerStep:
         return StepReport(loss, grad_norm, learning_rate, num_tokens, num_target_tokens, num_rows, seconds, metrics)
 
     def remove_hooks(self) -> None:
-        """Remove the hooks on the model: noise, and the dtype of gradients."""
+        """Remove the hooks of NEFTune noise and of float32 gradients from the model."""
         if self.options.noise is not None:
             self.options.noise.remove()
         self._end_float32_gradients()
 
     def prepare_adapter(self, step_batches: Iterable[StepBatch]) -> None:
-        """Let an adapter method initialize itself from gradients of the first batches, then drop the gradients.
+        """Initialize adapters that need gradients of the first batches, then drop the gradients.
 
-        Every rank runs the same batches, so that all ranks start from the same adapter as a single-process run.
+        Every rank runs the same batches. All ranks therefore start with the adapter of a single-process run.
         """
         batches = enumerate(
             self.collate_rows(packs, each.epoch) for each in step_batches for packs in each.micro_batches
@@ -197,13 +198,13 @@ class OptimizerStep:
     def _run_micro_batches(
         self, micro_batches: dict[int, PackedBatch], step_batch: StepBatch, step: int, scale: float
     ) -> tuple[float, list[float]]:
-        """Accumulate the gradients of the local micro-batches, whose losses are multiplied by `scale`.
+        """Run forward and backward passes of the local micro-batches, with losses multiplied by `scale`.
 
         Return the unscaled sums of loss and metrics on this process.
 
-        With ZeRO-3, every forward and backward pass gathers parameters; with expert parallelism, it exchanges tokens.
-        All ranks must therefore run equally many passes. A rank with fewer micro-batches runs a dummy micro-batch of
-        scale 0, so that the collectives match and its gradients do not count.
+        Forward and backward passes gather parameters with ZeRO-3, and exchange tokens with expert parallelism. All
+        ranks must therefore run the same number of passes. A rank with fewer micro-batches runs a dummy micro-batch
+        with scale 0, which adds zero gradients.
         """
         scaled = [self._scaled(batch, scale, step, index) for index, batch in micro_batches.items()]
         num_missing = math.ceil(len(step_batch.micro_batches) / self.process_group.size) - len(scaled)
@@ -212,7 +213,7 @@ class OptimizerStep:
             scaled.append(self._scaled(dummy, 0.0, step, 0))
             num_missing = 0
         result = self._accumulate(scaled, self.process_group.after_micro_batch)
-        for _ in range(num_missing):  # without a forward pass, the gradient reduction after it is still collective
+        for _ in range(num_missing):  # the gradient reduction is collective even if the forward pass is not
             self.process_group.after_micro_batch()
         return result
 
@@ -228,9 +229,9 @@ class OptimizerStep:
     def _measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PackedBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the objective's loss and sums, with the routers' auxiliary loss added for each unit.
+        """Return the loss and metric sums of the objective; the loss includes the load balancing loss of the routers.
 
-        The auxiliary loss of a step is therefore a mean over micro-batches, weighted by their number of units.
+        The load balancing loss of a step is a mean over micro-batches, weighted by their number of units.
         """
         loss, sums = self.objective.measure(model, hidden_BSD, batch)
         balance = model.load_balance
@@ -239,12 +240,12 @@ class OptimizerStep:
         return loss, sums
 
     def _expert_counts(self) -> list[float]:
-        """Return the tokens per expert, layer by layer, since the last call; empty without experts."""
+        """Return the number of tokens per layer and expert since the last call; empty without experts."""
         balance = self.model.load_balance
         return [] if balance is None else balance.pop_counts().ravel().tolist()
 
     def _metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return the metrics of the objective and of the experts, from the sums over the global batch."""
+        """Return the metrics of objective and experts; `sums` are the metric sums of the global batch."""
         metrics, balance = self.objective.step_metrics(sums[: self.objective.num_sums]), self.model.load_balance
         if balance is None:
             return metrics
@@ -252,12 +253,12 @@ class OptimizerStep:
         return {**metrics, EXPERT_IMBALANCE: imbalance(counts_LE)}
 
     def _scaled(self, batch: PackedBatch, scale: float, step: int, micro_batch: int) -> ScaledBatch:
-        """Return a micro-batch with its loss scale and the context of its forward pass."""
+        """Return a micro-batch with the scale of its loss and the context of its forward pass."""
         return ScaledBatch(batch, scale, partial(self._micro_batch_context, batch, step, micro_batch, scale > 0.0))
 
     @contextmanager
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int, is_counted: bool) -> Iterator[None]:
-        """Run the block, a forward pass, with the micro-batch's random seed, compute dtype and noise."""
+        """Run a forward pass in the block, with random seed, compute dtype and noise of the micro-batch."""
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
         balance = self.model.load_balance
         ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask, is_counted)
@@ -269,9 +270,9 @@ class OptimizerStep:
         return nullcontext() if noise is None else noise.documents(batch.document_lengths, batch.document_parents)
 
     def _backward_auxiliary(self, loss_scale: float) -> float:
-        """Add the gradients of the adapter's auxiliary loss; return this stage's share of the loss.
+        """Add the gradients of the adapter's auxiliary loss; return the auxiliary loss of this stage.
 
-        Each replica divides the loss by the number of replicas, so that the sum over replicas counts it once.
+        The gradients are divided by the number of replicas, because they are summed over the replicas.
         """
         loss = self.model.hooks.auxiliary_loss()
         if loss is None:
@@ -286,14 +287,14 @@ class OptimizerStep:
             scale_([parameter.grad for parameter in self.parameters if parameter.grad is not None], 1.0 / loss_scale)
 
     def _clip(self, loss: float) -> float:
-        """Clip the reduced gradients; return their norm before clipping, over all processes.
+        """Clip the reduced gradients; return their global norm before clipping.
 
         Raises:
-            NonFiniteError: the loss or the norm is not finite on any process; the gradients are dropped on all.
+            NonFiniteError: the loss or norm is not finite on at least one process; all processes drop the gradients.
         """
         grad_norm = self.process_group.norm(self.parameters)
         found = _BAD_LOSS if not math.isfinite(loss) else _BAD_GRADIENTS if not math.isfinite(grad_norm) else 0.0
-        # Each tensor-parallel rank computes the norm by itself, and one rank may find another value.
+        # Tensor-parallel ranks compute the norm independently, and may disagree on whether it is finite.
         worst = self.process_group.max_over_processes(found)
         if worst:
             self._clear_gradients()
@@ -317,18 +318,18 @@ class OptimizerStep:
 def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
     """Drop gradients instead of zeroing them: AdamW updates a parameter whose gradient is zero."""
     for parameter in parameters:
-        parameter.clear_gradient(False)  # by position: Paddle ignores the keyword
+        parameter.clear_gradient(False)  # positional, because Paddle ignores the keyword
 
 
 def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     """Return the mixed-precision context of a forward pass.
 
-    | device | level | matrix products | weights |
+    | device | level | matmuls | weights |
     |---|---|---|---|
     | GPU | O1 | cast to bf16 or fp16 | float32 |
     | GPU | O2 | bf16 or fp16 | bf16 or fp16 |
     | CPU | O1 | inputs rounded to bf16, sums in float32 (ops/cpp/bf16.py) | float32; bf16 if frozen |
-    | CPU | O2 | the same | bf16 |
+    | CPU | O2 | inputs rounded to bf16, sums in float32 (ops/cpp/bf16.py) | bf16 |
     """
     dtype: Any = precision.compute_dtype
     if dtype == "bfloat16" and precision.device == "cpu":
@@ -339,15 +340,15 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
 
 
 def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return a well-mixed 32-bit seed for the position of a micro-batch in the run."""
+    """Return a 32-bit seed that hashes the run's seed, the step and the index of a micro-batch."""
     return seed_of(seed, step, micro_batch)
 
 
 def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
-    """Seed Paddle's generators, now and in each layer of the model, from the position of a micro-batch.
+    """Seed Paddle's generators from step and micro-batch, both now and at the start of each layer.
 
-    Dropout and noise then depend only on the position, not on the layers that this process runs. `micro_batch` is an
-    index in the global batch, so the draws equal the draws of a single-process run.
+    Dropout and noise therefore do not depend on which layers this process runs. `micro_batch` is an index in the global
+    batch, so a distributed run draws the same random numbers as a single-process run.
     """
     dropout_seed = micro_batch_seed(seed, step, micro_batch)
     paddle.seed(dropout_seed)

@@ -1,1 +1,1 @@
-"""Trainers and their arguments under TRL's names: SFT, preferences, reward models."""
+"""Trainers and arguments with TRL's names: SFT, preference training and reward models."""

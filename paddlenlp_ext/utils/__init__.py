@@ -1,1 +1,1 @@
-"""Helpers for all layers: files, locks, logging, registries, JSON. Paddle is not imported."""
+"""Helpers for files, locks, logging, registries and JSON; they do not import Paddle."""

@@ -1,4 +1,4 @@
-"""Rank and world size from the launcher's environment variables."""
+"""Rank and world size, read from environment variables of the launcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def world_size() -> int:
 
 
 def require_single_process(program: str) -> None:
-    """Check that there is only one process; several processes would write the same files.
+    """Check that the launcher started one process, because several processes would write the same files.
 
     Args:
         program: name of the program in the error message.

@@ -1,4 +1,4 @@
-"""Check the values in JSON files of other programs: small schemas with words for error messages."""
+"""Check the values in JSON files of other programs with small schemas."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Kind:
     """Allowed values of a key.
 
     Attributes:
-        words: description for error messages.
-        accepts: predicate.
+        words: description of the allowed values for error messages.
+        accepts: function that returns whether a value is allowed.
     """
 
     words: str
@@ -37,7 +37,7 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
     bounds = f"{lower} up to {maximum:g}" if lower else f"of at most {maximum:g}"
     return Kind(
         f"a number {bounds}",
-        # Comparisons with NaN are false; comparisons with infinity or an integer of 300 digits are exact.
+        # The comparisons reject NaN, and are exact for infinity and for integers too large for a float.
         lambda value: (
             isinstance(value, int | float)
             and not isinstance(value, bool)
@@ -48,7 +48,7 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
 
 
 def list_of(kind: Kind) -> Kind:
-    """Return the kind of lists whose entries all have one kind."""
+    """Return the kind of lists whose entries all have the kind `kind`."""
     return Kind(
         f"a list whose entries are each {kind.words}",
         lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
@@ -56,7 +56,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 def object_of(kind: Kind) -> Kind:
-    """Return the kind of objects whose values all have one kind."""
+    """Return the kind of objects whose values all have the kind `kind`."""
     return Kind(
         f"an object whose values are each {kind.words}",
         lambda value: isinstance(value, Mapping) and all(map(kind.accepts, value.values())),
@@ -64,12 +64,12 @@ def object_of(kind: Kind) -> Kind:
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of strings in a list."""
+    """Return the kind of strings that are one of `names`."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def either(*kinds: Kind) -> Kind:
-    """Return the kind of values that have any of several kinds."""
+    """Return the kind of values that have one of several kinds."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
 
 
@@ -79,10 +79,10 @@ OBJECT = Kind("an object", lambda value: isinstance(value, Mapping))
 
 
 def kinds_by_key(*groups: tuple[Kind, str]) -> dict[str, Kind]:
-    """Return the kind of each key.
+    """Return a dict from keys to kinds.
 
     Args:
-        groups: kind, and its keys separated by spaces.
+        groups: pairs of a kind and the keys of this kind, separated by spaces.
     """
     return {key: kind for kind, keys in groups for key in keys.split()}
 
@@ -90,8 +90,13 @@ def kinds_by_key(*groups: tuple[Kind, str]) -> dict[str, Kind]:
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Kind], place: str) -> None:
     """Check the values of the keys in `kinds`; other keys are ignored.
 
+    Args:
+        values: the values by key.
+        kinds: the allowed values by key.
+        place: file or object of the values, for the error message.
+
     Raises:
-        ValueError: a value is not allowed; the message has the key, the place, the allowed values and the value.
+        ValueError: a value is not allowed; the message names the key, the place, the allowed values and the value.
     """
     for key, value in values.items():
         kind = kinds.get(key)

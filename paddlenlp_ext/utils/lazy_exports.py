@@ -1,4 +1,4 @@
-"""Public names of a package that are imported on first use, so that importing the package stays cheap."""
+"""Import the public names of a package on first use, so that importing the package is fast."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 def lazy_exports(package: str) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
     """Return `__getattr__`, `__dir__` and `__all__` of a package.
 
-    The exports are the imports under `if TYPE_CHECKING:` in the package's `__init__.py`. They are read from the source,
-    so editors, type checkers and the program see one list. Each import has the form `from module import name as name`,
-    which type checkers treat as public. `from module import *` exports the `__all__` of another package with lazy
-    exports.
+    The exports are the imports under `if TYPE_CHECKING:` in the `__init__.py` of the package. This function parses the
+    source code, so that the program uses the same list as editors and type checkers. Each import has the form `from
+    module import name as name`, which type checkers treat as public. `from module import *` exports the `__all__` of
+    another package with lazy exports.
 
     Args:
         package: `__name__` of the package.

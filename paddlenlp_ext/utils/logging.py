@@ -1,4 +1,4 @@
-"""Logger of the package. Rank 0 logs at INFO; other ranks do only if the launcher gave them their own log file."""
+"""Logger of the package. Rank 0 logs at INFO; other ranks log at WARNING, or at INFO to log files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 
 def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
-    """Return the package's logger or one of its children; they write to standard error."""
+    """Return the logger of the package or one of its child loggers, which write to standard error."""
     root = logging.getLogger("paddlenlp_ext")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)
@@ -24,8 +24,8 @@ def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
 
 
 def _has_own_file() -> bool:
-    """Return whether standard error is a file, such as the launcher's log/workerlog.N."""
+    """Return whether standard error is redirected to a file, such as log/workerlog.N of the launcher."""
     try:
         return stat.S_ISREG(os.fstat(sys.stderr.fileno()).st_mode)
-    except (OSError, ValueError, AttributeError):  # closed, or an in-memory stream
+    except (OSError, ValueError, AttributeError):  # standard error is closed or an in-memory stream
         return False

@@ -1,4 +1,4 @@
-"""Import optional packages, which an extra of this package installs."""
+"""Import optional dependencies, which pip installs with an extra such as `paddlenlp-ext[lm-eval]`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
     Args:
         module: name of the module.
         extra: name of the extra in setup.py that installs the package.
-        needed_by: beginning of the error message: the program, file or key that needs the package.
+        needed_by: program, file or key that needs the package; the error message begins with it.
 
     Raises:
-        ValueError: the package is not installed; the message has the command to install it.
+        ValueError: the package is not installed; the message contains the installation command.
     """
     try:
         return importlib.import_module(module)

@@ -1,4 +1,4 @@
-"""Registry of named objects; importing the modules of a package fills it."""
+"""Registry of named objects, which modules register when they are imported."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class Registry(Generic[T]):
     """Table of named objects.
 
     Args:
-        kind: what an entry is, for error messages.
-        package: package whose modules register the entries; they are imported on first use.
+        kind: noun for an entry in error messages.
+        package: package whose modules register the entries; the registry imports the modules on first use.
     """
 
     def __init__(self, kind: str, package: str) -> None:
@@ -28,9 +28,9 @@ class Registry(Generic[T]):
         self._imported = False
 
     def register(self, *names: str) -> Callable[[Entry], Entry]:
-        """Return a decorator that registers an object under one or more unused names."""
+        """Return a decorator that registers an object under one or more names, which must be unused."""
 
-        def enter(entry: Entry) -> Entry:  # not T, so that a decorated class keeps its type in editors
+        def enter(entry: Entry) -> Entry:  # with T, editors would lose the type of a decorated class
             for name in names:
                 assert name not in self._entries, f"{self.kind} {name!r} is registered twice"
                 self._entries[name] = cast(T, entry)
@@ -42,7 +42,7 @@ class Registry(Generic[T]):
         """Return the entry with a name.
 
         Raises:
-            ValueError: there is no such entry; the message lists all names.
+            ValueError: the name is unknown; the message lists all names.
         """
         self._import_modules()
         if name not in self._entries:

@@ -6,5 +6,5 @@ import numpy as np
 
 
 def seed_of(*position: int) -> int:
-    """Return a 32-bit seed that depends on all components of a position."""
+    """Return a 32-bit seed derived from all components of a position."""
     return int(np.random.SeedSequence(position).generate_state(1)[0])

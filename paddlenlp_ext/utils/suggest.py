@@ -1,4 +1,4 @@
-"""Suggestions for mistyped names: the nearest known name, and `did you mean` in error messages."""
+"""Find the most similar known name for a mistyped name, and suggest it in error messages."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
-    """Return the known word most similar to `word`, or None if no similarity reaches `cutoff` (1.0: equal).
+    """Return the known word most similar to `word`; None if all similarities are below `cutoff` (1.0: equal).
 
-    Prefer a known word that is `word` with a prefix, such as `use_dora` for `dora`.
+    A known word that ends with `_` and `word` takes precedence, such as `use_dora` for `dora`.
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
@@ -18,6 +18,6 @@ def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message about an unknown word: `; did you mean 'x'?`, else a full stop."""
+    """Return the ending of an error message about an unknown word: `; did you mean 'x'?` or a full stop."""
     match = nearest(word, known)
     return f"; did you mean {match!r}?" if match else "."

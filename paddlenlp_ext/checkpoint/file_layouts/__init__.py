@@ -1,1 +1,1 @@
-"""Names and shapes of tensors in files, where they differ from the parameters: experts, fused projections."""
+"""Conversion between tensors in files and model parameters with other names or shapes, such as experts."""

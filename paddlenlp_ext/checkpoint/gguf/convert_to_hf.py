@@ -21,11 +21,11 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 def unpack_gguf(path: str | os.PathLike[str], folder: str | os.PathLike[str]) -> None:
     """Write the weights, configs and tokenizer of a .gguf file to a Hugging Face folder.
 
-    Each tensor is saved in the format in which it is read, so the conversion is exact.
+    Tensors are saved without rounding: quantized tensors as float32, other tensors in the stored dtype.
 
     Args:
         path: the .gguf file.
-        folder: created if absent.
+        folder: output folder, created if absent.
     """
     folder = Path(folder)
     source = open_gguf_weights(path)

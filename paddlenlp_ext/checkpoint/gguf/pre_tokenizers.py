@@ -1,6 +1,6 @@
-"""Pre-tokenizers, which split text into words before byte-pair merging, by their names in `tokenizer.ggml.pre`.
+"""Pre-tokenizers, which split text into words before byte-pair merging.
 
-A GGUF file has only the name; llama.cpp and this module have the patterns.
+A GGUF file stores only the name of the pre-tokenizer (`tokenizer.ggml.pre`). This module has the patterns of llama.cpp.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEEPSEEK_LLM = (
     r"[一-龥ࠀ-一가-퟿]+",
     r"\p{N}+",
 )
-_DEFAULT = (  # llama.cpp's rule for files without a name
+_DEFAULT = (  # used by llama.cpp for files without tokenizer.ggml.pre
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
     r"\p{N}+",
@@ -50,12 +50,12 @@ class WordRule:
     """Rule that splits text into words.
 
     Attributes:
-        names: values of `tokenizer.ggml.pre`; the first name is written to files.
-        patterns: regular expressions, applied one after another; None: GPT-2's pattern of the tokenizers library.
-        single_digits: whether digits are split one by one before GPT-2's pattern is applied.
+        names: values of `tokenizer.ggml.pre` for this rule; the exporter writes the first name.
+        patterns: regular expressions, applied one after another; None: the GPT-2 pattern of the tokenizers library.
+        single_digits: whether each digit becomes a word before the GPT-2 pattern is applied.
         ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
-        adds_bos: whether llama.cpp adds bos before a text if the file does not specify it.
-        normalizes: whether text is normalized to NFC; llama.cpp never normalizes.
+        adds_bos: whether llama.cpp adds bos to a text by default, if the file has no `add_bos_token`.
+        normalizes: whether text is normalized to NFC; llama.cpp does not normalize text.
     """
 
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ class WordRule:
     normalizes: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Build the pre-tokenizer of the tokenizers library, which also maps bytes to characters."""
+        """Build the pre-tokenizer in the tokenizers library; like GPT-2, it maps each byte to a printable character."""
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.patterns is None)
         if self.patterns is not None:
             splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
@@ -96,10 +96,10 @@ _BY_NAME = {name: rule for rule in WORD_RULES for name in rule.names}
 
 
 def word_rule(name: str | None) -> WordRule:
-    """Return the rule with a name.
+    """Return the rule for a value of `tokenizer.ggml.pre`.
 
     Raises:
-        ValueError: the name is unknown or None.
+        ValueError: the value is unknown or None.
     """
     if name is None or name not in _BY_NAME:
         raise ValueError(
@@ -110,5 +110,5 @@ def word_rule(name: str | None) -> WordRule:
 
 
 def adds_bos_by_default(name: str | None) -> bool:
-    """Return whether llama.cpp adds bos before a text under this rule if the file does not specify it."""
+    """Return whether llama.cpp adds bos to a text by default for a value of `tokenizer.ggml.pre`."""
     return name in _BY_NAME and _BY_NAME[name].adds_bos

@@ -1,9 +1,9 @@
 """Parse the header of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
-Every length is compared with the size of the file before the bytes are read.
+Each length is compared with the file size before the bytes are read.
 
 magic, version, number of tensors, number of keys
-keys:    name, type, value                        a value is a number, a string or an array of either
+keys:    name, type, value                        a value is a number, a string, or an array of numbers or strings
 tensors: name, sizes (last axis first), type, offset from the first aligned byte after the header
 """
 
@@ -22,9 +22,9 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
-"""Type of a value -> format code of the `struct` module; a bool is one byte."""
+"""Type of a numeric or boolean value -> format code of the `struct` module."""
 _MAX_ITEMS = 1 << 23
-"""Maximum number of items in all arrays, which as Python objects take up to 32 times the size of the file."""
+"""Maximum total number of array items, which limits memory: Python objects need up to 32 times the file size."""
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 20
 _DEFAULT_ALIGNMENT = 32
@@ -32,7 +32,15 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True)
 class GgufTensor:
-    """Stored tensor: quantization type, shape (rows first, as in NumPy), file, first byte, number of bytes."""
+    """Location of a stored tensor.
+
+    Attributes:
+        type: name of the GGML type, such as F16 or Q8_0.
+        shape: shape, rows first as in NumPy.
+        path: the file.
+        start: file offset of the first byte.
+        num_bytes: size in the file.
+    """
 
     type: str
     shape: tuple[int, ...]
@@ -42,16 +50,16 @@ class GgufTensor:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Return the metadata of a file by key, and the locations of its tensors by name.
+    """Return the metadata of a file (key -> value) and its tensors (name -> location).
 
     Raises:
-        ValueError: the file is not GGUF, big-endian, damaged or truncated; a length, size or offset does not fit the
-            file; or two tensors overlap.
+        ValueError: the file is not GGUF, big-endian, damaged or truncated; a length, size or offset exceeds the file;
+            or two tensors overlap.
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(_Cursor(content), path)
-    except ValueError as error:  # also of mmap, for an empty file
+    except ValueError as error:  # mmap also raises ValueError, for an empty file
         raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); download it again") from error
 
 
@@ -74,12 +82,12 @@ class _Cursor:
         return self.content[start : self.at]
 
     def number(self, kind: int) -> int | float:
-        """Read a number, given its type, a key of `_SCALARS`."""
+        """Read a number of the type `kind`, a key of `_SCALARS`."""
         code = f"<{_SCALARS[kind]}"
         return struct.unpack(code, self.take(struct.calcsize(code)))[0]
 
     def whole(self, kind: int) -> int:
-        """Read an integer of type UINT32 (4) or UINT64 (10)."""
+        """Read an integer of the type `kind`: UINT32 (4) or UINT64 (10)."""
         value = self.number(kind)
         assert isinstance(value, int)
         return value
@@ -89,7 +97,7 @@ class _Cursor:
         return self.take(self.whole(10)).decode("utf-8")
 
     def value(self, kind: int) -> Any:
-        """Read a value, given its type."""
+        """Read a value of the type `kind`."""
         if kind == _STRING:
             return self.text()
         if kind == _ARRAY:
@@ -148,11 +156,17 @@ def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _locate(
     entries: list[tuple[str, tuple[int, ...], int, int]], path: Path, data_start: int, size: int
 ) -> dict[str, GgufTensor]:
-    """Return the tensors by name.
+    """Return name -> location of each tensor.
+
+    Args:
+        entries: name, shape, type and offset of each tensor.
+        path: the file.
+        data_start: file offset of the first aligned byte after the header.
+        size: size of the file in bytes.
 
     Raises:
-        ValueError: a name occurs twice, a type is unknown, rows are not made of full blocks, or bytes of a tensor are
-            outside the file or belong to another one.
+        ValueError: a name occurs twice, a type is unknown, the row width is not a multiple of the block size, a tensor
+            ends outside the file, or two tensors overlap.
     """
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 

@@ -1,7 +1,7 @@
 """Build a transformers fast tokenizer from a GGUF file: byte-level BPE or SentencePiece BPE.
 
-`tokenizer.ggml.pre` names the pre-tokenizer, which splits text into words before byte-pair merging. A tokenizer with
-another pre-tokenizer returns other tokens, so an unknown name is an error.
+The metadata key `tokenizer.ggml.pre` names the pre-tokenizer, which splits text into words before byte-pair merging.
+An unknown name is an error, because another pre-tokenizer would return wrong tokens.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 WORD_MARK = "\u2581"
-"""Character that SentencePiece's pieces have in place of a space."""
+"""Character that stands for a space in SentencePiece tokens."""
 
 
 def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
-    """Build the tokenizer of a file; transformers can load the tokenizer once it is saved.
+    """Build the tokenizer of a GGUF file.
 
     Raises:
-        ValueError: the file has no tokenizer, or its metadata are damaged or not supported.
+        ValueError: the file has no tokenizer, or the tokenizer metadata are damaged or not supported.
     """
     fields = read_tokenizer_fields(file)
     tokenizer = byte_level_bpe(fields) if fields.model == "gpt2" else sentencepiece_bpe(fields)
@@ -46,7 +46,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
-    """Build byte-level BPE, as introduced by GPT-2, with the pre-tokenizer that the file names.
+    """Build a byte-level BPE tokenizer, as introduced by GPT-2, with the pre-tokenizer that the file names.
 
     Raises:
         ValueError: the file names no pre-tokenizer or an unknown one.
@@ -75,9 +75,10 @@ def byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
 
 
 def sentencepiece_bpe(fields: TokenizerFields) -> Tokenizer:
-    """Build SentencePiece BPE: merge the pair with the highest-scoring piece first; encode the rest as bytes.
+    """Build a SentencePiece BPE tokenizer: the pair that forms the token with the highest score is merged first.
 
-    The file stores no merges; they are derived from the pieces and their scores.
+    The file does not store merges, so the merges are derived from the tokens and their scores. Characters without a
+    token are encoded as bytes.
     """
     tokenizer = Tokenizer(
         models.BPE(
@@ -96,9 +97,9 @@ def sentencepiece_bpe(fields: TokenizerFields) -> Tokenizer:
 
 
 def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Return all pairs of pieces that merge into a piece, best first.
+    """Return all pairs of tokens that merge into a token, ordered by descending score of the merged token.
 
-    Control, unknown and byte pieces are left out: they neither merge nor result from a merge.
+    Control, unknown and byte tokens are excluded, because they are neither merged nor the result of a merge.
     """
     left_out = (TokenType.UNKNOWN, TokenType.CONTROL, TokenType.BYTE)
     rank = {
@@ -119,18 +120,19 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
 def _add_special_tokens(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
     """Register control tokens and user-defined tokens.
 
-    Control tokens are matched verbatim in text and skipped when decoding; user-defined tokens are plain text.
+    The tokenizer matches control tokens verbatim in the text and can skip them in decoded text. Decoding always keeps
+    user-defined tokens.
     """
     typed = list(zip(fields.tokens, fields.types, strict=True))
     control = [token for token, kind in typed if kind in (TokenType.CONTROL, TokenType.UNKNOWN)]
     user = [token for token, kind in typed if kind == TokenType.USER_DEFINED]
-    # A SentencePiece word mark stands for a space, so such a token must be matched after normalization.
+    # A token with a SentencePiece word mark, which stands for a space, must be matched after normalization.
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=WORD_MARK in token) for token in user])
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in control])
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
-    """Add bos before and eos after every text if the file requests it."""
+    """Make the tokenizer add bos before and eos after every text if the file has these flags."""
     ends = {name: fields.special[name] for name, is_added in fields.adds.items() if is_added}
     if not ends:
         return

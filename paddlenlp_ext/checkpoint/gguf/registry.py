@@ -1,4 +1,4 @@
-"""Registry of GGUF layouts by `model_type`; each model family registers its own."""
+"""Registry of the GGUF layouts of the model families, by `model_type`."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.utils.registry import Registry
 
-# The package of the families is imported by name on demand, because it belongs to a higher layer.
+# The registry imports the package of the families by name on demand, because this package must not depend on models.
 ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models.families")
 
 
 def architecture_of(file: GgufFile) -> Architecture:
-    """Return the layout that a file has.
+    """Return the layout of a file.
 
     Raises:
-        ValueError: no model family reads this architecture.
+        ValueError: the architecture of the file is not supported.
     """
     return ARCHITECTURES.get(model_type_of(file))
 
 
 def model_type_of(file: GgufFile) -> str:
-    """Return the `model_type` of the family that reads a file.
+    """Return the `model_type` of the model family of a file.
 
     Raises:
-        ValueError: no model family reads this architecture.
+        ValueError: the architecture of the file is not supported.
     """
     has_experts = bool(file.get(file.architecture_key("expert_count"), int, 0))
     for model_type, layout in ARCHITECTURES.items():

@@ -1,12 +1,12 @@
-"""Write a GGUF file, one tensor in memory at a time, in F32, F16, BF16, Q8_0, Q4_0 or Q4_1.
+"""Write a GGUF file in F32, F16, BF16, Q8_0, Q4_0 or Q4_1, with one tensor in memory at a time.
 
-As in llama.cpp, some tensors are stored in another format than the requested one:
+As in llama.cpp, some tensors are stored in a format that differs from the requested format:
 
 | tensor | format |
 | --- | --- |
 | vectors, biases, routers, RoPE factors | F32 |
 | requested format is quantized, row width is not a multiple of 32 | F16 |
-| requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if it is tied | Q8_0 |
+| requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if output.weight is tied | Q8_0 |
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """Tensor that will be written to a GGUF file.
+    """Tensor to write to a GGUF file.
 
     Attributes:
         shape: shape, rows first.
-        parts: functions that return the float32 values in consecutive pieces along the first axis.
+        parts: functions whose float32 results form the tensor when they are concatenated or stacked along the first
+            axis.
     """
 
     shape: tuple[int, ...]
@@ -52,9 +53,9 @@ def type_of(name: str, shape: Sequence[int], outtype: str, has_output: bool) -> 
     """Return the GGUF type in which a tensor is stored.
 
     Args:
-        name: name of the tensor in the file.
-        shape: its shape, rows first.
-        outtype: one of `OUTTYPES`.
+        name: GGUF name of the tensor.
+        shape: shape of the tensor, rows first.
+        outtype: requested format, one of `OUTTYPES`.
         has_output: whether the model has a tensor output.weight.
     """
     kind = outtype.upper()
@@ -73,18 +74,18 @@ def write_gguf(
     Args:
         path: the file.
         architecture: value of `general.architecture`.
-        metadata: other keys; the values in a list have one type.
-        tensors: tensors by their names in the file.
-        outtype: one of `OUTTYPES`.
+        metadata: other keys -> values; all items of a list have the same type.
+        tensors: GGUF name -> tensor.
+        outtype: requested format, one of `OUTTYPES`.
 
     Raises:
-        ValueError: a tensor has values that are not finite or outside the range of its format.
+        ValueError: a tensor has values that are not finite or that are outside the range of its format.
         OSError: the file cannot be written.
     """
     require_gguf()
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # it logs every file
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # the library logs every file at INFO
     writer = GGUFWriter(path, architecture)
     try:
         for key, value in {"general.file_type": _FILE_TYPES[outtype], **metadata}.items():
@@ -119,7 +120,7 @@ def _add_value(writer: GGUFWriter, key: str, value: Any) -> None:
 
 
 def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield chunks of rows, which limit the memory of quantization."""
+    """Yield the rows of a tensor in chunks, to limit the memory for quantization."""
     rows = values.reshape(-1, values.shape[-1])
     step = max(1, _CHUNK // rows.shape[1])
     for start in range(0, len(rows), step):
@@ -130,7 +131,7 @@ def _encode(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> bytes:
     """Encode rows in a GGUF format.
 
     Raises:
-        ValueError: a value is not finite, or is rounded by more than the format's error bound.
+        ValueError: a value is not finite, or its rounding error exceeds `rounding_bound`.
     """
     from gguf.quants import dequantize, quantize
 
@@ -147,7 +148,7 @@ def _encode(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> bytes:
 
 
 def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Return the maximum rounding error of each value, or each block of values, in a format.
+    """Return the maximum rounding error in a format, broadcastable to [rows, width].
 
     Args:
         rows: float32 [rows, width].
@@ -161,7 +162,8 @@ def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
         return np.abs(rows) * _HALF_ULP + _HALF_TINY
     blocks = rows.reshape(len(rows), -1, _BLOCK).astype(np.float64)
     largest, span = np.abs(blocks).max(-1), np.ptp(blocks, axis=-1)
-    # Half a step (for Q4_0 a full step, at the end of the range without a code), plus rounding of the scale to float16.
+    # Half a quantization step, plus the error of rounding the scale to float16. Q4_0 needs a full step, because one end
+    # of its symmetric range has no code.
     bound = {
         "Q8_0": largest * (0.5 / 127 + _HALF_ULP) + 127 * _HALF_TINY,
         "Q4_0": largest * (1 / 8 + _HALF_ULP) + 8 * _HALF_TINY,

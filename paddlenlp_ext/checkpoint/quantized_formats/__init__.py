@@ -1,1 +1,1 @@
-"""Formats of checkpoints that other programs quantized: GPTQ, AWQ, compressed-tensors, FP8, MXFP4."""
+"""Checkpoint formats of other quantization programs: GPTQ, AWQ, compressed-tensors, FP8, MXFP4."""

@@ -1,4 +1,4 @@
-"""AWQ checkpoints of AutoAWQ, version `gemm`: int32 words pack the codes along the outputs, in an interleaved order."""
+"""AWQ checkpoints of AutoAWQ, version `gemm`: int32 words hold codes of consecutive outputs in an interleaved order."""
 
 from __future__ import annotations
 

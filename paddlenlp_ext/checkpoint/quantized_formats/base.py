@@ -1,15 +1,15 @@
-"""Base class of the packed integer formats of other programs: GPTQ, AWQ, compressed-tensors.
+"""Base class of the packed integer formats GPTQ, AWQ and compressed-tensors.
 
-A weight is (code - zero) * scale, with a scale and a zero point for each group of inputs of a row.
+A weight is (code - zero point) * scale. Each group of inputs of a row has a scale and a zero point.
 
 | | GPTQ | AWQ | compressed-tensors, `pack-quantized` |
 | --- | --- | --- | --- |
 | codes | `qweight` [in / n, out] | `qweight` [in, out / n] | `weight_packed` [out, in / n] |
 | scales | `scales` [groups, out] | `scales` [groups, out] | `weight_scale` [out, groups] |
 | zeros | `qzeros` [groups, out / n], minus 1 | `qzeros` [groups, out / n] | `weight_zero_point` [out / n, groups] |
-| others | `g_idx` [in], group of each input | | `weight_shape` [2] |
+| other tensors | `g_idx` [in], group of each input | | `weight_shape` [2] |
 
-An int32 word holds n = 32 / bits codes.
+An int32 word packs n = 32 / bits codes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 INTEGER_PARTS = (".weight_scale", ".weight_shape", ".weight_zero", ".weight_order")
-"""Name suffixes of the tensors that this package stores for an integer weight besides its codes."""
+"""Name suffixes of the tensors that belong to an integer weight of this package, except for the codes."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class IntegerMatrix:
     """Codes, scales and zero points of a linear layer.
 
     Attributes:
-        codes: uint8 [out, in], unsigned.
-        scales: [out, groups].
-        zeros: uint8 or int16 [out, groups]; the code of the value 0.
+        codes: unsigned codes, uint8 [out, in].
+        scales: scales, [out, groups].
+        zeros: zero points (the code of the value 0), uint8 or int16 [out, groups].
     """
 
     codes: np.ndarray
@@ -47,11 +47,12 @@ class PackedLayout:
 
     Attributes:
         method: `quant_method` in config.json.
+        method: value of `quant_method` in config.json.
         marker: name suffix of the tensor with the codes.
-        parts: name suffixes of the other tensors.
-        bits: 4 or 8.
-        group_size: number of inputs that share a scale; None: all inputs of a row.
-        symmetric: whether new weights have the middle code as zero point; stored zero points are always read.
+        parts: name suffixes of the other tensors of a weight.
+        bits: bits per code, 4 or 8.
+        group_size: number of inputs that share a scale; None: all inputs of a row share one scale.
+        symmetric: whether written weights have the middle code as zero point; stored zero points are always read.
     """
 
     method: ClassVar[str]
@@ -72,7 +73,7 @@ class PackedLayout:
 
     @property
     def middle(self) -> int:
-        """Zero point of symmetric weights."""
+        """Middle code, which is the zero point of symmetric weights."""
         return 1 << (self.bits - 1)
 
     def shape(self, source: WeightSource, layer: str) -> tuple[int, int]:
@@ -88,7 +89,7 @@ class PackedLayout:
         return source.read(f"{layer}.scales", dtype).T
 
     def scale_name(self, layer: str) -> str:
-        """Return the name of the tensor of a layer's scales."""
+        """Return the name of the tensor with the scales of a layer."""
         return f"{layer}.scales"
 
     def zeros(self, source: WeightSource, layer: str) -> np.ndarray:
@@ -96,31 +97,38 @@ class PackedLayout:
         raise NotImplementedError
 
     def groups(self, source: WeightSource, layer: str) -> np.ndarray | None:
-        """Return the group of each input of a layer, int [in]; None if groups are runs of consecutive inputs."""
+        """Return the group index of each input of a layer, int [in]; None if groups consist of consecutive inputs."""
         return None
 
     def tensors(self, layer: str, matrix: IntegerMatrix) -> dict[str, np.ndarray]:
-        """Return the tensors to store for a layer.
+        """Return tensor name -> values to store for a layer.
 
         Raises:
-            ValueError: the format cannot store a matrix of this shape.
+            ValueError: the format does not support the shape of the matrix.
         """
         raise NotImplementedError
 
     def options(self, skipped: Sequence[str]) -> dict[str, Any]:
-        """Return `quantization_config` of config.json.
+        """Return the `quantization_config` for config.json.
 
         Args:
-            skipped: names of the linear layers in full precision.
+            skipped: names of the linear layers that are not quantized.
         """
         raise NotImplementedError
 
 
 def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> None:
-    """Check that a layer's size is a multiple of the number of codes in a word.
+    """Check that the number of inputs or outputs of a layer is a multiple of the number of codes in a word.
+
+    Args:
+        layer: name of the layer.
+        size: number of inputs or outputs.
+        of: number of codes in a word.
+        what: "inputs" or "outputs", for the error message.
+        layout: name of the format, for the error message.
 
     Raises:
-        ValueError: the size is not a multiple.
+        ValueError: `size` is not a multiple of `of`.
     """
     if size % of:
         raise ValueError(
@@ -129,10 +137,10 @@ def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> No
 
 
 def whole_option(options: Mapping[str, Any], key: str) -> int:
-    """Return a whole number of `quantization_config`.
+    """Return the integer value of a key of `quantization_config`.
 
     Raises:
-        ValueError: the value has another type.
+        ValueError: the value is not an integer.
     """
     value = options.get(key)
     if type(value) is not int:
@@ -141,7 +149,7 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
 
 
 def unsupported(method: Any, variant: str) -> ValueError:
-    """Return the error for a variant of a format that is not supported."""
+    """Return the error for an unsupported variant of a format."""
     return ValueError(
         f"quantization_config in config.json: {method} with {variant} is not supported; known: gptq and "
         "compressed-tensors (pack-quantized) in 4 and 8 bits, awq (gemm) in 4 bits; start from the original model"

@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints, format `pack-quantized`: int32 words pack the codes along the inputs of a row."""
+"""compressed-tensors checkpoints, format `pack-quantized`: int32 words hold codes of consecutive inputs of a row."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 
 class CompressedTensorsLayout(PackedLayout):
-    """Format `pack-quantized` of compressed-tensors, which transformers and vLLM read."""
+    """Format `pack-quantized` of compressed-tensors, which transformers and vLLM can load."""
 
     method, marker = "compressed-tensors", ".weight_packed"
     parts = (".weight_scale", ".weight_shape", ".weight_zero_point")

@@ -1,4 +1,4 @@
-"""GPTQ checkpoints of AutoGPTQ and GPTQModel: int32 words pack the codes along the inputs."""
+"""GPTQ checkpoints of AutoGPTQ and GPTQModel: int32 words hold codes of consecutive inputs."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ class GPTQLayout(PackedLayout):
 
 
 class GPTQv2Layout(GPTQLayout):
-    """GPTQModel's format `gptq_v2`, which stores zero points unchanged; it can only be read."""
+    """Read-only format `gptq_v2` of GPTQModel, which stores zero points without an offset."""
 
     stored_minus = 0

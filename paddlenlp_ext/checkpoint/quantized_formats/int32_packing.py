@@ -11,12 +11,16 @@ import numpy as np
 
 
 def pack_words(codes_RC: np.ndarray, bits: int, order: Sequence[int] | None = None) -> np.ndarray:
-    """Pack codes, uint8 [R, C], along their rows into int32 [R, ceil(C * bits / 32)]; the last word is padded with 0.
+    """Pack the codes of each row into int32 words.
 
     Args:
-        codes_RC: codes.
+        codes_RC: codes, uint8 [R, C].
         bits: bits per code.
-        order: `order[i]` is the column, within a word, of the i-th code from the lowest bits; None: ascending.
+        order: order of the codes in a word: the i-th code from the lowest bits has the column `order[i]` among the
+            columns of the word; None: ascending columns.
+
+    Returns:
+        Words, int32 [R, ceil(C * bits / 32)]; missing codes of the last word are 0.
     """
     per_word = 32 // bits
     padded = np.pad(codes_RC, ((0, 0), (0, -codes_RC.shape[1] % per_word)))

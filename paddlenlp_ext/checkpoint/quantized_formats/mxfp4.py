@@ -1,11 +1,12 @@
-"""MXFP4 weights of gpt-oss, dequantized while they are read.
+"""Dequantize the MXFP4 weights of gpt-oss while reading them.
 
     in files                                              as read
     down_proj_blocks [E, O, I / 32, 16], uint8            down_proj [E, I, O]
     down_proj_scales [E, O, I / 32], uint8
 
-A block holds 32 inputs of one output, as two 4-bit codes per byte, the first in the low half. Its scale is the exponent
-of a power of 2, plus 127 (Open Compute Project, Microscaling Formats 1.0). Saved models have unquantized weights.
+A block holds the weights for 32 inputs of one output. Each byte has two 4-bit codes, the first code in the low bits. A
+stored scale s stands for the factor 2^(s - 127) (Open Compute Project, Microscaling Formats 1.0). Models are saved with
+unquantized weights.
 
 Shapes: E experts, O outputs, I inputs.
 """
@@ -19,14 +20,14 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 MXFP4_METHOD = "mxfp4"
-"""`quant_method` of these weights in config.json."""
+"""Value of `quant_method` in config.json for MXFP4 weights."""
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _LEVELS = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
-"""Values of the 4-bit codes: a sign, two bits of exponent and one bit of mantissa."""
+"""Values of the 4-bit codes, which consist of a sign bit, two exponent bits and one mantissa bit."""
 
 
 def open_mxfp4(source: WeightSource) -> WeightSource:
-    """Return the stored tensors with MXFP4 weights dequantized; `source` itself if it has none."""
+    """Return the stored tensors with MXFP4 weights dequantized; return `source` if it has no MXFP4 weights."""
     packed = [name.removesuffix(_BLOCKS) for name in source.names() if name.endswith(_BLOCKS)]
     return _MXFP4Weights(source, packed) if packed else source
 
@@ -58,6 +59,6 @@ class _MXFP4Weights(WeightSource):
 
 
 def _dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """Return the weight [O, I] of blocks [O, I / 32, 16] and scales [O, I / 32]."""
+    """Return the weight, float32 [O, I], for blocks [O, I / 32, 16] and scales [O, I / 32]."""
     codes = np.stack([blocks & 0x0F, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], -1)
     return np.ldexp(_LEVELS[codes], scales.astype(np.int32)[..., None] - 127).reshape(len(blocks), -1)

@@ -1,4 +1,4 @@
-"""Registry of the packed integer formats by `quant_method` of config.json."""
+"""Registry of the packed integer formats, by `quant_method` of config.json."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout
 LAYOUTS: dict[str, type[PackedLayout]] = {
     layout.method: layout for layout in (CompressedTensorsLayout, GPTQLayout, AWQLayout)
 }
-"""Formats that can be written, by `quant_method`."""
+"""`quant_method` -> class of the format."""
 
 
 def read_layout(config: Mapping[str, Any]) -> PackedLayout | None:
-    """Return the layout that a `quantization_config` describes; None for another quantization method.
+    """Return the packed integer format that a `quantization_config` describes; None for other quantization methods.
 
     Raises:
-        ValueError: a value has the wrong type, or the variant of the format is not supported.
+        ValueError: a value has a wrong type, or the variant of the format is not supported.
     """
     method = config.get("quant_method")
     if method not in LAYOUTS:

@@ -5,7 +5,7 @@
     q_proj.scales float16 [groups, out]      q_proj.weight_scale [out, groups]
     q_proj.qzeros, q_proj.g_idx              q_proj.weight_zero, q_proj.weight_order
 
-The conversion moves codes without changing them, one tensor at a time.
+Codes are rearranged but not requantized, so the conversion is exact. Tensors are converted one at a time.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 
 class PackedWeights(WeightSource):
-    """Stored tensors, with packed weights in this package's integer format.
+    """Stored tensors with packed weights converted to this package's integer format.
 
     Args:
         source: the stored tensors.
-        layout: format of the quantized layers.
+        layout: format of the packed weights.
 
     Raises:
         ValueError: a tensor of a quantized layer is missing.
@@ -60,7 +60,7 @@ class PackedWeights(WeightSource):
         return {_SHAPE: (2,), _ORDER: (inputs,)}.get(part, (outputs, self._num_groups(layer)))
 
     def _num_groups(self, layer: str) -> int:
-        """Return the number of groups of a layer; its scales are stored as [groups, out] or [out, groups]."""
+        """Return the number of groups of a layer, from scales in the shape [groups, out] or [out, groups]."""
         outputs, _ = self._layout.shape(self._source, layer)
         return int(np.prod(self._source.shape(self._layout.scale_name(layer)))) // outputs
 
@@ -104,10 +104,10 @@ class PackedWeights(WeightSource):
         return (flat[::2] << 4) | flat[1::2]
 
     def _order(self, layer: str) -> np.ndarray:
-        """Return the indices of the inputs sorted by group, int32 [in].
+        """Return the indices of the inputs of a layer, sorted by group, int32 [in].
 
         Raises:
-            ValueError: the groups have different sizes.
+            ValueError: the groups do not have equal sizes.
         """
         _, inputs = self._layout.shape(self._source, layer)
         groups, count = self._layout.groups(self._source, layer), self._num_groups(layer)
@@ -123,15 +123,15 @@ class PackedWeights(WeightSource):
 
 
 def pack_tensors(tensors: Mapping[str, Any], layout: PackedLayout, scale_dtype: str) -> dict[str, Any]:
-    """Return the tensors of a model with its integer weights in another format.
+    """Return the tensors of a model with the integer weights converted to a packed format.
 
     Args:
-        tensors: tensors by their names in files; integer weights have the format of quantization/integer_tensors.py.
-        layout: format to write.
-        scale_dtype: dtype of the stored scales, which represents them exactly.
+        tensors: name in files -> tensor; integer weights have the format of quantization/integer_tensors.py.
+        layout: packed format.
+        scale_dtype: dtype of written scales, which must represent the scales exactly.
 
     Raises:
-        ValueError: the format cannot store a matrix of this shape.
+        ValueError: the format does not support the shape of a weight.
     """
     layers = [name.removesuffix(_SCALE) for name in tensors if name.endswith(_SCALE)]
     parts = {layer + part for layer in layers for part in (_WEIGHT, *INTEGER_PARTS)}

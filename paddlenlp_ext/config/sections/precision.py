@@ -27,7 +27,6 @@ class PrecisionConfig(OptionGroup):
         aliases=("multi_precision",),
         help="with O2: keep float32 master weights; false: no master weights, updates are rounded stochastically",
     )
-
     amp_master_grad: bool = option(
         False,
         help="with O2: accumulate, clip and apply gradients in float32; always on for float16 weights",
@@ -46,7 +45,7 @@ class PrecisionConfig(OptionGroup):
 
     @property
     def float32_gradients(self) -> bool:
-        """Return whether half-precision weights have float32 gradients: unscaled gradients underflow in float16."""
+        """Return whether half-precision weights have float32 gradients; float16 underflows once they are unscaled."""
         return self.amp_master_grad or self.scales_loss
 
     @property

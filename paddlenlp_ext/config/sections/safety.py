@@ -1,4 +1,4 @@
-"""Section of failure handling and time limit: NaN and infinity, loss spikes, skipped data, `max_train_time`."""
+"""Section of failure handling and the time limit."""
 
 from __future__ import annotations
 

@@ -2,12 +2,12 @@
 
 | module | contents |
 |---|---|
-| `checks` | the checks of a row, one function each |
-| `audited_row` | a row as text and tokens, the input of the checks |
-| `findings` | findings with their locations; each check lists a limited number |
+| `checks` | one function per check of a row |
+| `audited_row` | input of the checks: a row as text and as tokens |
+| `findings` | findings with their locations |
 | `block_auditor` | audit of a block of rows in a worker process |
-| `duplicates`, `languages` | near-duplicates by MinHash; language of a text |
+| `duplicates`, `languages` | near-duplicate search with MinHash; language detection |
 | `audit_splits` | audit of all splits of a run |
 | `report`, `html_page` | results as JSON, as text for the log, and as an HTML file |
-| `lost_targets` | the error if too many target tokens are lost |
+| `lost_targets` | error for runs that lose too many target tokens |
 """

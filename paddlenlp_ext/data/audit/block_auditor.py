@@ -21,23 +21,23 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.utils.json_reader import Location
 
 NUM_SHARES = 20
-"""Number of histogram bins for the fraction of target tokens."""
+"""Number of bins of the histogram over the fraction of target tokens."""
 NUM_SAMPLES = 3
-"""Number of examples of a split that the HTML page shows."""
+"""Number of examples per split on the HTML page."""
 
 
 @dataclass
 class AuditedRows:
-    """Audit results of consecutive rows; results of later rows can be merged in.
+    """Audit results of consecutive rows.
 
     Attributes:
         stats: counts of rows and tokens.
         num_examples: number of examples.
         findings: findings of the checks.
         lengths: length of an example before truncation -> number of examples.
-        target_shares: number of examples by fraction of target tokens, int64 [NUM_SHARES].
+        target_shares: histogram of examples over the fraction of target tokens, int64 [NUM_SHARES].
         languages: language -> number of rows.
-        language_places: language -> first rows in it.
+        language_places: language -> first rows in the language.
         samples: the first examples.
     """
 
@@ -51,7 +51,7 @@ class AuditedRows:
     samples: list[TokenizedRow] = field(default_factory=list)
 
     def merge(self, other: AuditedRows) -> None:
-        """Merge the results of later rows."""
+        """Add the results of later rows to these results."""
         self.stats.add(other.stats)
         self.num_examples += other.num_examples
         self.findings.merge(other.findings)
@@ -64,7 +64,7 @@ class AuditedRows:
         self.samples = (self.samples + other.samples)[:NUM_SAMPLES]
 
     def add(self, row: AuditedRow, info: TokenizerInfo) -> None:
-        """Run all checks on a row, and count it."""
+        """Run all checks on a row, and add the row to the counts."""
         for _, check in CHECKS.items():
             for hit in check.find(row, info):
                 self.findings.add(check.kind, Finding(_location(row, hit.path), hit.excerpt))
@@ -85,18 +85,23 @@ class AuditedRows:
 
 @dataclass(frozen=True)
 class AuditedBlock:
-    """Audit results of a block, with a record of each row for the duplicate search."""
+    """Audit results of a block of rows.
+
+    Attributes:
+        rows: counts and findings.
+        records: records of the rows for the duplicate search, dtype `RECORD`.
+    """
 
     rows: AuditedRows
     records: np.ndarray
 
 
 class BlockAuditor:
-    """Callable that encodes a block of rows as training does, and audits the rows.
+    """Callable that encodes a block of rows like training does, and audits the rows.
 
     Args:
         encoder: encoder of the rows.
-        info: tokenizer and template of the encoder.
+        info: special tokens and template of the encoder.
     """
 
     def __init__(self, encoder: RowEncoder, info: TokenizerInfo) -> None:

@@ -1,11 +1,11 @@
-"""Find near-duplicate rows: MinHash of word triples, with candidates from locality-sensitive hashing.
+"""Find near-duplicate rows with MinHash over word triples and locality-sensitive hashing.
 
     row --> words --> hashes of word triples --> 128 minima, 8 bits each --> 16 bands of 64 bits
-                                                                             |
-    rows with an equal band are candidates; the fraction of equal minima estimates their Jaccard similarity
 
-MinHash: Broder 1997, doi:10.1109/SEQUEN.1997.666900; 8 bits of each minimum: Li and König 2010, arXiv:0910.3349. The
-records of rows are in a temporary file, and each band is compared by sorting.
+Rows with an equal band are candidates. The fraction of equal minima estimates the Jaccard similarity of two rows. The
+records of all rows are stored in a temporary file, and each band is compared by sorting.
+
+MinHash: Broder 1997, doi:10.1109/SEQUEN.1997.666900; 8 bits of each minimum: Li and König 2010, arXiv:0910.3349.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from paddlenlp_ext.data.audit.findings import printable
 TRAIN_ROWS = 0
 """Value of `split` in the records of training rows; dev splits have other values."""
 MAX_ROWS = 1 << 22
-"""Maximum number of compared rows; each takes about 70 bytes of memory."""
+"""Maximum number of compared rows; each row takes about 70 bytes of memory."""
 THRESHOLD = 0.85
 """Minimum estimated similarity of near-duplicates."""
 MIN_WORDS = 8
-"""Minimum number of words for near-duplicates and equal prompts; shorter texts must be equal."""
+"""Minimum number of words of near-duplicates and of equal prompts; shorter rows are compared only for equality."""
 NUM_MINIMA, NUM_BANDS = 128, 16
 RECORD = np.dtype(
     [
@@ -43,7 +43,11 @@ RECORD = np.dtype(
         ("beginning", "S72"),
     ]
 )
-"""Record of a row: signature, hashes of all words and of the prompt (0: too short), location, start of the text."""
+"""Record of a row for the duplicate search.
+
+signature: MinHash signature. text: hash of all words. prompt: hash of the words of the prompt; 0 for a short prompt.
+split, file, line: location of the row. beginning: first characters of the text.
+"""
 
 # Each Chinese or Japanese character is a word.
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff]|[^\W\d_\u3040-\u30ff\u3400-\u9fff]+|\d+")
@@ -53,7 +57,7 @@ _TRIPLE = _RANDOM.integers(1, 1 << 63, 3, np.uint64) | np.uint64(1)
 _CHUNK = 1 << 12
 _MAX_EQUAL_PROMPTS = 10
 _MOST_ALIKE = np.float32(0.995)
-"""Maximum similarity reported for rows whose words are not all equal."""
+"""Upper limit of the similarity reported for rows with different words."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,9 @@ class Duplicate:
     """Pair of similar rows.
 
     Attributes:
-        row, other: indices of the records; `other` comes first, in the same or an earlier split.
-        similarity: estimated Jaccard similarity; 1.0: equal words.
-        same_prompt: whether only the prompts are equal.
+        row, other: indices of the records; `other` was read earlier than `row`, in this or an earlier split.
+        similarity: estimated Jaccard similarity; 1.0 for equal words.
+        same_prompt: whether the prompts are equal but the rows are not similar.
     """
 
     row: int
@@ -73,7 +77,7 @@ class Duplicate:
 
 
 def record_of(text: str, prompt: str, file: int, line: int) -> np.ndarray:
-    """Return the record of a row as a scalar of dtype `RECORD`; `DuplicateFinder.append` sets `split`."""
+    """Return the record of a row, a scalar array of dtype `RECORD`; `DuplicateFinder.append` sets the field `split`."""
     words, prompt_words = _WORD.findall(text.lower()), _WORD.findall(prompt.lower())
     hashes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
     record = np.zeros((), RECORD)
@@ -92,7 +96,11 @@ def _hash(words: list[str]) -> np.uint64:
 
 
 def _signature(hashes: np.ndarray) -> np.ndarray:
-    """Return 8 bits of the minimum of each hash function over the word triples, uint8 [NUM_MINIMA]."""
+    """Return the MinHash signature: 8 bits of the minimum of each hash function over word triples, uint8 [NUM_MINIMA].
+
+    Args:
+        hashes: hashes of the words in order, uint64.
+    """
     with np.errstate(over="ignore"):
         triples = np.unique(hashes[:-2] * _TRIPLE[0] + hashes[1:-1] * _TRIPLE[1] + hashes[2:] * _TRIPLE[2])
         triples ^= triples >> np.uint64(29)
@@ -121,14 +129,14 @@ class DuplicateFinder:
         self._file.close()
 
     def append(self, records: np.ndarray, split: int) -> None:
-        """Append the records of more rows of a split; splits are appended one after the other."""
+        """Append records of rows; append all records of a split before the next split."""
         added = records[: MAX_ROWS - self.num_rows].copy()
         added["split"] = split
         self._file.write(added.tobytes())
         self.num_rows += len(added)
 
     def records(self) -> np.ndarray:
-        """Memory-map the records from the file."""
+        """Return all records, memory-mapped from the temporary file."""
         self._file.flush()
         if not self.num_rows:
             return np.zeros(0, RECORD)
@@ -137,7 +145,7 @@ class DuplicateFinder:
     def duplicates(self) -> Iterator[Duplicate]:
         """Yield each row that is similar to an earlier row, in reading order.
 
-        Rows of dev splits are compared with the training rows first, and by their prompts too.
+        Rows of dev splits are also compared with training rows by their prompts.
         """
         records = self.records()
         found = _Matches(records)
@@ -152,7 +160,13 @@ class DuplicateFinder:
 
 
 class _Matches:
-    """Best match of each row so far: index of the other row, and similarity; -1 means equal prompts."""
+    """Best match of each row so far.
+
+    Attributes:
+        records: records of all rows.
+        other: index of the matching row; -1 for a row without match.
+        similarity: similarity to the matching row; -1 for rows with equal prompts.
+    """
 
     def __init__(self, records: np.ndarray) -> None:
         self.records = records
@@ -160,7 +174,12 @@ class _Matches:
         self.similarity = np.zeros(len(records), np.float32)
 
     def match(self, key: str | int, rows: np.ndarray) -> None:
-        """Match each row to the first and the previous row with the same value of `key`: a hash, or a band by index."""
+        """Compare each row with the first row and with the previous row that have the same key.
+
+        Args:
+            key: field of the record with a hash, or index of a band of the signature.
+            rows: indices of the rows to compare.
+        """
         if isinstance(key, str):
             keys = self.records[key][rows]
         else:
@@ -185,7 +204,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match dev rows without a match to training rows with the same prompt, unless many training rows share it."""
+        """Match remaining dev rows to training rows with an equal prompt; ignore frequent training prompts."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

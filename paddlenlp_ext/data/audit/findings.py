@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.json_reader import Location
 ERROR, WARNING, NOTE = "error", "warning", "note"
 SEVERITIES = (ERROR, WARNING, NOTE)
 MAX_PLACES = 50
-"""Maximum number of listed findings of a check in a split; more findings are only counted."""
+"""Maximum number of findings that are listed per check and split; further findings are only counted."""
 HIT = ("⟦", "⟧")
 """Marks around the match in an excerpt."""
 _CONTEXT = 32
@@ -24,7 +24,7 @@ class Kind:
 
     Attributes:
         name: name of the check.
-        severity: "error": training on the row does harm, or the row is lost; "warning": the row is probably a
+        severity: "error": training on the row harms the model, or the row is lost; "warning": the row probably has a
             mistake; "note": the row may be intended.
         remedy: advice for the user.
     """
@@ -47,7 +47,7 @@ class Finding:
 
 @dataclass
 class Findings:
-    """Findings of a split by kind: the first `MAX_PLACES` findings, and the count of all.
+    """Findings of a split by kind; the first `MAX_PLACES` findings per kind are listed, all are counted.
 
     Attributes:
         places: kind -> first findings, in reading order.
@@ -58,14 +58,14 @@ class Findings:
     counts: Counter[Kind] = field(default_factory=Counter)
 
     def add(self, kind: Kind, finding: Finding) -> None:
-        """Count a finding, and list it if fewer than `MAX_PLACES` are listed."""
+        """Count a finding, and list the finding if fewer than `MAX_PLACES` are listed."""
         self.counts[kind] += 1
         listed = self.places.setdefault(kind, [])
         if len(listed) < MAX_PLACES:
             listed.append(finding)
 
     def merge(self, other: Findings) -> None:
-        """Merge the findings of later rows."""
+        """Add the findings of later rows to these findings."""
         for kind, places in other.places.items():
             listed = self.places.setdefault(kind, [])
             listed += places[: MAX_PLACES - len(listed)]
@@ -80,7 +80,7 @@ class Findings:
         return sum(number for kind, number in self.counts.items() if kind.severity == severity)
 
     def to_json(self) -> list[dict[str, Any]]:
-        """Return the findings as JSON values."""
+        """Return the findings as JSON-serializable values."""
         return [
             {
                 "check": kind.name,
@@ -94,7 +94,13 @@ class Findings:
 
 
 def excerpt(text: str, start: int = 0, end: int | None = None) -> str:
-    """Return an excerpt of a text around a position in one line; with `end`, the span is marked."""
+    """Return an excerpt of a text in one line.
+
+    Args:
+        text: the text.
+        start: start of the excerpt, or of the span to mark.
+        end: end of the span to mark; the excerpt includes text around the span. None: no span is marked.
+    """
     if end is None:
         return printable(text[start : start + 2 * _CONTEXT]) + ("…" if len(text) > start + 2 * _CONTEXT else "")
     end = min(end, start + _LONGEST_HIT)
@@ -104,7 +110,7 @@ def excerpt(text: str, start: int = 0, end: int | None = None) -> str:
 
 
 def printable(text: str) -> str:
-    """Return a text in one line, with escapes for invisible characters."""
+    """Return a text as one line, with invisible characters escaped."""
     return text if text.isprintable() else "".join(map(_visible, text))
 
 

@@ -1,4 +1,4 @@
-"""Write the results of an audit as a single HTML file, without network access or scripts."""
+"""Render the results of an audit as a single HTML page, without scripts or external files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,12 @@ _WIDTH, _HEIGHT, _BASE = 460, 150, 128
 
 
 def render_page(report: AuditReport, tokenizer: Any) -> str:
-    """Return the HTML page of an audit; `tokenizer` decodes the rows on the page."""
+    """Return the HTML page of an audit.
+
+    Args:
+        report: results of the audit.
+        tokenizer: tokenizer that decodes the example rows on the page.
+    """
     title = f"Data audit: {escape(report.title)}"
     style = _STYLE.read_text(encoding="utf-8")
     body = [
@@ -115,7 +120,14 @@ def _share_histogram(split: SplitReport) -> str:
 
 
 def _bars(bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[float, str]], extra: str = "") -> str:
-    """Return a histogram as SVG; labels are placed at fractions of the width."""
+    """Return a histogram as SVG.
+
+    Args:
+        bins: count of each bin.
+        is_over: whether each bin is above the limit and has another color.
+        labels: position, as a fraction of the width, and text of each label of the horizontal axis.
+        extra: further SVG elements.
+    """
     step, largest = _WIDTH / len(bins), max(1, *bins)
     drawn = []
     for index, count in enumerate(bins):
@@ -184,7 +196,7 @@ def _samples(split: SplitReport, tokenizer: Any) -> list[str]:
 
 
 def _colored(text: Text) -> str:
-    """Return the first 4,000 characters of the styled text of a row as HTML."""
+    """Return the first 4,000 characters of the styled text of a row as HTML spans."""
     classes = {CONTEXT_STYLE: "context", TARGET_STYLES[0]: "target", TARGET_STYLES[1]: "target second"}
     pieces, end = [], 0
     for span in text.spans:

@@ -1,4 +1,4 @@
-"""Guess the language of a text from its script and, in Latin script, from frequent words."""
+"""Guess the language of a text from its script; for Latin script, from frequent words."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SCRIPTS = (
     ("Georgian", 0x10A0, 0x10FF),
     ("Armenian", 0x0530, 0x058F),
 )
-"""Language or script, with its first and last code point."""
+"""Name of a language or script, and the first and last code point of its range."""
 _WORDS = {
     "English": "the of and is are was what how you that this with for from have it not which they would to",
     "German": "der die das und ist nicht ein eine mit von zu den auf für sich wie auch werden wird im was",
@@ -45,8 +45,8 @@ _MIN_HITS = 2
 def language_of(text: str) -> str:
     """Return the probable language of a text, or `UNKNOWN`.
 
-    Only the first 600 characters are examined. Languages in the same non-Latin script are not distinguished, and text
-    with kana is Japanese.
+    Only the first 600 characters are examined. For non-Latin scripts that several languages share, the result is the
+    name of the script. Chinese characters with at least some kana count as Japanese.
     """
     sample = text[:_SAMPLE]
     if not sample.isascii():

@@ -1,4 +1,4 @@
-"""Stop a run that loses too much of its training data (`max_lost_targets`)."""
+"""Stop a run that loses too many target tokens or rows (`max_lost_targets`)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 
 
 def check_losses(stats: DataStats, limit: float) -> None:
-    """Check the fractions of target tokens and of rows that truncation and dropped rows lose.
+    """Check the fraction of target tokens lost to truncation and dropped rows, and the fraction of dropped rows.
 
     Args:
         stats: statistics of the training split.
-        limit: `max_lost_targets`, the greatest fraction that may be lost.
+        limit: largest allowed fraction (`max_lost_targets`).
 
     Raises:
-        ValueError: a fraction is above the limit.
+        ValueError: a fraction exceeds the limit.
     """
     remedy = "--audit_only lists the rows; fix them, raise max_length, or set max_lost_targets"
     dropped_share = stats.num_dropped / max(1, stats.num_read)

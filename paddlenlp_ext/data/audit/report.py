@@ -1,4 +1,4 @@
-"""Results of an audit as JSON and as text for the log."""
+"""Results of an audit, and their conversion to JSON and to text for the log."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class SplitReport:
         return self.rows.stats.num_target_tokens / max(1, self.rows.stats.num_tokens)
 
     def length_bins(self, max_length: int) -> tuple[int, list[int]]:
-        """Return the bin width and the number of examples per bin; the last bin includes all longer examples.
+        """Return the bin width and the bins of a histogram of example lengths.
 
-        The bins cover at most twice `max_length`.
+        The bins cover lengths up to twice `max_length`; the last bin includes all longer examples.
         """
         longest = min(max(self.rows.lengths, default=1), 2 * max_length)
         width = max(1, -(-longest // _BAR_BINS))
@@ -47,7 +47,7 @@ class SplitReport:
         return width, bins
 
     def percentile(self, fraction: float) -> int:
-        """Return the quantile of the example lengths at `fraction`, in tokens."""
+        """Return the quantile of the example lengths at `fraction`, in tokens before truncation."""
         seen, total = 0, self.rows.num_examples
         for length in sorted(self.rows.lengths):
             seen += self.rows.lengths[length]
@@ -56,7 +56,7 @@ class SplitReport:
         return 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values."""
+        """Return the results as JSON-serializable values."""
         stats = {name: value for name, value in self.rows.stats.to_json().items() if name != "examples"}
         return {
             "split": self.name,
@@ -81,10 +81,10 @@ class AuditReport:
 
     Attributes:
         title: names of the datasets.
-        max_length: length limit of a row in tokens.
+        max_length: maximum length of an example in tokens.
         splits: results of the splits, training rows first.
         seconds: duration of the audit.
-        num_compared: number of rows in the duplicate search.
+        num_compared: number of rows that the duplicate search compared.
     """
 
     title: str
@@ -109,12 +109,12 @@ class AuditReport:
 
     @property
     def summary(self) -> str:
-        """Counts of findings by severity, as text."""
+        """Text with the number of findings per severity."""
         counts = [f"{self.count(name):,} {name}{'s' * (self.count(name) != 1)}" for name in SEVERITIES]
         return ", ".join(counts)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as JSON values."""
+        """Return the results as JSON-serializable values."""
         return {
             "title": self.title,
             "seconds": round(self.seconds, 3),
@@ -127,7 +127,7 @@ class AuditReport:
         }
 
     def table(self) -> str:
-        """Return a short table for the log: the findings of each split with their first locations."""
+        """Return text for the log: the kinds of findings in each split, with the first locations of each kind."""
         speed = f"{self.num_rows / self.seconds:,.0f} rows/s, {self.num_tokens / self.seconds:,.0f} tokens/s"
         lines = [f"data audit of {self.num_rows:,} rows ({speed}): {self.summary}"]
         for split in self.splits:

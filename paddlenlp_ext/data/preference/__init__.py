@@ -1,1 +1,1 @@
-"""Preference data: rows with answers that are compared or rated, and their batches."""
+"""Preference data for DPO, KTO and reward models: parsing, tokenization and batches."""

@@ -1,18 +1,18 @@
 """Collate preference data into batches that assign each target position to an answer.
 
 `PreferenceBatch.answer_index` numbers the answers of a batch in reading order: pair i has the answers 2i (chosen) and
-2i + 1 (rejected). The log-probability of an answer is the sum of the log-probabilities of the labels at its positions.
+2i + 1 (rejected). The log-probability of an answer is the sum of the log-probabilities of its target tokens.
 
-KTO estimates a baseline from mismatched prompts and answers. As in TRL, each prompt of the batch gets the answer of the
-previous row, and the first prompt gets the last answer:
+KTO estimates a baseline from mismatched prompts and answers. As in TRL, each prompt of the batch is combined with the
+answer of the previous row, and the first prompt with the last answer. Example with prompts x and answers y:
 
     rows         (x1, y1)  (x2, y2)  (x3, y3)
     mismatched   (x1, y3)  (x2, y1)  (x3, y2)
 
-The mismatched rows form a second batch, for a forward pass without gradients. They depend only on the batch, and
-contain the same answers. With pairs, each prompt gets both answers of the previous pair.
+The mismatched rows form a second batch, for a forward pass without gradients. If the rows are pairs, each prompt is
+combined with both answers of the previous pair.
 
-Shapes: B batch, S positions of a batch row, A answers of a batch.
+Shapes: B batch size, S positions of a batch row, A answers of a batch.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True, kw_only=True)
 class PreferenceBatch(PackedBatch):
-    """Arrays of one micro-batch of preference data.
+    """Arrays of a micro-batch of preference data.
 
     Attributes:
-        answer_index: int64 [B, S], index of the answer whose token the position predicts; -1: no target.
-        is_desirable: bool [A], True for a chosen answer, or an answer that is rated as good.
+        answer_index: int64 [B, S], index of the answer with the target token of each position; -1: no target.
+        is_desirable: bool [A], True for answers that are chosen or rated as good.
         reference_logps: float32 [A], log-probabilities of the answers under the reference model; None: unknown.
         mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
-        baseline: KTO's estimate of the KL divergence, computed from the mismatched answers.
+        baseline: KTO's estimate of the KL divergence, computed from `mismatched`; None before its computation.
     """
 
     answer_index: np.ndarray
@@ -71,11 +71,11 @@ def collate_pairs(
     """Concatenate the pairs of a micro-batch.
 
     Args:
-        packs: the micro-batch; each pack is a list of rows.
+        packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
-        reference_logps: float32 [rows of the dataset, answers of a row], log-probabilities of the answers under the
-            reference model, in the order of the answers; None: unknown.
-        with_mismatched: whether to add the batch of mismatched prompts and answers.
+        reference_logps: float32 [rows of the dataset, 2], log-probabilities of the answers of each row under the
+            reference model; None: unknown.
+        with_mismatched: whether to add the batch of mismatched prompts and answers, for KTO.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -120,9 +120,10 @@ def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBa
 
 
 def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
-    """Return a row for each answer: the prompt of its row, and an answer of the previous row.
+    """Return rows of mismatched prompts and answers: each prompt is combined with the answers of the previous row.
 
-    With a single row, nothing is mismatched: the estimate of the KL divergence is then the mean reward of its answers.
+    The result for a single row is not mismatched. The estimate of the KL divergence is then the mean reward of its
+    answers.
     """
     prompts = [row.prompt for row in rows for _ in row.answers]
     answers = [answer for row in rows for answer in row.answers]

@@ -1,6 +1,6 @@
-"""Collate pairs for a reward model into batches that mark the scored position of each answer.
+"""Collate preference pairs into batches for a reward model.
 
-Shapes: B batch, S positions of a batch row, A answers of a batch, P pairs.
+Shapes: B batch size, S positions of a batch row, A answers of a batch, P pairs of a batch.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 
 @dataclass(frozen=True, kw_only=True)
 class RewardBatch(PackedBatch):
-    """Arrays of one micro-batch of a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
+    """Arrays of a micro-batch of a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
 
     Attributes:
-        scored: int64 [A], position of each answer's last token, counted over all batch rows.
-        margins: float32 [P], margin of each row.
+        scored: int64 [A], index in the flattened batch of the position at which each answer is scored.
+        margins: float32 [P], minimum difference between the rewards of each pair.
     """
 
     scored: np.ndarray
@@ -41,10 +41,10 @@ def collate_reward_pairs(
     """Concatenate the pairs of a micro-batch.
 
     Args:
-        packs: the micro-batch; each pack is a list of rows.
+        packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
-        unscored_token_id: token that is never scored; the token before it is scored instead. It is `pad_token_id` of
-            config.json, which transformers treats as padding at every position, even if it is also the end token.
+        unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats the token as padding
+            even if it is the end token, and scores the last other token of an answer.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -64,7 +64,7 @@ def collate_reward_pairs(
 
 
 def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
-    """Return the index of the last token other than `unscored_token_id`, or the last index if there is none."""
+    """Return the index of the last token other than `unscored_token_id`; without such a token, the last index."""
     others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
     return int(others[-1]) if len(others) else len(tokens) - 1
 

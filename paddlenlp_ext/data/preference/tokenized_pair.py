@@ -1,6 +1,7 @@
-"""Tokenized row of preference data: a prompt and one or two answers, and the positions that it takes in a batch.
+"""Tokenized row of preference data: a prompt and one or two answers, and its documents in a batch.
 
-Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these positions for DPO:
+Example for DPO: the prompt `p q s`, the chosen answer `c d e` and the rejected answer `r t`, with a shared prompt and
+as separate rows:
 
     sharing the prompt                     as separate rows
 
@@ -11,10 +12,10 @@ Two answers (`c` chosen, `r` rejected) to the prompt `p q s` take these position
     position_ids       0 1 | 2 3 4 | 2 3   0 1 2 3 4     | 0 1 2 3
     answer             - - | 0 0 0 | 1 1   - - 0 0 0     | - - 1 1
 
-The last token of the prompt predicts the first token of both answers, and a position has one label. So each answer
-has a copy of this token, and the shared document ends before it.
+The last token of the prompt predicts the first token of both answers, but a position has only one label. So each
+answer has a copy of the token, and the shared document ends before the token.
 
-A reward model scores the last token of each answer, which therefore needs a position too (`scores_last_tokens`):
+A reward model scores the last token of each answer, so `scores_last_tokens` adds a position for the token:
 
     document           0   | 1       | 2
     input_ids          p q | s c d e | s r t
@@ -37,12 +38,12 @@ class TokenizedPair(EncodedRow):
     """Tokenized prompt with a pair of answers, or with one rated answer.
 
     Attributes:
-        tokens: int32 [L], the prompt, then the tokens of every answer.
-        loss_mask: bool [L], true for target tokens, which are tokens of answers.
+        tokens: int32 [L], the tokens of the prompt, followed by the tokens of every answer.
+        loss_mask: bool [L], true for target tokens.
         answer_starts: index of the first token of each answer; at least 1.
         is_desirable: for each answer, True if the answer is chosen or rated as good. A pair is (True, False).
-        share_prompt: compute the prompt of a pair once; False: once for each answer.
-        scores_last_tokens: whether the last token of each answer takes a position, at which a reward model scores it.
+        share_prompt: whether both answers attend to a single copy of the prompt; False: each answer has a copy.
+        scores_last_tokens: whether the last token of each answer has a position, at which a reward model scores it.
         margin: minimum difference between the rewards of a pair, for a reward model.
     """
 
@@ -66,7 +67,7 @@ class TokenizedPair(EncodedRow):
 
     @property
     def length(self) -> int:
-        """Number of positions that the row takes in a batch."""
+        """Number of positions of the row in a batch."""
         num_answers = len(self.answer_starts)
         length = num_positions(self.answer_starts[0], len(self.tokens), num_answers, self.share_prompt)
         return length + num_answers if self.scores_last_tokens else length
@@ -86,9 +87,9 @@ class TokenizedPair(EncodedRow):
         return [("prompt", self.prompt, np.zeros(len(self.prompt), bool)), *answers]
 
     def _answer_document(self, prompt: np.ndarray, number: int) -> Document:
-        """Return the document of an answer after `prompt`, the last tokens of the row's prompt (at least one).
+        """Return the document of an answer; `prompt` is the part of the prompt in this document, at least one token.
 
-        The last token of the answer predicts nothing, so it has no label, and no position unless it is scored.
+        The last token of the answer has no label, and has a position only if it is scored.
         """
         tokens, loss_mask = self.answers[number]
         labels = np.full(len(prompt) + len(tokens), IGNORED_LABEL, np.int64)
@@ -113,10 +114,10 @@ def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_p
     """Return the number of positions of a row in a batch, without the last tokens of answers.
 
     Args:
-        prompt_length: tokens of the prompt.
-        num_tokens: tokens of the prompt and of all answers.
+        prompt_length: number of tokens of the prompt.
+        num_tokens: number of tokens of the prompt and of all answers.
         num_answers: number of answers.
-        share_prompt: whether the prompt is computed once.
+        share_prompt: as for `TokenizedPair`.
     """
     num_prompts = 1 if share_prompt else num_answers
     return num_tokens - prompt_length + num_prompts * (prompt_length - 1)

@@ -14,9 +14,9 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 _CHUNK = 1 << 17
 _COMPRESSED_CHUNK = 1 << 11
-"""Bytes of Zstandard data to decompress at once. 4 bytes can expand to 128 KB, so this yields at most 64 MB."""
+"""Bytes of Zstandard data per decompression call; 4 bytes can expand to 128 KB, so a call returns at most 64 MB."""
 MAX_ROW_BYTES = 1 << 26
-"""Maximum size of a row; without a limit, a compressed file of a few kilobytes could fill the memory."""
+"""Maximum size of a row; without a limit, a compressed file of a few kilobytes could exhaust the memory."""
 
 
 def row_too_long() -> str:
@@ -29,10 +29,10 @@ class ByteStream:
 
     Args:
         file: the open file.
-        path: its path; the suffix selects the compression.
+        path: path of the file; the suffix selects the decompression.
 
     Raises:
-        ValueError: the package for this compression is not installed.
+        ValueError: the package that decompresses the file is not installed.
     """
 
     def __init__(self, file: BinaryIO, path: Path) -> None:
@@ -58,7 +58,7 @@ class ByteStream:
             raise self._damaged(error) from error
 
     def read_lines(self, count: int) -> bytes:
-        """Return about `count` bytes, up to the end of a line or of the file.
+        """Return `count` bytes and the rest of the last line, or fewer bytes at the end of the file.
 
         Raises:
             ValueError: the compressed data is damaged, or a line is longer than `MAX_ROW_BYTES`.
@@ -75,7 +75,7 @@ class ByteStream:
         return content + rest
 
     def skip(self, count: int) -> None:
-        """Skip `count` bytes; a compressed file is decompressed up to there.
+        """Skip `count` uncompressed bytes.
 
         Raises:
             ValueError: the compressed data is damaged, or the file has become shorter.
@@ -95,17 +95,17 @@ class ByteStream:
 
 @contextmanager
 def open_bytes(path: Path) -> Iterator[ByteStream]:
-    """Open a file that may be compressed.
+    """Open a plain or compressed file.
 
     Raises:
-        ValueError: the package for this compression is not installed.
+        ValueError: the package that decompresses the file is not installed.
     """
     with open(path, "rb") as file:
         yield ByteStream(file, path)
 
 
 class _ZstandardFile(io.RawIOBase):
-    """Uncompressed bytes of a file of one or more Zstandard frames; a truncated frame is an error."""
+    """Decompressing view of a file of one or more Zstandard frames; an incomplete frame raises EOFError."""
 
     def __init__(self, file: BinaryIO, zstandard: Any) -> None:
         self._file = file
@@ -152,4 +152,4 @@ def _open_zstandard(file: BinaryIO, path: Path) -> Any:
 
 
 COMPRESSIONS = {".gz": _open_gzip, ".zst": _open_zstandard}
-"""Suffix of a compressed file -> function that opens its uncompressed bytes."""
+"""Suffix of a compressed file -> function that returns a stream of the uncompressed bytes."""

@@ -1,4 +1,4 @@
-"""Rows that a program passes as a list of dicts or as a `datasets.Dataset`, in place of a file."""
+"""Read rows that a program passes as a list of dicts or as a `datasets.Dataset`."""
 
 from __future__ import annotations
 
@@ -25,8 +25,7 @@ class Rows(Protocol):
 class InMemoryReader(Reader):
     """Reader of rows in memory; a cursor is the number of rows before it.
 
-    An error names the index of its row: "row 3" is `rows[3]`. A null column of a
-    `datasets.Dataset` is not a field of its row.
+    The index of a row is the line of its location. Null values are left out of the rows of a `datasets.Dataset`.
 
     Args:
         rows: the rows.
@@ -54,7 +53,7 @@ class InMemoryReader(Reader):
             yield ParsedBlock((end,), end / total, rows)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return a name and the SHA-256 of the rows as JSON."""
+        """Return the name and the SHA-256 of the rows as JSON; set `size`."""
         digest = hashlib.sha256()
         self.size = 0
         for index in range(len(self._rows)):

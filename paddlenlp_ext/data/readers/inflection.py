@@ -1,4 +1,4 @@
-"""Build the dataset `inflection`: questions about English word forms, each answered by one word.
+"""Build the dataset `inflection`: questions about English word forms with one-word answers.
 
 The rows come from the lexicon in the package `lemminflect` (MIT; derived from the SPECIALIST lexicon), whose lines are
 `lemma,part of speech,form,...`:
@@ -8,11 +8,10 @@ The rows come from the lexicon in the package `lemminflect` (MIT; derived from t
     adj    comparative, superlative
 
 `a/b` lists variants of a form, and an empty column means that the form does not exist. Questions cover forms with a
-single spelling and lemmas of 3 to 12 lower-case letters, without names and hyphens. The score is the fraction of
-answers that equal the word. It measures how well a model learns spelling rules (carry, carried; stop, stopping) and
-exceptions (mouse, mice).
+single spelling and lemmas of 3 to 12 lower-case letters. The score is the fraction of correct words. It measures how
+well a model learns spelling rules (carry, carried; stop, stopping) and exceptions (mouse, mice).
 
-A hash of the lemma selects its split, so the splits share no lemma.
+A hash of the lemma selects the split of a question, so a lemma occurs in only one split.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ from paddlenlp_ext.utils.json_reader import Location
 NUM_ROWS = {"train": 20_000, "dev": 400}
 DEV_LEMMAS_IN_1000 = 40
 REGULAR_PER_IRREGULAR = 1
-"""Regular forms (lemma + ending) per irregular form."""
+"""Number of regular forms (lemma + ending) per irregular form."""
 _LEMMA = re.compile(r"[a-z]{3,12}")
 _FORM = re.compile(r"[a-z]+")
 
 
 @dataclass(frozen=True)
 class Form:
-    """Column of the lexicon, with the name of the form in questions and the ending of the regular form."""
+    """Inflected form: its column in the lexicon, its name in questions, and its regular ending."""
 
     column: int
     question: str
@@ -75,7 +74,7 @@ class Item:
 
     @property
     def rank(self) -> str:
-        """Sort key of a pseudo-random order, equal on every machine."""
+        """Sort key of a pseudo-random order that is equal on all machines."""
         return _digest(f"{self.lemma} {self.form.question}")
 
 
@@ -98,7 +97,7 @@ def lexicon_path() -> Path:
 
 
 def read_inflection(split: str) -> Iterator[SourceRow]:
-    """Yield the questions of a split as {"src", "tgt"} rows, each with its line in the lexicon as location."""
+    """Yield the questions of a split as {"src", "tgt"} rows with their locations in the lexicon."""
     path = lexicon_path()
     with gzip.open(path, "rt", encoding="utf-8") as lexicon:
         items = [
@@ -115,7 +114,7 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
 
 
 class InflectionReader(FileReader):
-    """Reader of the built-in dataset; a cursor is the number of rows before it."""
+    """Reader of the built-in dataset `inflection`; a cursor is the number of rows before it."""
 
     def __init__(self, split: str) -> None:
         super().__init__(lexicon_path())
@@ -124,7 +123,7 @@ class InflectionReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """True, as in earlier versions, which scanned the compressed lexicon for keys: their caches stay valid."""
+        """True, although the rows are not JSON: earlier versions scanned the lexicon, and their caches stay valid."""
         return True
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

@@ -1,4 +1,4 @@
-"""JSON files (.json): a JSON array of rows, parsed incrementally, or JSON lines."""
+"""Read JSON files (.json) that hold an array of rows or JSON lines; arrays are parsed incrementally."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from paddlenlp_ext.utils.json_reader import ENCODING, JsonError, Location, decod
 
 _FIRST_BYTES = 1 << 12
 _LONGEST_WORD = 16
-"""Maximum length of a JSON token other than a string; an error farther from the end of the text is a syntax error."""
+"""Bound on the length of a JSON token other than a string. A syntax error within this distance of the end of the text
+in memory may be a token that continues in the unread text."""
 
 
 @READERS.register(".json")
 class JsonReader(JsonLinesReader):
-    """Reader of a JSON array or of JSON lines; a cursor in an array is the (byte, line, column) of an element."""
+    """Reader of a JSON array or of JSON lines; the cursor in an array is the (byte, line, column) of an element."""
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield blocks from a cursor on; a syntax error in an array is fatal: later elements cannot be found."""
+        """Yield blocks, starting at a cursor; a syntax error in an array yields a last, fatal `InvalidRow`."""
         with open_bytes(self.path) as stream:
             is_array = _begins_array(stream)
         if not is_array:
@@ -75,7 +76,7 @@ class _ArrayText:
         return self.byte, self.location.line, self.location.column
 
     def rows(self, is_start: bool) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the elements; after each, the position is at the next element or at the closing bracket."""
+        """Yield the elements of the array; `is_start` tells whether the position is before the opening bracket."""
         try:
             if is_start:
                 self._enter()
@@ -117,7 +118,7 @@ class _ArrayText:
         return row
 
     def _read_value(self) -> tuple[Any, int]:
-        """Parse the value at the current position, and read more text while the value may continue."""
+        """Return the value at the current position and its end; read more text while the value may continue."""
         while True:
             try:
                 value, end = read_value(self.text, self.at, allow_nan=True)
@@ -129,7 +130,7 @@ class _ArrayText:
                     raise
 
     def _pass_separator(self) -> JsonError | None:
-        """Move past a comma and white space; return an error unless a comma or the closing bracket follows."""
+        """Move past a comma and white space; return an error if neither a comma nor the closing bracket follows."""
         try:
             self._skip_space()
             if self._peek() == ",":
@@ -157,7 +158,7 @@ class _ArrayText:
         self.at = offset
 
     def _grow(self) -> bool:
-        """Drop the text before the position and at least double the rest; return False at the end of the file.
+        """Discard the text before the position, and at least double the remaining text; return False at the file's end.
 
         Raises:
             JsonError: the next bytes are not UTF-8, or an element is too long.

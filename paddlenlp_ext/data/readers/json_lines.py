@@ -15,7 +15,7 @@ BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True)
 class LinesBlock(Block):
-    """Consecutive lines of a file: their bytes and the number of the first line."""
+    """Consecutive lines of a file, which are parsed by `rows`."""
 
     file: str
     first_line: int
@@ -30,11 +30,11 @@ class LinesBlock(Block):
 
 @READERS.register("", ".jsonl")
 class JsonLinesReader(FileReader):
-    """Reader of JSON lines, used for files with an unknown suffix too; a cursor is (byte, line)."""
+    """Reader of JSON lines and of files with an unknown suffix; a cursor is (byte, line)."""
 
     @property
     def is_json_text(self) -> bool:
-        """True if the file is not compressed."""
+        """True if the file is uncompressed."""
         return self.path.suffix not in COMPRESSIONS
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

@@ -1,1 +1,1 @@
-"""Rows of data files: their formats, fields and errors, and the conversations that are parsed from them."""
+"""Parsing of rows into conversations: formats, fields and errors."""

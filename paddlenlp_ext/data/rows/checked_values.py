@@ -1,4 +1,4 @@
-"""Read values of a row and check their types; errors name the path of the value and the remedy."""
+"""Check the types of values in a row; errors name the path of the value and the remedy."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EMPTY_TARGET = "empty target"
 
 
 def read_text(value: Any, path: FieldPath) -> str:
-    """Return a value that must be a string.
+    """Return `value` if it is a string of valid Unicode.
 
     Raises:
         InvalidRowError: the value is not a string, or has an unpaired surrogate.
@@ -31,14 +31,14 @@ def read_text(value: Any, path: FieldPath) -> str:
 
 
 def read_texts(value: Any, path: FieldPath) -> list[str]:
-    """Return the strings in a list; a single string counts as a list of one."""
+    """Return a list of strings; a single string becomes a list of one item."""
     if isinstance(value, list):
         return [read_text(item, (*path, index)) for index, item in enumerate(value)]
     return [read_text(value, path)]
 
 
 def read_list(value: Any, path: FieldPath) -> list[Any]:
-    """Return a value that must be a list.
+    """Return `value` if it is a list.
 
     Raises:
         InvalidRowError: the value is not a list.
@@ -49,7 +49,7 @@ def read_list(value: Any, path: FieldPath) -> list[Any]:
 
 
 def read_object(value: Any, path: FieldPath) -> dict[str, Any]:
-    """Return a value that must be a JSON object.
+    """Return `value` if it is a JSON object.
 
     Raises:
         InvalidRowError: the value is not an object.
@@ -60,10 +60,10 @@ def read_object(value: Any, path: FieldPath) -> dict[str, Any]:
 
 
 def read_member(item: Any, key: str, path: FieldPath) -> Any:
-    """Return the value of a key of an object.
+    """Return the value of `key` in an object.
 
     Raises:
-        InvalidRowError: the item is not an object, or lacks the key.
+        InvalidRowError: `item` is not an object, or lacks the key.
     """
     if key not in read_object(item, path):
         raise InvalidRowError(MISSING_KEY, f"{dotted(path)} has {describe_keys(item)}; add {key!r}", path)
@@ -71,11 +71,11 @@ def read_member(item: Any, key: str, path: FieldPath) -> Any:
 
 
 def read_json(value: Any, path: FieldPath) -> Any:
-    """Return a JSON value that may also be written as a string of JSON.
+    """Return a JSON value; a string is parsed as JSON text.
 
     Raises:
-        InvalidRowError: the string is not JSON or an object in it has a key twice, or a string in the value has an
-            unpaired surrogate.
+        InvalidRowError: the string is not JSON or contains an object with a duplicate key, or a string in the value has
+            an unpaired surrogate.
     """
     if isinstance(value, str):
         try:
@@ -107,17 +107,17 @@ def check_target(text: str, path: FieldPath) -> None:
 
 
 def describe_keys(row: dict[str, Any]) -> str:
-    """Return the keys of an object, for error messages."""
+    """Return the keys of a row as text for error messages."""
     return f"the keys {', '.join(map(repr, row))}" if row else "no keys"
 
 
 def dotted(path: FieldPath) -> str:
-    """Return a path in Python's notation: `messages[2].content`."""
+    """Return a path as text, such as `messages[2].content`."""
     return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
 
 
 def type_name(value: Any) -> str:
-    """Return the type of a value in the words of JSON, or its Python name if JSON has no such type."""
+    """Return the JSON type of a value with an article, or its Python type if JSON has no such type."""
     if value is None:
         return "null"
     names = {bool: "a boolean", int: "a number", float: "a number", str: "a string", list: "a list", dict: "an object"}

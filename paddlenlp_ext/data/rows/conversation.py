@@ -1,4 +1,4 @@
-"""Conversations: the messages of a row, which every chat template takes as input."""
+"""Conversations, the input of chat templates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class ToolCall:
 
     Attributes:
         name: name of the tool.
-        arguments: its arguments, as JSON values.
-        call_id: identifier of the call; the tool result repeats it.
+        arguments: arguments of the call, as JSON values.
+        call_id: identifier of the call, which the message with the result repeats.
     """
 
     name: str
@@ -34,12 +34,12 @@ class Message:
 
     Attributes:
         role: "system", "user", "assistant" or "tool".
-        content: text of the message; empty in an answer that only calls tools.
+        content: text of the message; empty in an answer with only tool calls.
         reasoning: reasoning before the content of an answer; None if the row has no reasoning.
         tool_calls: tool calls in an answer.
         name: name of the tool or of the speaker.
-        call_id: in a tool message, identifier of the call that it answers.
-        is_target: True if the tokens of an answer count in the loss.
+        call_id: identifier of the tool call whose result a tool message holds.
+        is_target: whether the tokens of an answer count in the loss.
         path: keys and indices that lead from the row to the message, for errors.
     """
 
@@ -60,12 +60,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Messages of a row, with tools and template variables.
+    """Messages, tools and template variables of a row.
 
     Attributes:
         messages: the messages in order.
         tools: specifications of the tools that answers may call, in OpenAI's form.
-        template_kwargs: variables of the chat template that the row sets, such as `enable_thinking`.
+        template_kwargs: chat template variables that the row sets, such as `enable_thinking`.
     """
 
     messages: tuple[Message, ...]
@@ -97,7 +97,7 @@ class Conversation:
 
     @property
     def system(self) -> str | None:
-        """System prompt: the content of the first message, if that is a system message."""
+        """Content of the first message if its role is "system", else None."""
         return self.messages[0].content if self.messages and self.messages[0].role == SYSTEM else None
 
     @property
@@ -110,13 +110,13 @@ class Conversation:
         return replace(self, messages=(Message(SYSTEM, text), *self.messages))
 
     def until(self, index: int) -> Conversation:
-        """Return the conversation up to the message at `index`, which is left out."""
+        """Return the conversation with only the messages before `index`."""
         return Conversation(self.messages[:index], self.tools, self.template_kwargs)
 
     def without_oldest_turn(self) -> Conversation | None:
-        """Return the conversation without its first question and the messages up to the next question.
+        """Return the conversation without its first turn: the first question and all messages up to the next question.
 
-        System messages before the first question stay. Return None if there is no later question.
+        System messages before the first question stay. Return None if there is only one turn.
         """
         head = 0
         while head < len(self.messages) and self.messages[head].role == SYSTEM:
@@ -127,7 +127,7 @@ class Conversation:
         return None
 
     def with_targets(self, targets: Container[int]) -> Conversation:
-        """Return the conversation with only the messages at the indices `targets` as targets."""
+        """Return the conversation with `is_target` set for exactly the messages at the indices `targets`."""
         messages = (
             message if message.is_target == (index in targets) else replace(message, is_target=index in targets)
             for index, message in enumerate(self.messages)
@@ -141,10 +141,10 @@ class Conversation:
 
 
 def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Message]]:
-    """Return the question and the answer of each turn, for a template that can write only these.
+    """Return the question and the answer of each turn, for templates without tools, reasoning or template variables.
 
     Args:
-        conversation: an optional system prompt, then user and assistant messages alternately.
+        conversation: an optional system prompt, followed by alternating user and assistant messages.
         template: name of the template in error messages.
 
     Raises:

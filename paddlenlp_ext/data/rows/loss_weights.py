@@ -1,4 +1,4 @@
-"""Fields that decide whether the tokens of an answer count in the loss."""
+"""Loss weights: fields that decide whether the tokens of an answer count in the loss."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paddlenlp_ext.data.rows.checked_values import FieldPath
 from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, InvalidRowError
 
 LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
-"""Fields of an answer or a row that decide whether its tokens count in the loss."""
+"""Names of loss weights in rows and messages."""
 
 
 def check_row_weights(row: dict[str, Any]) -> None:
@@ -45,14 +45,14 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
 
 
 def context_turns(labels: Any, count: int) -> frozenset[int]:
-    """Return the indices of turns that do not count in the loss, from the loss weights in `label` of a src/tgt row.
+    """Return the indices of the turns of a src/tgt row whose loss weight is 0.
 
     Args:
-        labels: value of `label`.
+        labels: value of the field `label`: a list with the loss weight of each turn, or another value without effect.
         count: number of turns.
 
     Raises:
-        InvalidRowError: the number of weights is not the number of turns, or a weight is neither 0 nor 1.
+        InvalidRowError: the number of weights differs from the number of turns, or a weight is neither 0 nor 1.
     """
     if not isinstance(labels, list) or not labels:
         return frozenset()
@@ -67,7 +67,7 @@ def context_turns(labels: Any, count: int) -> frozenset[int]:
 
 
 def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
-    """Check that a content part has no loss weights.
+    """Check that a content part has no loss weight.
 
     Raises:
         InvalidRowError: the content part has a loss weight.

@@ -1,4 +1,4 @@
-"""Read lists of messages, in OpenAI's form or sharegpt's, with tools, tool calls and reasoning."""
+"""Parse lists of messages in OpenAI's or sharegpt's format, with tools, tool calls and reasoning."""
 
 from __future__ import annotations
 
@@ -60,9 +60,9 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Message]:
-    """Return the messages of a list; answers count in the loss unless their weight is 0.
+    """Parse a list of messages; answers count in the loss unless their loss weight is 0.
 
-    A message that holds only tool calls continues the answer before it.
+    A message with the role of a tool call is merged into the answer before it.
 
     Raises:
         InvalidRowError: a message has a wrong type or role, an empty answer, or a field that is not supported.
@@ -82,9 +82,9 @@ def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Me
 
 
 def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
-    """Return the tool specifications of a row in OpenAI's form, from `tools` or the older `functions`.
+    """Return the tool specifications of a row in OpenAI's form.
 
-    Either field may be a list or a string of JSON.
+    They are in the field `tools` or `functions`, as a list or as a string of JSON.
 
     Raises:
         InvalidRowError: a specification has no name or the wrong type, or both fields are set.
@@ -151,7 +151,7 @@ def _read_message(item: Any, path: FieldPath, row_format: RowFormat, roles: dict
 
 
 def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], path: FieldPath) -> None:
-    """Reject assistant-only fields (loss weight 1, reasoning, tool calls) on messages of other roles."""
+    """Check that a message of another role has no field of an answer: loss weight 1, reasoning or tool calls."""
     for name, is_target in weights.items():
         if is_target:
             problem = f"{name} makes a {role} message a target, but only assistant messages can be targets; remove it"
@@ -163,7 +163,7 @@ def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], pa
 
 
 def _read_reasoning(item: dict[str, Any], from_parts: str | None, path: FieldPath) -> str | None:
-    """Return the reasoning of an answer, from one of its fields or from its content parts."""
+    """Return the reasoning of an answer from its fields or from its content parts (`from_parts`)."""
     found = from_parts
     for name in REASONING:
         if item.get(name) in NOTHING:
@@ -188,7 +188,7 @@ def _read_calls(item: dict[str, Any], path: FieldPath) -> Iterator[ToolCall]:
 
 
 def _read_call(call: Any, path: FieldPath) -> ToolCall:
-    """Return a tool call, given in OpenAI's form or as an object with `name` and `arguments` (or `parameters`)."""
+    """Parse a tool call in OpenAI's form, or an object with `name` and `arguments` (or `parameters`)."""
     specification = read_object(call, path)
     call_id = specification.get("id")
     if "function" in specification:
@@ -206,7 +206,7 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
 
 
 def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[ToolCall]]:
-    """Return content, reasoning and tool calls of a message whose content is JSON after optional reasoning."""
+    """Return content, reasoning and tool calls of a message whose content is optional reasoning and a JSON text."""
     thought, rest = split_reasoning(text)
     value = read_json(rest, path)
     calls = value if isinstance(value, list) else [value]
@@ -214,7 +214,7 @@ def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[Too
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Return the reasoning in `<think>` tags at the start of a text, or None, and the rest of the text."""
+    """Split a text into the reasoning in `<think>` tags at its start, None if there is none, and the remaining text."""
     opening, closing = THINK_TAGS
     stripped = text.lstrip()
     if not stripped.startswith(opening) or closing not in stripped:
@@ -224,7 +224,7 @@ def split_reasoning(text: str) -> tuple[str | None, str]:
 
 
 def _read_content(value: Any, path: FieldPath, is_answer: bool) -> tuple[str, str | None, list[ToolCall]]:
-    """Return text, reasoning and tool calls of OpenAI content: a string, or a list of content parts."""
+    """Return the text, the reasoning and the tool calls in `content`, which is a string or a list of content parts."""
     if not isinstance(value, list):
         return read_text(value, path), None, []
     texts: list[str] = []

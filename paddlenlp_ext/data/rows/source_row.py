@@ -1,4 +1,4 @@
-"""Rows that readers yield, valid or invalid, with their location in the file."""
+"""Valid and invalid rows of data files, with their locations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,13 @@ from paddlenlp_ext.utils.json_reader import Location, locate
 
 @dataclass(frozen=True)
 class SourceRow:
-    """Row of a data file: its location, its JSON value, and the text of the value, in which errors are located."""
+    """Row of a data file.
+
+    Attributes:
+        location: location of the row.
+        value: JSON value of the row.
+        text: JSON text of the row, which `location_of` searches; empty if the file is not JSON.
+    """
 
     location: Location
     value: Any
@@ -23,11 +29,11 @@ class InvalidRow:
 
     Attributes:
         location: file, line and column of the error.
-        reason: short category; the statistics count dropped rows by it.
-        message: the error and its remedy.
-        by_policy: the row is valid, but an option (`truncation: drop`) excludes it.
-        fatal: the rest of the file cannot be read, so the row cannot be skipped alone.
-        num_target_tokens: number of target tokens that are lost with the row; 0 if it was not tokenized.
+        reason: short category, by which the statistics count dropped rows.
+        message: description of the error and its remedy.
+        by_policy: whether the row is valid but excluded by an option (`truncation: drop`).
+        fatal: whether the rest of the file cannot be read.
+        num_target_tokens: number of target tokens of the row; 0 if the row was not tokenized.
     """
 
     location: Location
@@ -42,7 +48,7 @@ class InvalidRow:
 
 
 def location_of(row: SourceRow, path: tuple[str | int, ...]) -> Location:
-    """Return the location of the value at `path` in a row."""
+    """Return the location of the value at `path` in a row, or of the row if its text is unknown."""
     if not row.text:
         return row.location
     return row.location.after(row.text[: locate(row.text, path)])

@@ -1,1 +1,1 @@
-"""Streams (`lazy`): rows are read, tokenized and shuffled in windows during training."""
+"""Streaming (`lazy`): read, tokenize and shuffle rows in windows during training."""

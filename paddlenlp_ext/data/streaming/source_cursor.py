@@ -1,4 +1,4 @@
-"""Read the rows of one source of a stream, in repeated passes that can start at any position."""
+"""Read the rows of one source of a stream repeatedly, starting at any position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 
 @dataclass(frozen=True)
 class Source:
-    """Dataset of a mixture: name, readers of its files, and share of the rows."""
+    """Dataset of a mixture: its name, the readers of its files, and its weight."""
 
     name: str
     readers: Sequence[Reader]
@@ -22,11 +22,17 @@ class Source:
 
 
 class SourceCursor:
-    """Reading position in a source that starts over at its end.
+    """Reading position in a source, which is read again from its start when its end is reached.
+
+    Args:
+        source: the source to read.
+        encode: function that encodes blocks in order, such as `BlockEncoder.encode`.
+        account: function that is called with every encoded block that is read.
+        place: position to start at, as returned by `place()`; {"passes": n}: the start of pass n.
 
     Attributes:
-        passes: number of times that the source has been read to its end.
-        fraction: fraction of the current pass that has been read, in whole blocks.
+        passes: number of completed passes over the source.
+        fraction: completed fraction of the current pass, in whole blocks.
     """
 
     def __init__(
@@ -38,7 +44,8 @@ class SourceCursor:
     ) -> None:
         self._source, self._account = source, account
         self._sizes = [max(1, reader.size) for reader in source.readers]
-        self._starts: deque[tuple[int, int, Cursor]] = deque()  # pass, file and cursor of the blocks being encoded
+        # Pass, file index and start cursor of each block that is being encoded.
+        self._starts: deque[tuple[int, int, Cursor]] = deque()
         self.fraction = place.get("fraction", 0.0)
         self._after = self.fraction
         start = (place["passes"], place.get("file", 0), tuple(place.get("at", ())))
@@ -53,7 +60,7 @@ class SourceCursor:
         return {"passes": passes, "file": file, "at": list(at), "skip": self._index, "fraction": self.fraction}
 
     def take(self) -> tuple[TokenArrays, int]:
-        """Return the next row, as arrays and an index; after the last row of a block, read the next block."""
+        """Return the next row, as the arrays of its block and its index in them."""
         taken = self._arrays, self._index
         self._index += 1
         if self._index == len(self._arrays):
@@ -83,7 +90,7 @@ class SourceCursor:
                 return
 
     def _blocks(self, passes: int, file: int, start: Cursor) -> Iterator[Block]:
-        """Yield blocks without end, starting at a position, and record where each block starts."""
+        """Yield blocks of one pass after the other without end, and append the start of each block to `_starts`."""
         while True:
             num_blocks = 0
             for number in range(file, len(self._source.readers)):

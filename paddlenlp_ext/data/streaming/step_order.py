@@ -1,8 +1,8 @@
-"""Shuffle and pack the windows of a stream, and divide the packs into optimizer steps.
+"""Shuffle and pack the windows of a stream, and group the packs into optimizer steps.
 
 Each window is shuffled and packed like an epoch of a stored dataset. A step may start in one window and end in the
-next; the last step of an epoch may have fewer micro-batches. Every rank reads the full stream and collates
-its micro-batches.
+next. The last step of an epoch may have fewer micro-batches than the others. Every rank reads the full stream, but
+collates only the micro-batches that are assigned to the rank.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from paddlenlp_ext.utils.seeds import seed_of
 
 
 class StreamOrder:
-    """Order of optimizer steps of a run over a stream, with the interface of `DataOrder`.
+    """Sequence of the optimizer steps of a run over a stream, with the interface of `DataOrder`.
 
     Args:
         stream: stream of rows.
         micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
-        batch_size: packs of a micro-batch.
+        batch_size: number of packs of a micro-batch.
         packing, capacity, seed: as for `PackingPlan`.
         max_steps: number of optimizer steps of the run.
 
@@ -54,12 +54,12 @@ class StreamOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield global batches without end.
+        """Yield the global batch of each optimizer step, without end.
 
         Args:
             epoch: first epoch, if `cursor` is None.
-            index: index of the first step in its epoch.
-            cursor: `next_cursor` of the previous step; None: the start of the epoch.
+            index: index in the epoch of the first step.
+            cursor: `next_cursor` of the previous step; None: the start of `epoch`.
         """
         begin = dict(cursor or {"window": None, "pack": 0, "lead": 0})
         first_pack, lead = begin["pack"], begin["lead"]
@@ -87,7 +87,10 @@ class StreamOrder:
             first_pack, lead = 0, -len(pending) % self._packs_per_step
 
     def _packs(self, window: Window, lead: int) -> list[Pack]:
-        """Return the packs of a window as row indices in the epoch; the first `lead` packs complete a step."""
+        """Return the packs of a window; each pack lists the indices of its rows in the epoch.
+
+        The first `lead` packs complete the step that began in the previous window.
+        """
         plan = PackingPlan(
             window.arrays.lengths,
             batch_size=self._batch_size,
@@ -100,7 +103,7 @@ class StreamOrder:
         return [[window.first_row + row for row in pack] for pack in plan.packs(0)]
 
     def _micro_batches(self, packs: list[Pack]) -> tuple[tuple[list[Pack], ...], tuple[int, ...]]:
-        """Group packs into micro-batches, and return these with their attention costs."""
+        """Group packs into micro-batches; return the micro-batches and their attention costs."""
         size = self._batch_size
         members = tuple(packs[start : start + size] for start in range(0, len(packs), size))
         costs = (attention_cost([self._stream[row].length for pack in each for row in pack]) for each in members)

@@ -5,8 +5,8 @@
     turn      prompt (head + content + tail)    lead    answer
     loss      0  0  0  0  0  0  0  0  0  0  0   0 or 1   1  1  1
 
-Prompt, lead and answer are encoded separately, so that training uses exactly the prompt ids of generation. Most rows
-give one example; a row whose earlier turns the template rewrites is unfolded into several.
+Prompt, lead and answer are encoded separately, so that the prompt has the same token ids in training and generation.
+Usually a row becomes one example. If the template rewrites earlier turns, the row becomes several examples.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from paddlenlp_ext.data.templates.text_encoder import TextEncoder
 
 @dataclass(frozen=True)
 class TemplateOptions:
-    """Options of a run that change the text of a chat template and its loss mask.
+    """Options of a run that change the rendered text and the loss mask.
 
     Attributes:
-        kwargs: variables of the template, such as `enable_thinking`; rows may override them.
-        learn_empty_think: whether an empty reasoning block before an answer counts in the loss.
+        kwargs: variables of the template, such as `enable_thinking`; a row may override variables.
+        learn_empty_think: whether an empty reasoning block before an answer is included in the loss.
         mask_reasoning: whether reasoning is excluded from the loss.
     """
 
@@ -39,7 +39,7 @@ class TemplateOptions:
 
     @classmethod
     def from_config(cls, config: DataConfig) -> TemplateOptions:
-        """Return the options that the data keys of a run set."""
+        """Return the options in the data section of a run configuration."""
         return cls(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
 
 
@@ -49,13 +49,13 @@ class ChatTemplate(ABC):
     Attributes:
         text: source text of the template.
         encoder: encoder of the tokenizer.
-        prefix_ids: ids added before the first prompt.
-        answer_end_ids: ids added after every answer; they are targets.
-        pieces_continue: whether each piece of text is encoded as a continuation of the previous piece.
-        stop_token_ids: ids that end generation.
-        tail_ids: ids of the text after the last answer, such as a line break; they are not targets.
-        ends_answers: whether a special token ends every answer; if not, loading the template logs a warning.
-        writes_messages: whether the template writes any list of messages, rather than only question-answer turns.
+        prefix_ids: token ids added before the first prompt.
+        answer_end_ids: token ids added after every answer, which are targets.
+        pieces_continue: whether each text of a turn is encoded as the continuation of the previous text.
+        stop_token_ids: token ids that end generation.
+        tail_ids: token ids of the text after the last answer, such as a line break, which are not targets.
+        ends_answers: whether a special token ends every answer; otherwise loading the template logs a warning.
+        writes_messages: whether the template accepts any list of messages; otherwise only question-answer turns.
     """
 
     text: str
@@ -70,45 +70,45 @@ class ChatTemplate(ABC):
 
     @property
     def identity(self) -> str:
-        """Text that identifies the rendering in the cache key."""
+        """Text that identifies the template and its options in the cache key of tokenized data."""
         return self.text
 
     @abstractmethod
     def render(self, conversation: Conversation) -> list[Example]:
         """Return the examples of a conversation as text, in the order of their last answers.
 
-        A conversation has several examples if the template rewrites earlier answers once later messages follow. Each
-        target answer is a target in exactly one example.
+        A conversation becomes several examples if the template rewrites earlier answers when later messages follow.
+        Each target answer is a target in exactly one example.
 
         Raises:
-            InvalidRowError: the template rejects the conversation or leaves a part out, or an answer cannot be located.
+            InvalidRowError: the template rejects the conversation or omits content, or an answer cannot be located.
         """
 
     @abstractmethod
     def encode_prompt(self, conversation: Conversation) -> list[int]:
-        """Return the prompt ids after which the model generates the answer to the last message.
+        """Return the prompt token ids for generating the answer to the last message.
 
         Args:
-            conversation: messages, the last of them not an answer.
+            conversation: messages; the last message is not an answer.
 
         Raises:
             InvalidRowError: the template rejects the conversation.
         """
 
     def encode(self, conversation: Conversation) -> list[tuple[list[int], list[bool]]]:
-        """Return tokens and loss mask of each example of a conversation.
+        """Return token ids and loss mask of each example of a conversation.
 
         Raises:
-            InvalidRowError: as for `render`.
+            InvalidRowError: see `render`.
         """
         return [join_turns(turns) for turns in self.encode_turns([e.turns for e in self.render(conversation)])]
 
     def answer_text(self, turn: RenderedTurn) -> str:
-        """Return the text that the model should generate in a turn."""
+        """Return the text that the model is trained to generate in a turn."""
         return "".join(lead.text for lead in turn.lead if not lead.is_prompt) + turn.answer
 
     def encode_turns(self, examples: Sequence[Sequence[RenderedTurn]]) -> list[list[EncodedTurn]]:
-        """Encode the turns of many examples with one call of the tokenizer."""
+        """Encode the turns of many examples with a single tokenizer call."""
         texts: list[str] = []
         continues: list[bool] = []
         for turns in examples:
@@ -129,7 +129,7 @@ class ChatTemplate(ABC):
         return encoded
 
     def add_prefix(self, prompt: list[int]) -> list[int]:
-        """Return prompt ids that start with `prefix_ids`; they are added unless already there."""
+        """Return the prompt ids with `prefix_ids` in front, unless the prompt already starts with them."""
         prefix = list(self.prefix_ids)
         return prompt if prompt[: len(prefix)] == prefix else prefix + prompt
 

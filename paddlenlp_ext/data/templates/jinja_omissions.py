@@ -1,8 +1,8 @@
 """Check that a Jinja template writes all content of a conversation.
 
-A template decides which fields of a message it reads, and ignored fields would be lost silently. Therefore a
-conversation with tools, tool calls, reasoning or system messages is rendered again with a label in place of each of
-these. A label that is missing in the text shows which content the template does not write.
+Templates ignore fields that they do not know, so content could be lost silently. Therefore, tools, tool calls, tool
+results, reasoning and system messages are replaced by labels, and the conversation is rendered again. A label that is
+missing in the text belongs to content that the template does not write.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 
 @dataclass(frozen=True)
 class _Label:
-    """Label in place of content of a conversation.
+    """Label that replaces content of a conversation.
 
     Attributes:
         text: the label.
         what: name of the content in error messages.
-        path: path of the content in the row.
-        answer: index of an answer; the text of the conversation up to this answer must contain the label. None: the
-            text of the full conversation must contain the label.
+        path: keys and indices of the content within the row.
+        answer: index of an answer whose rendering (the conversation up to the answer) must contain the label; None: the
+            rendering of the full conversation must contain the label.
     """
 
     text: str
@@ -38,10 +38,10 @@ class _Label:
 def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
     """Check that the template writes tools, tool calls, tool results, reasoning and system messages.
 
-    Reasoning and contents are checked only in target answers, because templates drop earlier reasoning on purpose.
+    Reasoning and contents of answers are checked only in targets, because templates drop earlier reasoning on purpose.
 
     Raises:
-        InvalidRowError: the template leaves content out, or raises an error.
+        InvalidRowError: the template omits content or raises an error.
     """
     labels: list[_Label] = []
     labelled = _label(conversation, labels)
@@ -57,7 +57,7 @@ def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Ma
 
 
 def _label(conversation: Conversation, labels: list[_Label]) -> Conversation:
-    """Return a conversation with labels in place of content to check, and append the labels to `labels`."""
+    """Return the conversation with labels instead of the content to check; append the labels to `labels`."""
 
     def add(what: str, path: tuple[str | int, ...], answer: int | None = None) -> str:
         labels.append(_Label(f"Zq{len(labels)}x", what, path, answer))

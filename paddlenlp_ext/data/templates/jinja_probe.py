@@ -1,4 +1,4 @@
-"""Find the texts that a Jinja template writes around questions, answers and reasoning, by rendering probes."""
+"""Determine the texts that a Jinja template writes around messages and reasoning, by rendering short conversations."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ REMEDY = "mark the assistant's text with {% generation %} in the template, or sp
 
 @dataclass(frozen=True)
 class Probe:
-    """Texts of a template for given variables.
+    """Texts that a template writes around messages, for given template variables.
 
     Attributes:
-        text: a rendered question and answer.
-        prompt_tails: role of the last message of a prompt -> text after its content.
+        text: rendering of a question and its answer.
+        prompt_tails: role of the last message of a prompt -> text after the content of the message.
         answer_tail: text after the content of an answer.
-        answer_end: start of `answer_tail` that belongs to the answer, up to the last special token.
-        headers: texts between the last message and an answer, the longest first.
-        thought: pattern of reasoning at the start of an answer, with the reasoning as its group.
-        thought_start: pattern of the reasoning start tag at the end of a text.
-        empty_thought: pattern of an empty reasoning block at the end of a text.
-        call_end: special token after a tool call, or an empty string.
-        rewrites: whether the template rewrites an answer once another turn follows.
+        answer_end: beginning of `answer_tail` up to the last special token, which the model must generate.
+        headers: possible texts between the last message and an answer, longest first.
+        thought: regular expression for a reasoning block at the start of an answer; group 1 is the reasoning.
+        thought_start: regular expression for the start tag of reasoning at the end of a text.
+        empty_thought: regular expression for an empty reasoning block at the end of a text.
+        call_end: special token after a tool call; empty if there is none.
+        rewrites: whether the template rewrites an answer when another turn follows.
     """
 
     text: str
@@ -49,11 +49,11 @@ class Probe:
 
 
 def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pattern[str]) -> Probe:
-    """Render probes with a template, and compare them.
+    """Render short conversations with a template, and derive the texts around messages from the renderings.
 
     Raises:
-        ValueError: the template cannot be rendered, does not write question and answer exactly once, or its answers
-            cannot be located.
+        ValueError: rendering fails, the template does not write question and answer exactly once, or answers cannot be
+            located in the renderings.
     """
     question, answer = Message(USER, _QUESTION), Message(ASSISTANT, _ANSWER)
 
@@ -112,7 +112,13 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
 
 
 def _headers(base: str, prompt: str, full: str) -> tuple[str, ...]:
-    """Return the text between question and answer: the generation prompt, or its common start with the full text."""
+    """Return the texts between question and answer; empty if they cannot be determined.
+
+    Args:
+        base: rendering of the question.
+        prompt: rendering of the question with the generation prompt.
+        full: rendering of question and answer.
+    """
     if full.startswith(prompt):
         return (prompt.removeprefix(base),)
     common = _common_prefix(prompt, full)
@@ -120,11 +126,11 @@ def _headers(base: str, prompt: str, full: str) -> tuple[str, ...]:
 
 
 def _thought_close(after: str, plain: str) -> str:
-    """Return the text that ends reasoning, without text that the template writes before every answer.
+    """Return the end tag of reasoning, without text that the template writes before every answer.
 
     Args:
-        after: text between reasoning and content.
-        plain: text between header and content of an answer without reasoning; it may be an empty reasoning block.
+        after: text between reasoning and content of an answer.
+        plain: text between header and content of an answer without reasoning, such as an empty reasoning block.
     """
     if plain.strip().endswith(after.strip()):
         return after.strip()

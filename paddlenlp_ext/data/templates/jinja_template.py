@@ -23,8 +23,8 @@ class JinjaTemplate(ChatTemplate):
     """Chat template in the Jinja dialect of Hugging Face tokenizers.
 
     Raises:
-        ValueError: the template cannot be rendered, lacks a variable of `options.kwargs`, or its answers cannot be
-            located.
+        ValueError: rendering fails, the template does not use a variable in `options.kwargs`, or answers cannot be
+            located in the rendered text.
     """
 
     writes_messages = True
@@ -48,9 +48,9 @@ class JinjaTemplate(ChatTemplate):
 
     @property
     def identity(self) -> str:
-        """Source of the template, the rendered probe, and the options.
+        """Source of the template, a rendered question and answer, and the options.
 
-        Options are omitted for templates that earlier versions rendered alike.
+        Default options are omitted for simple templates, so that existing caches remain valid.
         """
         probe = self.probe(self.options.kwargs)
         options = "" if self.options == TemplateOptions() else repr(self.options)
@@ -74,7 +74,7 @@ class JinjaTemplate(ChatTemplate):
         return self.encoder.encode([text], [False])[0]
 
     def answer_text(self, turn: RenderedTurn) -> str:
-        """Return the text that the model should generate in a turn, without special tokens."""
+        """Return the text that the model is trained to generate in a turn, without special tokens."""
         return self.special.sub("", super().answer_text(turn)).strip()
 
     def _renderings(self, conversation: Conversation) -> Renderings:
@@ -87,22 +87,22 @@ class JinjaTemplate(ChatTemplate):
         return Renderings(conversation, self.renderer, kwargs, self.options, probe, self.special)
 
     def probe(self, kwargs: Mapping[str, Any]) -> Probe:
-        """Return the texts around questions and answers for given template variables.
+        """Return the texts that the template writes around messages, for given template variables.
 
         Raises:
-            ValueError: as for `probe_template`.
+            ValueError: see `probe_template`.
         """
         key = key_of(kwargs)
         if key not in self._probes:
             if len(self._probes) >= _MAX_PROBES:
                 self._probes.clear()
-            with limited():  # one time limit for all renderings
+            with limited():  # the time limit applies to all renderings together
                 self._probes[key] = probe_template(self.renderer, kwargs, self.special)
         return self._probes[key]
 
 
 def _needs_check(conversation: Conversation, text: str) -> bool:
-    """Return whether a conversation has content that its template may leave out."""
+    """Return whether a conversation has content that its template may omit."""
     if conversation.tools:
         return True
     for index, message in enumerate(conversation.messages):

@@ -1,4 +1,4 @@
-"""Token ids and loss mask of rendered turns: answers are targets, prompts are not."""
+"""Token ids and loss mask of rendered turns."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class EncodedTurn:
     """Token ids of a turn.
 
     Attributes:
-        prompt: ids of the prompt.
-        answer: ids of the answer with its end token.
-        lead: ids of each text between prompt and answer.
-        text: the turn as text.
+        prompt: token ids of the prompt.
+        answer: token ids of the answer, including the end token.
+        text: text of the turn.
+        lead: token ids of each text between prompt and answer.
     """
 
     prompt: list[int]
@@ -42,7 +42,7 @@ class EncodedTurn:
 
     @property
     def loss_mask(self) -> list[bool]:
-        """Mask of the tokens that count in the loss."""
+        """Mask of the target tokens, True for each token included in the loss."""
         is_target = self.text.is_target
         mask = [False] * len(self.prompt)
         for ids, lead in zip(self.lead, self.text.lead, strict=True):

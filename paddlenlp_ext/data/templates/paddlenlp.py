@@ -1,9 +1,9 @@
-"""Chat templates in PaddleNLP's format: `chat_template.json`, which writes a conversation in pieces.
+"""Chat templates in the format of PaddleNLP's `chat_template.json`, with separate Jinja templates per message.
 
     {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
 
-Each piece is a small Jinja template. `conversation` is written for every turn: the first piece is the prompt, the
-second piece the answer. `query` replaces `conversation[0]` in prompts for generation. `system` is optional.
+The template renders `conversation` for every turn: the first item is the prompt, the second item the answer. In prompts
+for generation, `query` replaces the first item of `conversation` in the last turn. `system` is optional.
 (Format: PaddleNLP 3.0, llm/docs/chat_template.md.)
 """
 
@@ -28,21 +28,22 @@ _ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
 
 
 def is_paddlenlp_template(content: Any) -> bool:
-    """Return whether parsed JSON looks like PaddleNLP's format."""
+    """Return whether parsed JSON is a chat template in PaddleNLP's format."""
     return isinstance(content, dict) and "conversation" in content
 
 
 class PaddleNLPTemplate(ChatTemplate):
-    """Chat template that writes a conversation piece by piece.
+    """Chat template in PaddleNLP's format.
 
     Args:
-        content: the parsed JSON.
+        content: parsed JSON of the template.
         path: file of the template, for error messages.
         text: source text of the template.
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: a piece is missing, has the wrong type, is not valid Jinja or does not use its variable.
+        ValueError: a value of the JSON object is missing, has a wrong type, is not valid Jinja, or does not use its
+            variable.
     """
 
     def __init__(self, content: dict[str, Any], path: Path, text: str, tokenizer: Any) -> None:
@@ -105,7 +106,7 @@ class PaddleNLPTemplate(ChatTemplate):
 
 
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
-    """Return the text of a piece before and after its variable."""
+    """Return the text before and after the variable in a value of the JSON object."""
     if not isinstance(piece, str):
         raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write one")
     try:

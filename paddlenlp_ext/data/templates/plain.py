@@ -1,4 +1,4 @@
-"""Template without markers (`chat_template: none`)."""
+"""Chat template without markers between messages (`chat_template: none`)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from paddlenlp_ext.data.templates.text_encoder import TextEncoder
 
 
 class PlainTemplate(ChatTemplate):
-    """Template without markers: the prefix of the tokenizer, then question, answer and end token of every turn.
+    """Template that writes question, answer and end token of every turn, without markers.
 
-    The system prompt and a line break precede the first question. Questions and answers are encoded separately.
+    The text begins with the prefix of the tokenizer, such as bos. A system prompt and a line break precede the first
+    question. Questions and answers are encoded separately.
 
     Raises:
         ValueError: the tokenizer has no end token.

@@ -1,4 +1,4 @@
-"""Rendered text of a conversation: turns, each with a prompt and an answer."""
+"""Data classes for the rendered text of a conversation: turns with a prompt and an answer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Lead:
 
     Attributes:
         text: the text.
-        is_target: whether its tokens count in the loss.
-        is_prompt: whether it belongs to the prompt of generation.
+        is_target: whether the tokens of the text are targets.
+        is_prompt: whether the text is part of the prompt in generation.
     """
 
     text: str
@@ -27,18 +27,18 @@ class RenderedTurn:
     """Text of a turn: prompt, lead and answer; the prompt is `head + content + tail`.
 
     Attributes:
-        head: template text before the last message of the prompt; in the first turn, it includes the system prompt.
-        content: last message of the prompt, which truncation may shorten; None if the template rewrote it, so that
-            `head` holds the full prompt.
-        tail: template text after this message.
-        answer: text of the answer with its end token.
+        head: text before the last message of the prompt, including the system prompt in the first turn.
+        content: last message of the prompt, which truncation may shorten; None if the template rewrote the message and
+            `head` is the full prompt.
+        tail: text between the last message and the end of the prompt.
+        answer: text of the answer, including the end token.
         lead: texts between prompt and answer, such as reasoning that is not a target, or a header that is a target.
-        is_target: whether the tokens of the answer count in the loss.
+        is_target: whether the tokens of the answer are targets.
         number: index of the answer among the answers of the conversation.
         has_reasoning: whether reasoning precedes the answer.
         num_tool_calls: number of tool calls in the answer.
-        has_empty_reasoning: whether the template writes an empty reasoning block before the answer that is neither a
-            target nor in the prompt of generation.
+        has_empty_reasoning: whether the template writes an empty reasoning block before the answer. The block is not a
+            target, and generation prompts do not contain the block.
     """
 
     head: str
@@ -63,8 +63,8 @@ class Example:
     """Rendered example of a row.
 
     Attributes:
-        conversation: messages of the example; their `is_target` marks the targets of the example.
-        turns: a turn for each answer that is located in the text.
+        conversation: messages of the example; `is_target` of a message says whether it is a target of this example.
+        turns: one turn per located answer.
     """
 
     conversation: Conversation

@@ -1,1 +1,1 @@
-"""Rows to tokens: encoding, truncation, worker processes, statistics, and the cache of tokens on disk."""
+"""Tokenization of rows: encoding, truncation, worker processes, statistics, and the cache of tokens on disk."""

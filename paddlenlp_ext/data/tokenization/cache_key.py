@@ -1,4 +1,4 @@
-"""Key of a split in the token cache: a hash of everything that determines its tokens."""
+"""Compute the key of a split in the token cache."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from typing import Any
 from paddlenlp_ext.data.readers.base import Reader
 
 TOKENIZATION_VERSION = 4
-"""Version of the tokenization, part of the cache key; raise it with every change that alters the tokens of a row.
+"""Version of the tokenization, part of the cache key; increment it with every change that alters the tokens of a row.
 
 `tests/data/test_tokenization_version.py` compares the tokens of fixed rows with a digest recorded for this version.
 """
 _PLAIN_KEYS = frozenset(
     {b"src", b"tgt", b"messages", b"role", b"content", b"conversations", b"from", b"value", b"system", b"text"}
 )
-"""Row keys that versions 1 to 4 read alike; caches of version 1 stay valid for files with only these keys."""
+"""Row keys with the same meaning in tokenization versions 1 to 4. The caches of version 1 stay valid for files that
+contain no other keys."""
 _V1_FILE = Path(__file__).parent / "tokenization_v1.json"
-"""File with the values of tokenization version 1 in a key: package version and hashes of the source files.
-
-Earlier releases hashed their source files. The file has the last hashes, so that the old caches stay valid.
-"""
+"""File with the last package version and source hashes that tokenization version 1 wrote into cache keys."""
 
 
 def cache_key(
@@ -39,11 +37,12 @@ def cache_key(
     """Return a hash of everything that determines the tokens of a split.
 
     Args:
-        readers: readers of the data files in reading order; the key covers their names and contents.
+        readers: readers of the data files in reading order.
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
-        reads_more: whether earlier versions dropped rows that are valid now, such as consecutive questions.
+        reads_more: whether tokenization version 1 may have dropped rows that are valid, such as rows with consecutive
+            questions.
     """
     keys = [_PlainKeys() for _ in readers]
     parts: dict[str, Any] = {
@@ -52,17 +51,17 @@ def cache_key(
         "template": template_text,
         "options": dict(options),
     }
-    # The fingerprints above have read the files.
+    # `fingerprint` has passed the content of the files to `observe`.
     is_plain = all(reader.is_json_text and seen.are_plain for reader, seen in zip(readers, keys, strict=True))
     parts |= version_entries(is_plain and not reads_more)
     return _hash(json.dumps(parts, sort_keys=True).encode())
 
 
 def version_entries(has_plain_keys: bool) -> dict[str, Any]:
-    """Return the versions in a key: tokenization version and library versions.
+    """Return the entries of a key with the tokenization version and the library versions.
 
     Args:
-        has_plain_keys: whether the rows have only keys that tokenization version 1 reads alike.
+        has_plain_keys: whether tokenization version 1 gives the same tokens, because the rows have only `_PLAIN_KEYS`.
     """
     libraries = [version(name) for name in ("tokenizers", "transformers", "jinja2")]
     if has_plain_keys and TOKENIZATION_VERSION == 4:
@@ -75,12 +74,13 @@ _THOUGHT_END = re.compile(rb"<\\?/think>")
 
 
 class _PlainKeys:
-    """Incremental scanner of JSON text for keys outside `_PLAIN_KEYS` and for reasoning in tags.
+    """Incremental scanner of JSON text for keys outside `_PLAIN_KEYS` and for reasoning in `<think>` tags.
 
-    Quoted keys inside strings may count as keys. Empty reasoning in tags is not a target since version 4.
+    Text in a string that looks like a key counts as a key. Reasoning is found because tokenization version 4 excludes
+    empty reasoning from the loss.
 
     Attributes:
-        are_plain: whether the text so far has neither.
+        are_plain: whether the scanned text has only plain keys and no reasoning.
     """
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class _PlainKeys:
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:
-    """Return a hash of everything that determines how a tokenizer encodes text; its path and padding do not count."""
+    """Return a hash of everything that determines how a tokenizer encodes text, excluding its path and padding."""
     special = {name: str(value) for name, value in tokenizer.special_tokens_map.items()}
     parts: dict[str, Any] = {"class": type(tokenizer).__name__, "special": special}
     backend = getattr(tokenizer, "backend_tokenizer", None)
@@ -118,7 +118,7 @@ def tokenizer_fingerprint(tokenizer: Any) -> str:
     else:
         parts["vocabulary"] = tokenizer.get_vocab()
         parts["added"] = {str(index): str(token) for index, token in tokenizer.added_tokens_decoder.items()}
-        # The merge scores of a SentencePiece model are only in its file.
+        # Only the model file of SentencePiece contains the merge scores.
         model_file = getattr(tokenizer, "vocab_file", None)
         parts["model"] = _hash(Path(model_file).read_bytes()) if model_file else None
     return _hash(json.dumps(parts, sort_keys=True).encode())

@@ -1,4 +1,4 @@
-"""Tokenized rows: tokens with a loss mask, and the documents that they form in a batch."""
+"""Tokenized rows, and the documents that they form in a batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class Document:
-    """Contiguous positions of a row in a batch.
+    """Contiguous positions of a row in a batch, with causal attention within the document.
 
     Attributes:
         input_ids: int [T].
         labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
-        first_position: position id of the first token; the following ids are consecutive.
-        parent: index in the row of the document that this document continues; attention treats the tokens of
-            the parent as preceding tokens. None: attention stays within the document.
-        answer: index in the row of the answer that the labels belong to; -1: none.
+        first_position: index of the first token among the position ids of the row.
+        parent: index in the row of the document that this document continues and attends to; None: the document
+            attends only to itself.
+        answer: index in a row of preference data of the answer in the document; -1: none.
     """
 
     input_ids: np.ndarray
@@ -37,7 +37,7 @@ class EncodedRow:
     Attributes:
         tokens: int32 [L].
         loss_mask: bool [L], true for target tokens.
-        row_index: number of the row in its dataset.
+        row_index: index of the row in the dataset.
     """
 
     tokens: np.ndarray
@@ -46,7 +46,7 @@ class EncodedRow:
 
     @property
     def length(self) -> int:
-        """Number of positions that the row takes in a batch: its number of tokens minus one."""
+        """Number of positions of the row in a batch: its token count minus one."""
         return len(self.tokens) - 1
 
     @property
@@ -63,19 +63,19 @@ class EncodedRow:
 
 @dataclass(frozen=True)
 class TokenizedRow:
-    """Tokenized example of a row, ready to be stored.
+    """Tokenized example of a row, as stored in the token cache.
 
     Attributes:
         location: location of the row in its file.
         tokens: int32 [L].
-        loss_mask: bool [L], true for target tokens; false for the first token, which no position predicts.
-        answer_start: index of the first token that the model generates for the last target answer.
-        last_turn: index of that answer among the answers of the untruncated row.
+        loss_mask: bool [L], true for target tokens; always false for the first token.
+        answer_start: index of the first token of the last target answer, where generation starts.
+        last_turn: index of the last target answer among the answers of the untruncated row.
         num_truncated_tokens: number of tokens that truncation removed.
-        part: index of the example among the examples of its row.
+        part: index of the example among the examples of the row.
         num_thoughts: number of target answers with reasoning.
         num_tool_calls: number of tool calls in target answers.
-        num_empty_thoughts: number of target answers after an empty reasoning block that is not a target.
+        num_empty_thoughts: number of target answers after an empty reasoning block that is excluded from the loss.
         num_truncated_target_tokens: number of target tokens that truncation removed.
     """
 
@@ -98,10 +98,10 @@ class TokenizedRow:
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """Integers stored about the answers of the example."""
+        """Integers that the token cache stores for the example; see `TokenArrays.answers`."""
         return self.answer_start, self.last_turn
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Floating-point values stored with the example, such as the margin of a preference pair."""
+        """Floats that the token cache stores for the example, such as the margin of a preference pair."""
         return ()

@@ -1,7 +1,7 @@
-"""Encode rows: parse, render, tokenize and truncate them, many at a time, and count rows and tokens.
+"""Parse, render, tokenize and truncate rows, and count rows and tokens.
 
-A row whose earlier turns the template rewrites is unfolded into several examples, each of which is truncated by itself.
-An example that does not fit is left out, and its tokens count as truncated, as long as another example of the row fits.
+If the template rewrites earlier turns once later turns follow, a row is unfolded into several examples. Each example is
+truncated separately. If some examples of a row do not fit, they are left out, and their tokens count as truncated.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
 
 CHUNK_ROWS = 1000
-"""Rows per tokenizer call; the tokenizer encodes texts in parallel."""
+"""Number of rows per tokenizer call; a fast tokenizer encodes the texts of a call in parallel."""
 
 
 def encode_rows(
     rows: Iterable[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits, autoregressive: bool = False
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Parse, render, tokenize and truncate rows in order.
+    """Parse, render, tokenize and truncate rows in order; yield the examples of each row, or one `InvalidRow`.
 
-    A row yields its examples, numbered by `part` from 0, or one `InvalidRow`. With `autoregressive`, rows are plain
-    text without a template.
+    With `autoregressive`, rows are plain text, which is tokenized without a template.
     """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
     iterator = iter(rows)
@@ -76,7 +75,7 @@ def _finish_row(
     template: ChatTemplate,
     limits: LengthLimits,
 ) -> list[TokenizedRow | InvalidRow]:
-    """Return the examples of a row after truncation, or one `InvalidRow`."""
+    """Truncate the examples of a row; return them, or one `InvalidRow`."""
     finished: list[TokenizedRow] = []
     lost: list[tuple[InvalidRowError, int, int]] = []
     for example, turns in examples:
@@ -125,7 +124,7 @@ def _num_targets(turns: Sequence[EncodedTurn]) -> int:
 
 
 def _last_target(turns: Sequence[EncodedTurn]) -> int:
-    """Return the index of the last turn whose answer counts in the loss."""
+    """Return the index of the last turn with a target answer."""
     for index in reversed(range(len(turns))):
         if turns[index].text.is_target:
             return index
@@ -135,7 +134,7 @@ def _last_target(turns: Sequence[EncodedTurn]) -> int:
 def _encode_texts(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Tokenize plain text; each text is an answer to an empty prompt, so every token is a target."""
+    """Tokenize plain text as answers to empty prompts, so that every token is a target."""
     read = [_read_text(row) for row in chunk]
     texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
@@ -190,7 +189,7 @@ class EncodedBlock:
     Attributes:
         arrays: the valid rows.
         stats: counts of rows and tokens.
-        invalid: invalid rows; rows that an option excludes (`truncation: drop`) are not in the list.
+        invalid: invalid rows, without rows that an option excludes (`truncation: drop`).
         end, fraction: as in `Block`.
     """
 
@@ -208,8 +207,8 @@ class RowEncoder:
     Attributes:
         template: chat template that renders conversations.
         limits: `src_length`, `max_length` and `truncation`.
-        autoregressive: rows are plain text; all of their tokens count in the loss.
-        files: names of the files; stored locations are indices into this tuple.
+        autoregressive: whether rows are plain text, all of whose tokens count in the loss.
+        files: names of the data files; stored locations are indices into this tuple.
     """
 
     template: ChatTemplate
@@ -223,7 +222,7 @@ class RowEncoder:
 
     @classmethod
     def from_config(cls, config: DataConfig, template: ChatTemplate, readers: Sequence[Reader]) -> RowEncoder:
-        """Return the encoder of the rows of a list of readers."""
+        """Return an encoder for the rows of `readers`."""
         limits = LengthLimits(config.src_length, config.max_length, config.truncation)
         return cls(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
@@ -236,7 +235,7 @@ class RowEncoder:
         return unknown_fields(row, self.autoregressive)
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Encode the rows of a block, and count them."""
+        """Encode and count the rows of a block."""
         results, stats = self.encode_and_count(block.rows())
         valid = [row for row in results if not isinstance(row, InvalidRow)]
         arrays = TokenArrays.from_rows(valid, self.files, self.num_answers, self.num_values)
@@ -246,7 +245,7 @@ class RowEncoder:
     def encode_and_count(
         self, rows: Iterable[SourceRow | InvalidRow]
     ) -> tuple[list[TokenizedRow | InvalidRow], DataStats]:
-        """Return the results of `encode_rows` and the statistics."""
+        """Return the results of `encode_rows` and statistics about them."""
         unknown: dict[str, Counter[str]] = {}
         results = list(self.encode_rows(self._count_unknown_fields(rows, unknown)))
         valid = [row for row in results if not isinstance(row, InvalidRow)]
@@ -279,7 +278,7 @@ class RowEncoder:
     def _count_unknown_fields(
         self, rows: Iterable[SourceRow | InvalidRow], unknown: dict[str, Counter[str]]
     ) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the rows unchanged, and count their unknown fields in `unknown`: file -> field -> number of rows."""
+        """Yield the rows, and count their unknown fields in `unknown`: file -> field -> number of rows."""
         for row in rows:
             if isinstance(row, SourceRow):
                 for name in self.unknown_fields(row.value):

@@ -1,4 +1,4 @@
-"""Statistics of a tokenized split: rows, tokens, truncated and dropped rows."""
+"""Statistics of a tokenized split."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _STORED_KEYS = {
     "num_target_tokens": "num_learned",
     "num_truncated_tokens": "num_tokens_cut",
 }
-"""Attribute of `DataStats` -> its key in account.json, if the names differ."""
+"""Attribute of `DataStats` -> key in account.json, for attributes whose key has another name."""
 
 
 @dataclass
 class DataStats:
-    """Statistics of a tokenized split; rows read = untruncated rows + truncated rows + dropped rows.
+    """Statistics of a tokenized split; num_read = num_untruncated + num_truncated + num_dropped.
 
     Attributes:
-        num_read: rows in the data files, including invalid rows.
-        num_untruncated: rows of the dataset that were not truncated.
-        num_truncated: rows of the dataset that were truncated.
-        dropped: reason -> number of rows that are not in the dataset.
-        num_tokens: tokens in the dataset.
-        num_target_tokens: tokens in the dataset that count in the loss.
-        num_truncated_tokens: tokens that truncation removed; tokens of dropped rows do not count.
-        num_lost_target_tokens: target tokens that were truncated or dropped with a row that is too long; None in caches
-            of earlier versions, which did not count them.
-        num_unfolded: rows that became several examples, because the template rewrites earlier turns.
-        num_unfolded_examples: examples of the unfolded rows.
-        num_split: plain texts that were split into several examples, because they are longer than `max_length`.
-        num_split_examples: examples of the split texts.
-        num_thoughts: target answers with reasoning.
-        num_tool_calls: tool calls in target answers.
-        num_empty_thoughts: target answers after an empty reasoning block that is not a target.
+        num_read: number of rows in the data files, including invalid rows.
+        num_untruncated: number of rows in the dataset that were not truncated.
+        num_truncated: number of rows in the dataset that were truncated.
+        dropped: reason -> number of dropped rows.
+        num_tokens: number of tokens in the dataset.
+        num_target_tokens: number of tokens in the dataset that count in the loss.
+        num_truncated_tokens: number of tokens that truncation removed from rows in the dataset.
+        num_lost_target_tokens: number of target tokens that truncation removed or that were in dropped rows; None in
+            caches of earlier versions, which did not count them.
+        num_unfolded: number of rows with several examples, because the template rewrites earlier turns.
+        num_unfolded_examples: number of examples of these rows.
+        num_split: number of plain texts that were split into several examples, because they exceed `max_length`.
+        num_split_examples: number of examples of these texts.
+        num_thoughts: number of target answers with reasoning.
+        num_tool_calls: number of tool calls in target answers.
+        num_empty_thoughts: number of target answers after an empty reasoning block that is excluded from the loss.
         examples: the first dropped rows, for the log.
         unknown_fields: file -> field -> number of rows, for fields that have no effect and are not metadata.
     """
@@ -65,22 +65,22 @@ class DataStats:
 
     @property
     def num_dropped(self) -> int:
-        """Number of dropped rows over all reasons."""
+        """Number of dropped rows."""
         return sum(self.dropped.values())
 
     @property
     def lost_target_share(self) -> float:
-        """Fraction of target tokens lost to truncation and dropped rows; 0 if they were not counted."""
+        """Fraction of target tokens lost to truncation and dropped rows; 0 if lost tokens were not counted."""
         lost = self.num_lost_target_tokens or 0
         return lost / max(1, self.num_target_tokens + lost)
 
     def drop(self, problems: Sequence[InvalidRow], max_examples: int = 20) -> None:
-        """Count dropped rows, and list the first `max_examples` of all dropped rows."""
+        """Count dropped rows, and add them to `examples`, which holds at most `max_examples` rows."""
         self.dropped = dict(Counter(self.dropped) + Counter(problem.reason for problem in problems))
         self.examples = (*self.examples, *problems)[:max_examples]
 
     def add(self, other: DataStats) -> None:
-        """Add the statistics of more rows, and list dropped rows up to `MAX_LISTED`."""
+        """Add the statistics of later rows; `examples` holds at most `MAX_LISTED` rows."""
         lost = (self.num_lost_target_tokens, other.num_lost_target_tokens)
         for name, value in vars(other).items():
             if isinstance(value, int) and name != "num_lost_target_tokens":
@@ -92,7 +92,7 @@ class DataStats:
             self.unknown_fields[file] = dict(Counter(self.unknown_fields.get(file, {})) + Counter(counts))
 
     def check(self) -> None:
-        """Assert that every row was counted exactly once."""
+        """Assert that num_read = num_untruncated + num_truncated + num_dropped."""
         total = self.num_untruncated + self.num_truncated + self.num_dropped
         assert self.num_read == total, f"{self.num_read} rows read, but {total} counted: {self}"
 
@@ -132,7 +132,7 @@ class DataStats:
             get_logger().info("%s", line)
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values for account.json, with the keys of earlier versions."""
+        """Return JSON values for account.json; the keys stay compatible with caches of earlier versions."""
         values = asdict(self)
         for name, key in _STORED_KEYS.items():
             values[key] = values.pop(name)
@@ -143,7 +143,7 @@ class DataStats:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataStats:
-        """Return the statistics from the values that `to_json` returned."""
+        """Return the statistics in the JSON values of `to_json`."""
         attributes = {key: name for name, key in _STORED_KEYS.items()}
         values = {"num_lost_target_tokens": None, **values}
         counts = {attributes.get(key, key): value for key, value in values.items() if key != "examples"}

@@ -1,4 +1,4 @@
-"""Arrays of tokenized rows: written by appending to files, then memory-mapped."""
+"""Arrays of tokenized rows, which are appended to files and then memory-mapped."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ import numpy as np
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow, TokenizedRow
 
 _ARRAY_FILES = {"loss_mask": "learned", "locations": "places"}
-"""Attribute -> file name, for arrays whose file has another name."""
+"""Attribute of `TokenArrays` -> file name without suffix, if the names differ."""
 VALUES, VALUES_FILE = "values", "values.npy"
-"""Array that only some kinds of rows have, and its file."""
+"""Name and file of an array that only some kinds of rows have."""
 
 
 @dataclass(frozen=True)
 class TokenArrays:
-    """Tokens of rows, concatenated.
+    """Concatenated tokens of rows.
 
     Attributes:
         tokens: int32 [tokens].
         loss_mask: bool [tokens], true for target tokens.
-        offsets: int64 [rows + 1]; row i holds the tokens from offsets[i] to offsets[i + 1].
-        locations: int64 [rows, 3]: index of the file, line, column.
-        answers: int64 [rows, k], `answers` of each row. In fine-tuning k is 2: index in the row of the first token of
-            the last target answer, and index of its turn.
-        values: float64 [rows, v], `values` of each row, such as the margins of a reward model's pairs; None if v is 0.
+        offsets: int64 [rows + 1]; row i has the tokens from offsets[i] to offsets[i + 1].
+        locations: int64 [rows, 3]: file index, line and column of each row.
+        answers: int64 [rows, k], `TokenizedRow.answers` of each row. For fine-tuning, k is 2: `answer_start` and
+            `last_turn`.
+        values: float64 [rows, v], `TokenizedRow.values` of each row, such as margins; None if v is 0.
     """
 
     tokens: np.ndarray
@@ -43,9 +43,13 @@ class TokenArrays:
     def from_rows(
         cls, rows: Sequence[TokenizedRow], files: Sequence[str], num_answers: int = 2, num_values: int = 0
     ) -> TokenArrays:
-        """Concatenate rows; locations store indices into `files`.
+        """Concatenate tokenized rows.
 
-        `num_answers` and `num_values` count the columns of `answers` and `values`; `values` is None without columns.
+        Args:
+            rows: the rows.
+            files: names of the data files; locations store indices into this list.
+            num_answers: number of columns of `answers`.
+            num_values: number of columns of `values`; 0: `values` is None.
         """
         file_index: dict[str | None, int] = {file: index for index, file in enumerate(files)}
         lengths = [len(row.tokens) for row in rows]
@@ -61,7 +65,7 @@ class TokenArrays:
 
     @classmethod
     def gather(cls, rows: Sequence[tuple[TokenArrays, int]]) -> TokenArrays:
-        """Concatenate rows, each given as arrays and an index into them."""
+        """Concatenate rows; each row is given as arrays and the index of the row in the arrays."""
         values = [arrays.values[index] for arrays, index in rows if arrays.values is not None]
         spans = [(arrays, *arrays.offsets[index : index + 2].tolist()) for arrays, index in rows]
         return cls(
@@ -75,7 +79,7 @@ class TokenArrays:
 
     @classmethod
     def load(cls, folder: Path) -> TokenArrays:
-        """Memory-map the arrays that `TokenWriter` wrote to a folder.
+        """Memory-map the arrays in a folder that `TokenWriter` wrote.
 
         Raises:
             ValueError: a file is missing or damaged.
@@ -100,12 +104,12 @@ class TokenArrays:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Positions that each row takes in a batch: its number of tokens minus one, int64 [rows]."""
+        """Number of positions of each row in a batch: its token count minus one, int64 [rows]."""
         return np.diff(self.offsets) - 1
 
 
 class TokenWriter:
-    """Context manager that appends rows to the array files of a folder; the files are complete after the block."""
+    """Context manager that appends rows to the array files of a folder; the files are complete when it exits."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -125,7 +129,7 @@ class TokenWriter:
 
     def append(self, arrays: TokenArrays) -> None:
         """Append rows to the files."""
-        # The first offset of later arrays equals the last offset of the arrays before.
+        # Skip the first offset if rows were written before: it equals the last offset in the file.
         offsets = arrays.offsets[bool(self._files) :] + self.num_tokens
         self.num_tokens += len(arrays.tokens)
         for name, array in {**vars(arrays), "offsets": offsets}.items():
@@ -137,7 +141,7 @@ class TokenWriter:
 
 
 class _GrowingArray:
-    """File in NumPy's format whose first axis grows; the header has space for the final length."""
+    """File in NumPy's format to which rows are appended; the header has space for the final number of rows."""
 
     def __init__(self, path: Path, first: np.ndarray) -> None:
         self._file: BinaryIO = open(path, "wb")  # noqa: SIM115 (closed by TokenWriter)
@@ -165,5 +169,5 @@ class _GrowingArray:
 
 
 def file_name_of(name: str) -> str:
-    """Return the file name of an array of `TokenArrays`."""
+    """Return the file name of the array `name` of `TokenArrays`."""
     return f"{_ARRAY_FILES.get(name, name)}.npy"

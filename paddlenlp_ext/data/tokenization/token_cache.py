@@ -1,7 +1,7 @@
-"""Cache of tokenized splits, one directory for each cache key.
+"""Cache of tokenized splits, with a directory for each cache key.
 
-A directory holds the arrays of `TokenArrays`, one file each, the statistics of the split (account.json), and the
-checksums of these files (sums.json). All checksums are verified when a cache is opened: CRC-32 runs at about 4 GB/s and
+A directory holds a file for each array of `TokenArrays`, the statistics of the split (account.json), and the checksums
+of these files (sums.json). All checksums are verified when a cache is opened. CRC-32 processes about 4 GB/s, which
 takes a thousandth of the time of tokenization.
 """
 
@@ -36,21 +36,22 @@ def cache_dir(config: DataConfig) -> Path:
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:
     """Load the arrays and statistics in `folder`; build them first if the directory does not exist or is damaged.
 
-    If several processes call this, one builds and the others wait. No files remain if `build` raises an error.
+    If several processes call the function, one process builds and the others wait. If `build` raises an error, its
+    files are deleted.
 
     Args:
         folder: directory of the split in the cache.
         build: function that writes the arrays into a folder with `TokenWriter` and returns the statistics.
 
     Raises:
-        ValueError: the directory cannot be written, or the process that writes it makes no progress.
+        ValueError: the directory is not writable, or the process that builds it makes no progress.
     """
     if find_damage(folder) is None:
         get_logger().info("cached tokens found in %s", folder)
     else:
         lock, draft = folder.with_suffix(".lock"), sibling(folder, "incomplete")
         with waiting_lock(lock, draft, "set data_cache_dir"):
-            damage = find_damage(folder)  # again: another process may have built the files in the meantime
+            damage = find_damage(folder)  # another process may have built the files while this process waited
             if damage is not None:
                 if folder.is_dir():
                     get_logger().warning("%s: %s; tokenizing the rows again", folder, damage)
@@ -67,10 +68,10 @@ def _build(folder: Path, build: Callable[[Path], DataStats]) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Compare the files of a split with their checksums; a cache of an earlier version, without sums, is read instead.
+    """Return a description of the first missing or changed file of a split, or None.
 
-    Returns:
-        A description of the first missing or changed file, or None.
+    Files are compared with their checksums. Caches of earlier versions have no checksums; their files are checked by
+    loading them.
     """
     if not folder.is_dir():
         return "no cached tokens"

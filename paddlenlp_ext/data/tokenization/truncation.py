@@ -1,17 +1,17 @@
 """Truncate tokenized conversations to `src_length` and `max_length`, and split plain text.
 
 `src_length` limits the prompt of every turn, including the system prompt in the first turn. `max_length` limits the
-row. `truncation` selects what happens to a longer row:
+row. `truncation` selects the treatment of rows that exceed a limit:
 
-    right   Each prompt loses the end of its user message, then the row ends after `max_length` tokens. A truncated
-            answer gets no end token, so the model does not learn to stop early. Later turns are dropped.
-    left    The oldest turns are dropped until the others fit, then each prompt loses the beginning of its user
-            message. Answers are never truncated: a row whose answer does not fit is invalid.
+    right   The end of each user message is removed, then the row ends after `max_length` tokens. A truncated answer
+            has no end token, so the model does not learn to stop early. Later turns are dropped.
+    left    The oldest turns are dropped until the remaining turns fit, then the beginning of each user message is
+            removed. Answers are never truncated. A row is invalid if its last answer does not fit.
     drop    The row is dropped and counted.
     error   The row is invalid.
 
-Plain text (`autoregressive`) is split into several examples instead. System prompts and the markers of the template are
-never truncated.
+With `right` and `left`, plain text (`autoregressive`) is split into several examples. System prompts and template
+markers are never truncated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ONLY_CONTEXT = "truncation leaves only answers of weight 0; raise max_length or 
 
 @dataclass(frozen=True)
 class LengthLimits:
-    """Length limits of a row in tokens, and the treatment of longer rows."""
+    """Length limits of a row in tokens, and the treatment of rows that exceed them."""
 
     src_length: int
     max_length: int
@@ -45,7 +45,7 @@ class LengthLimits:
 
 @dataclass(frozen=True)
 class TruncatedTurns:
-    """Turns that remain of an example, with the counts of removed tokens and of answers removed at the start."""
+    """Turns of an example after truncation; `num_removed_answers` counts answers removed at the start."""
 
     turns: list[EncodedTurn]
     num_truncated_tokens: int
@@ -58,13 +58,13 @@ def truncate_turns(
     """Truncate an encoded example to the length limits.
 
     Args:
-        example: the example as text; left truncation renders it again without its oldest turns.
+        example: the rendered example; left truncation renders the conversation again without its oldest turns.
         turns: encoded turns of the example.
         template: chat template that rendered the turns.
-        limits: length limits, and the treatment of longer examples.
+        limits: length limits, and the treatment of examples that exceed them.
 
     Raises:
-        InvalidRowError: the row is too long, and `truncation` or the template text prevents truncation.
+        InvalidRowError: the example is too long, and `truncation` or the template text prevents truncation.
     """
     total = sum(turn.length for turn in turns)
     longest_prompt = max(len(turn.prompt) for turn in turns)
@@ -87,17 +87,17 @@ def truncate_turns(
 
 
 def split_text(tokens: list[int], limits: LengthLimits) -> list[list[int]]:
-    """Split plain text into examples of at most `max_length` tokens; `truncation` "drop" and "error" forbid it.
+    """Split plain text into examples of at most `max_length` tokens.
 
-    Each example starts with the last token of the previous example, where that token was only a label. So every token
-    except the last is an input once, and every token except the first is a label once:
+    Each example starts with the last token of the previous example, in which the token was a label but not an input.
+    Every token except the last is an input once, and every token except the first is a label once:
 
         text           a b c d e f g       max_length 4
         examples       a b c d             inputs a b c, labels b c d
                              d e f g       inputs d e f, labels e f g
 
     Raises:
-        InvalidRowError: the text is too long, and `truncation` does not allow splitting it.
+        InvalidRowError: the text is too long, and `truncation` is "drop" or "error".
     """
     if len(tokens) > limits.max_length and limits.truncation in ("drop", "error"):
         message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
@@ -126,7 +126,7 @@ def _truncate_right(turns: Sequence[EncodedTurn], template: ChatTemplate, limits
 def _truncate_left(
     conversation: Conversation, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> tuple[list[EncodedTurn], int]:
-    """Return the remaining turns, and the number of answers that were removed before them."""
+    """Return the remaining turns, and the number of removed answers."""
     num_answers = len(conversation.answers)
     while _shortest_length(turns, limits) > limits.max_length:
         shorter = conversation.without_oldest_turn()
@@ -152,14 +152,14 @@ def _truncate_left(
 
 
 def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:
-    """Return the number of tokens once every prompt is truncated to `src_length`."""
+    """Return the number of tokens of turns whose prompts are truncated to `src_length`."""
     return sum(min(len(turn.prompt), limits.src_length) + turn.length - len(turn.prompt) for turn in turns)
 
 
 def _truncate_prompt(
     text: RenderedTurn, index: int, template: ChatTemplate, cap: int, keep_beginning: bool
 ) -> list[int]:
-    """Return prompt ids, truncated to `cap` tokens by removing tokens of the user message."""
+    """Return the prompt ids of turn `index`, truncated to `cap` tokens by removing tokens of the user message."""
     if text.content is None:
         raise InvalidRowError(
             NO_ROOM,

@@ -1,11 +1,10 @@
-"""Encode blocks of rows in worker processes, and return them in order.
+"""Encode blocks of rows in worker processes.
 
            +--> worker 1 --+
     blocks +--> worker 2 --+--> EncodedBlock, EncodedBlock, ...     in order, up to 16 blocks ahead of the caller
            +--> worker 3 --+
 
-A worker parses, renders, tokenizes and truncates the rows of a block. The result does not depend on the number of
-workers.
+A worker parses, renders, tokenizes and truncates the rows of a block.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 
 BYTES_PER_WORKER = 1 << 22
-"""Bytes of data per worker process; starting a process for less data takes longer than it saves."""
+"""Bytes of data per worker process; for less data, starting a process takes longer than tokenizing without it."""
 _BLOCKS_AHEAD = 16
 _PARENT_CHECK_SECONDS = 5.0
 
@@ -41,7 +40,7 @@ def num_workers(requested: int | None, num_bytes: int) -> int:
     """Return the number of processes that tokenize a dataset.
 
     Args:
-        requested: `dataset_num_proc`; None: one for each available processor, fewer for little data.
+        requested: `dataset_num_proc`; None: one process per available processor, fewer for little data.
         num_bytes: size of the data files.
     """
     if requested is not None:
@@ -54,15 +53,15 @@ BlockResultT = TypeVar("BlockResultT")
 
 
 class BlockEncoder(Generic[BlockResultT]):
-    """Pool of worker processes that encode blocks; a single process encodes in the caller.
+    """Pool of worker processes that encode blocks; a context manager that stops the workers when it exits.
 
-    Workers are forked when the object is created, so create it before a device is initialized. A context manager;
-    `close` ends the workers.
+    The constructor forks the workers, so create the pool before a device is initialized. Without worker processes,
+    blocks are encoded in the process of the caller.
 
     Args:
         encoder: function that encodes a block, such as a `RowEncoder`.
-        num_processes: number of workers.
-        in_background: encode while the caller does other work; then even a single worker is a process.
+        num_processes: number of workers; a single worker is a process only with `in_background`.
+        in_background: whether to encode while the caller does other work.
     """
 
     def __init__(
@@ -84,7 +83,7 @@ class BlockEncoder(Generic[BlockResultT]):
         self.close()
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the workers."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
@@ -126,7 +125,7 @@ def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """End this worker once its parent has died; a killed parent cannot end it."""
+    """Exit this worker process when its parent process has died."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
     os._exit(1)
@@ -144,14 +143,14 @@ def tokenize(
     bad_rows: str = "error",
     num_processes: int | None = None,
 ) -> DataStats:
-    """Tokenize the rows of data files into the arrays of `folder`, and count them.
+    """Tokenize the rows of data files, write the arrays of `TokenArrays` into `folder`, and return the statistics.
 
     Args:
-        readers: readers of the files, in reading order.
+        readers: readers of the data files, in reading order.
         encoder: encoder of the rows.
-        folder: directory for the arrays of `TokenArrays`.
+        folder: directory of the arrays.
         bad_rows: "error" or "drop".
-        num_processes: number of processes; None: one for each available processor.
+        num_processes: number of processes; None: one per available processor.
 
     Raises:
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.

@@ -1,4 +1,4 @@
-"""Checks of all ops: each backend on each target against the reference on the CPU."""
+"""Checks of ops: compare each backend on each target with the reference on the CPU."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ AREA = "ops"
 
 
 def op_checks(target: Target) -> list[Check]:
-    """Return a check of each backend of each op on a target."""
+    """Return one check per op and backend for a target."""
     cases, x = dict(OP_CASES.items()), probe(target)
     return [
         Check(AREA, f"{op.name}: {backend}", target, target.limit, functools.partial(_measure, op, backend, target))
@@ -37,14 +37,14 @@ def _measure(op: DispatchedOp, backend: str, target: Target) -> Difference | Non
 
 @functools.cache
 def reference_results(name: str, dtype: str) -> list[np.ndarray]:
-    """Return the results of an op's case with the reference backends on the CPU, for inputs rounded to `dtype`."""
+    """Return the results of a test case with the reference backends on the CPU, for inputs rounded to `dtype`."""
     case = OP_CASES.get(name)
     with reference_ops():
         return _results(case, Target("cpu", dtype if case.keeps_dtype else "float32"), dtype)
 
 
 def _results(case: OpCase, target: Target, rounded_to: str) -> list[np.ndarray]:
-    """Run a case on a target; return its outputs, then the gradients of its inputs."""
+    """Run a test case on a target; return the outputs, followed by the gradients of the inputs."""
     with on_device(target.device):
         inputs = Inputs(target.dtype, rounded_to)
         outputs = list(case.run(inputs))

@@ -18,9 +18,9 @@ LAYOUTS = (
     AttentionLayout.from_documents([[5, 13], [18]], 4),
     AttentionLayout.from_documents([[6, 7, 5], [18]], None, [[None, 0, 0], [None]]),
 )
-"""Packed documents, packed documents with a sliding window, and answers that share their prompt."""
+"""Packed documents, packed documents with a sliding window, and several answers to one prompt."""
 LONG = AttentionLayout.from_documents([[40, 260]])
-"""Documents that span several tiles of a GPU kernel, some of them without masked positions."""
+"""Documents that span several tiles of a GPU kernel, including tiles without masked positions."""
 
 
 def _attend(inputs: Inputs, layout: AttentionLayout, head_dim: int = HEAD_DIM, **options: Any) -> paddle.Tensor:
@@ -33,7 +33,7 @@ def _attend(inputs: Inputs, layout: AttentionLayout, head_dim: int = HEAD_DIM, *
 
 @op_case("attention")
 def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call attention with each layout, and with a prefix."""
+    """Call attention with each layout, and with prefix keys and values."""
     results = [_attend(inputs, layout) for layout in (*LAYOUTS, LONG)]
     prefix = inputs.trained(3, KV_HEADS, HEAD_DIM), inputs.trained(3, KV_HEADS, HEAD_DIM)
     return [*results, _attend(inputs, LAYOUTS[0], prefix=prefix)]
@@ -41,7 +41,7 @@ def run_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("attention with soft-cap, linear biases, sinks or wide heads")
 def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call attention with a soft-cap, ALiBi slopes and sinks, one at a time and together."""
+    """Call attention with a soft-cap, ALiBi slopes and sinks, separately and combined."""
     options = (
         ScoreOptions(softcap=5.0),
         ScoreOptions(slopes=alibi_slopes(HEADS)),

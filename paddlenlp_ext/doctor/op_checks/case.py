@@ -16,11 +16,11 @@ ALL_DTYPES = ("float32", "bfloat16", "float16")
 
 
 class Inputs:
-    """Random inputs of a test case on the current device; the same calls give the same values on every device.
+    """Random inputs of a test case on the current device, with equal values on every device.
 
     Args:
         dtype: dtype of the tensors.
-        rounded_to: dtype to which the values are rounded first, so that runs in two dtypes get equal values.
+        rounded_to: dtype to which values are rounded, so that runs in different dtypes have equal inputs.
     """
 
     def __init__(self, dtype: str, rounded_to: str) -> None:
@@ -33,19 +33,19 @@ class Inputs:
         return self._generator.standard_normal(shape).astype(np.float32)
 
     def frozen(self, *shape: int, dtype: str | None = None) -> paddle.Tensor:
-        """Return a tensor of normally distributed values without gradient, by default in the dtype of the case."""
+        """Return a tensor of normally distributed values without gradient; `dtype` defaults to the dtype of inputs."""
         rounded = paddle.to_tensor(self.array(*shape)).astype(self._rounded_to).astype("float32")
         return rounded.astype(self.dtype if dtype is None else paddle_dtype(dtype))
 
     def trained(self, *shape: int) -> paddle.Tensor:
-        """Return a tensor of normally distributed values whose gradient `gradients` returns."""
+        """Return a tensor of normally distributed values with a gradient, which `gradients` includes."""
         tensor = self.frozen(*shape)
         tensor.stop_gradient = False
         self._trained.append(tensor)
         return tensor
 
     def gradients(self, outputs: Sequence[paddle.Tensor]) -> list[paddle.Tensor]:
-        """Backpropagate random gradients of the differentiable outputs; return the gradients of the trained inputs."""
+        """Run a backward pass with random output gradients; return the gradients of the tensors from `trained`."""
         terms = [
             (output.astype("float32") * paddle.to_tensor(self.array(*output.shape))).sum()
             for output in outputs
@@ -61,9 +61,9 @@ class OpCase:
     """Test case of an op.
 
     Attributes:
-        run: makes the inputs, calls the op and returns its outputs, including tensors updated in place.
-        gpu_dtypes, cpu_dtypes: dtypes in which the op is called on GPUs and on CPUs.
-        keeps_dtype: whether the reference runs in the dtype of the target instead of float32.
+        run: function that creates inputs, calls the op and returns the outputs, including tensors updated in place.
+        gpu_dtypes, cpu_dtypes: dtypes in which the op is tested on GPUs and on CPUs.
+        keeps_dtype: whether the reference runs in the dtype of the target; otherwise it runs in float32.
     """
 
     run: Callable[[Inputs], Sequence[paddle.Tensor]]
@@ -72,7 +72,7 @@ class OpCase:
     keeps_dtype: bool
 
     def dtypes(self, target: Target) -> Sequence[str]:
-        """Return the dtypes in which the op is called on the target's device."""
+        """Return the dtypes in which the op is tested on the device of a target."""
         return self.cpu_dtypes if target.device == "cpu" else self.gpu_dtypes
 
 
@@ -85,7 +85,7 @@ def op_case(
     cpu_dtypes: Sequence[str] = ("float32",),
     keeps_dtype: bool = False,
 ) -> Callable[[Callable[[Inputs], Sequence[paddle.Tensor]]], Any]:
-    """Return a decorator that registers a test case of the op `name`; the other arguments are fields of `OpCase`."""
+    """Return a decorator that registers a test case of the op `name`; see `OpCase` for the other arguments."""
 
     def enter(run: Callable[[Inputs], Sequence[paddle.Tensor]]) -> Any:
         OP_CASES.register(name)(OpCase(run, gpu_dtypes, cpu_dtypes, keeps_dtype))

@@ -1,4 +1,4 @@
-"""Test cases of the other ops in a decoder layer."""
+"""Test cases of the ops in a decoder layer, except attention and quantized weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paddlenlp_ext.quantization.quantize_weight import quantize
 
 EPSILON = 1e-6
 CHOICES = np.array([[2, 0], [0, 3], [2, 3], [3, 0], [2, 0]])
-"""Experts to which five tokens are routed; expert 1 gets no token."""
+"""Indices of the experts to which five tokens are routed; expert 1 has no tokens."""
 
 
 @op_case("rms_norm")
@@ -83,14 +83,14 @@ def run_clamped_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("rope")
 def run_rope(inputs: Inputs) -> list[paddle.Tensor]:
-    """Apply RoPE to channel halves, and partial RoPE to neighbouring channels."""
+    """Apply RoPE with pairs of channel halves, and partial RoPE with pairs of neighbouring channels."""
     layouts = ((16, False), (8, True))
     return [apply_rope(inputs.trained(2, 7, 4, 16), *_tables(rotated), interleaved) for rotated, interleaved in layouts]
 
 
 @op_case("rotate_heads")
 def run_rotate_heads(inputs: Inputs) -> list[paddle.Tensor]:
-    """Apply RoPE to queries and keys together, without QK norms and with QK norms before or after it."""
+    """Apply RoPE to queries and keys in one op, without QK norms and with QK norms before or after RoPE."""
     results = [*rotate_heads(inputs.trained(2, 7, 4, 16), inputs.trained(2, 7, 2, 16), *_tables(8), True)]
     for after in (False, True):
         norms = HeadNorms(inputs.trained(16), inputs.trained(16), EPSILON, 1.0, after)
@@ -114,7 +114,7 @@ def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("linear's gradient")
 def run_linear_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
-    """Multiply output gradients by the weight."""
+    """Compute the input gradient of a linear layer."""
     gradient = inputs.frozen(21, 40)
     return [linear_input_gradient_op.choose(gradient)(gradient, inputs.frozen(40, 64))]
 
@@ -139,7 +139,7 @@ def run_embedding(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("gather_rows")
 def run_gather_rows(inputs: Inputs) -> list[paddle.Tensor]:
-    """Gather the hidden states of tokens in expert order."""
+    """Gather the hidden states of tokens, ordered by expert."""
     return [gather_rows(inputs.trained(5, 32), ExpertRows.sort(CHOICES, 4))]
 
 

@@ -22,7 +22,7 @@ INTEGER = (
     QuantizationConfig(algo="weight_only_int4", group_size=64),
 )
 STARTS = np.array([0, 3, 3, 7, 10], np.int64)
-"""First row of each of four groups, then the end; the second group is empty."""
+"""First row of each of four groups, and the end of the last group; the second group is empty."""
 
 
 def _weight(inputs: Inputs, options: QuantizationConfig) -> QuantizedWeight:

@@ -84,7 +84,7 @@ def _update(inputs: Inputs, dtype: str) -> AdamWUpdate:
 
 @op_case("adamw", gpu_dtypes=("float32",))
 def run_adamw(inputs: Inputs) -> list[paddle.Tensor]:
-    """Make an AdamW update of a float32 weight and its moments."""
+    """Update a float32 weight and its moments with AdamW."""
     update = _update(inputs, "float32")
     adamw_op.choose(update.parameter)([update], BETA1, BETA2, EPSILON)
     return [update.parameter, update.moment1, update.moment2]
@@ -92,7 +92,7 @@ def run_adamw(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("adamw in bfloat16", gpu_dtypes=("bfloat16",), cpu_dtypes=("bfloat16",), keeps_dtype=True)
 def run_adamw_bf16(inputs: Inputs) -> list[paddle.Tensor]:
-    """Make AdamW updates of a bfloat16 weight with a float32 master weight, and of one with stochastic rounding."""
+    """Update two bfloat16 weights with AdamW: with a float32 master weight, and with stochastic rounding."""
     with_master, rounded = _update(inputs, "bfloat16"), _update(inputs, "bfloat16")
     master = with_master.parameter.astype("float32")
     updates = [Bf16Update(with_master, master=master), Bf16Update(rounded, position=_position())]
@@ -102,7 +102,7 @@ def run_adamw_bf16(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("adamw in 8 bits", gpu_dtypes=("float32",))
 def run_adamw_8bit(inputs: Inputs) -> list[paddle.Tensor]:
-    """Make two 8-bit AdamW updates; the second one starts from quantized moments."""
+    """Update a weight twice with 8-bit AdamW; the second update reads quantized moments."""
     weight, blocks = inputs.frozen(*SHAPE), -(-SHAPE[0] * SHAPE[1] // BLOCK)
     codes = [paddle.full([blocks, BLOCK], dynamic_8bit(signed).zero, "uint8") for signed in (True, False)]
     moments = Moments8Bit(codes[0], paddle.zeros([blocks, 1]), codes[1], paddle.zeros([blocks, 1]))

@@ -1,1 +1,1 @@
-"""Fast decoding steps, which replace many ops with few calls: C++ layers, a C++ model, fused norms on a GPU."""
+"""Fast decoding steps: decoder layers in C++, a whole model in C++, and fused norms on a GPU."""

@@ -1,7 +1,7 @@
-"""Decoding step of several decoder layers in one C++ call (csrc/decode_layers.cpp).
+"""Decoding step through several decoder layers in one C++ call (csrc/decode_layers.cpp).
 
-A step of a small model has about 400 ops, and calling an op takes as long as running it. The C++ call computes the same
-hidden states as the layers one by one. eligibility.py says which layers can run in C++.
+A step of a small model runs about 400 ops, and the call of an op takes as long as its computation. The single C++ call
+returns the same hidden states. eligibility.py checks which layers can run in C++.
 
 Shapes: B batch, S new positions, D hidden, R rotated channels.
 """
@@ -30,13 +30,13 @@ from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 
-_NO_WINDOW = 1 << 40  # more positions than a cache has
+_NO_WINDOW = 1 << 40  # larger than the number of positions in any cache
 
 
 def run_cpp_layers(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
-    """Run the layers `start` to `stop` - 1 over a few new positions; return None if they must run one by one."""
+    """Run the layers `start` to `stop` - 1 over a few new positions; return None if C++ does not support the pass."""
     cache = inputs.cache
     num_positions = x_BSD.shape[0] * x_BSD.shape[1]
     if not fits_cpp(cache, num_positions) or not is_plain(inputs) or library.usable(x_BSD) is not None:
@@ -47,11 +47,13 @@ def run_cpp_layers(
 
 
 class CppLayers:
-    """Arguments of the C++ calls for consecutive layers: weights, caches, and the slots of new positions.
+    """Decoding step of consecutive layers, with the structs that the C++ functions read.
+
+    The structs contain the addresses of the weights and of the key-value cache, and the slots of the new positions.
 
     Attributes:
         sizes: struct of sizes and positions.
-        arguments: layers, their number, and `sizes`, as arguments of the C++ calls.
+        arguments: first arguments of the C++ functions: the layer structs, the number of layers, and `sizes`.
 
     Args:
         layers: decoder layers that can run in C++ (`layers_reason`); their weights must not be replaced.
@@ -60,9 +62,9 @@ class CppLayers:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._indices = [attention.layer_index for attention in self._attentions]
-        self._kept: list[Any] = [*layers]  # objects whose memory the structs point to
-        # Weak references to the keys whose addresses the structs have. Only the cache owns the keys: it frees them when
-        # it is emptied, and layer by layer when it grows.
+        self._kept: list[Any] = [*layers]  # owners of the memory that the structs point to
+        # Weak references to the key tensors that the structs point to. A strong reference would keep the old tensors
+        # alive when the cache grows or is emptied.
         self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
         self._first_row = 0
         self._layers = (struct("DecodeLayer") * len(layers))()
@@ -85,7 +87,16 @@ class CppLayers:
         self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
 
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
-        """Append the keys and values of new positions [B, S, D] to the cache; return the hidden states [B, S, D]."""
+        """Run the layers over new positions, and append their keys and values to the cache.
+
+        Args:
+            x_BSD: hidden states of the new positions.
+            rotations: cosines and sines of the new positions, for each layer of the model.
+            cache: key-value cache of the earlier positions.
+
+        Returns:
+            Hidden states [B, S, D] after the last of the layers.
+        """
         batch, length = x_BSD.shape[:2]
         self.reserve(cache, batch, length)
         tables = [rotations[index] for index in self._indices]
@@ -97,7 +108,7 @@ class CppLayers:
         return out_BSD
 
     def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
-        """Reserve `length` positions of each row in the cache, and write their slots into the structs."""
+        """Reserve `length` new positions of each row in the cache, and write their slots into the structs."""
         reserved = cache.reserve(self._indices, length)
         assert len(reserved.starts) == batch, "the cache does not match the hidden states"
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
@@ -108,17 +119,22 @@ class CppLayers:
         return reserved
 
     def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
-        """Set the cosines and sines [B, S, R] of each layer.
+        """Set the addresses of the cosines and sines [B, S, R] of each layer.
 
         Args:
-            tables: addresses of cosines and sines, and R, for each layer.
+            tables: for each layer, the address of the cosines, the address of the sines, and R.
         """
         for attention, to, table in zip(self._attentions, self._layers, tables, strict=True):
             if attention.rotates:
                 to.cos, to.sin, to.rotated = table
 
     def matrix(self, weight: paddle.Tensor | QuantizedWeight, bias: paddle.Tensor | None = None) -> int:
-        """Return the address of a linear layer's struct; the weight [out, in] must outlive this object."""
+        """Create the struct of a linear layer and return its address.
+
+        Args:
+            weight: weight [out, in], which must outlive this object.
+            bias: bias [out], which must outlive this object, or None.
+        """
         (out_features, in_features), dense, quantized, is_bf16 = weight.shape, None, None, False
         if isinstance(weight, paddle.Tensor):
             dense, is_bf16 = library.pointer(weight), weight.dtype == paddle.bfloat16
@@ -132,21 +148,21 @@ class CppLayers:
         return ctypes.addressof(matrix)
 
     def norm(self, norm: RMSNorm) -> int:
-        """Return the address of a norm's scale."""
+        """Return the address of the scale of a norm, weight + offset."""
         scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
         self._kept.append(scale)
         return library.pointer(scale)
 
     def _set_stored(self, reserved: ReservedPositions) -> None:
-        """Set the addresses of the layers' cached keys and values, which change when the cache grows."""
+        """Set the addresses of the cached keys and values of each layer, which change when the cache grows."""
         self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
         for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
             _, kv_heads, to.capacity, size = keys.shape
-            skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes of the rows before the first one
+            skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes before the first row of the pass
             to.keys, to.values = library.pointer(keys) + skipped, library.pointer(values) + skipped
 
     def _fill(self, layer: Any, to: Any) -> None:
-        """Set the weights and options of a layer."""
+        """Write the weights and options of `layer` into the struct `to`."""
         attention, mlp = layer.self_attn, layer.mlp
         for role, norm in layer.norms_by_role().items():
             setattr(to, role, self.norm(norm))

@@ -1,10 +1,10 @@
-"""Decoding step of a whole model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
+"""Decoding step through a whole model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
 
-In each step, reading the weights evicts everything else from the processor's caches. A call of Python or Paddle then
-takes 20 to 100 times as long as in a loop: a step of SmolLM2 spent 1.3 ms on such calls. The arguments are therefore
-set up once, and a step writes only its tokens and the slots of its new positions.
+In each step, reading the weights evicts all other data from the caches of the processor. A call into Python or Paddle
+then takes 20 to 100 times as long as with warm caches; in a step of SmolLM2, such calls took 1.3 ms. The arguments of
+the C++ function are therefore created once. A step writes only its tokens and the slots of its new positions.
 
-eligibility.py says which models can run in one call.
+eligibility.py checks which models can run in one call.
 
 Shapes: B batch, S new positions, V vocabulary.
 """
@@ -29,12 +29,15 @@ from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-    """Return the logits of new tokens, fp32 [B, S, V], or None if the model cannot run in one call.
+    """Append new tokens to the cache and return their logits, fp32 [B, S, V].
+
+    The next step with the same cache overwrites the returned array. If the model cannot run in one call, the result is
+    None, and the cache does not change.
 
     Args:
         model: a `CausalLM`.
-        tokens_BS: the new tokens; their keys and values are appended to the cache.
-        cache: keys and values of earlier positions. The next step with the same cache overwrites the logits.
+        tokens_BS: new tokens of each row.
+        cache: keys and values of the earlier positions.
 
     Raises:
         ValueError: a token is not in the vocabulary.
@@ -46,10 +49,10 @@ def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValu
 
 
 class CppModel:
-    """Arguments of the C++ call for all steps with one cache.
+    """Decoding step of a model with one cache, with the structs that the C++ function reads.
 
     Args:
-        model: a `CausalLM` that can run in one call; its weights must not be replaced.
+        model: a `CausalLM` that can run in one call (`model_reason`); its weights must not be replaced.
     """
 
     def __init__(self, model: Any) -> None:
@@ -88,13 +91,13 @@ class CppModel:
         )
 
     def __call__(self, tokens_BS: Sequence[Sequence[int]], cache: ReservingCache) -> np.ndarray:
-        """Append new tokens to the cache; return their logits [B, S, V], which the next call overwrites."""
+        """Append new tokens to the cache and return their logits [B, S, V]; the next call overwrites the logits."""
         batch, length = len(tokens_BS), len(tokens_BS[0])
         ids = [token for row in tokens_BS for token in row]
         if not 0 <= min(ids) <= max(ids) < self._num_ids:
             raise ValueError(f"token ids from {min(ids)} to {max(ids)}, but the embedding has {self._num_ids} rows")
         self._ids[: batch * length] = ids
-        reserved = self._layers.reserve(cache, batch, length)  # last, because it counts the positions as stored
+        reserved = self._layers.reserve(cache, batch, length)  # after the checks, because it changes the cache
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)
@@ -102,7 +105,7 @@ class CppModel:
         return self._logits[: batch * length * self._vocab_size].reshape(batch, length, self._vocab_size)
 
     def _set_frequencies(self, length: int) -> None:
-        """Set the rotary frequencies for rows of `length` tokens."""
+        """Set the rotary frequencies of a batch whose longest row has `length` tokens."""
         constant_until = [settings.constant_until(length) for settings in self._rotary.distinct]
         if constant_until == self._constant_until:
             return

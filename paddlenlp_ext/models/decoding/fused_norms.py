@@ -1,8 +1,8 @@
-"""Decoding step on a GPU: one launch for each norm and the quantized linear layers that read it (ops/norm_linear).
+"""Decoding step on a GPU that fuses norms with the quantized linear layers after them (ops/norm_linear).
 
-The launch includes the residual addition before the norm. eligibility.py says which norms are fused. Norms before dense
-weights are not fused: decoding waits for Python, which takes longer to launch the Triton kernel than to call a norm and
-Paddle's matrix products (docs/gpu.md).
+One kernel launch computes the residual addition, the norm, and the linear layers that read the norm. eligibility.py
+checks which norms can be fused. A norm before dense weights is not fused. Decoding is limited by Python, and launching
+the Triton kernel takes longer than calling a norm and Paddle's matrix products (docs/gpu.md).
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -54,7 +54,7 @@ def _steps(layers: Sequence[Any]) -> list[Any]:
 
 
 class FusedLayer:
-    """Decoder layer whose norms are fused with the linear layers that read them, where eligibility.py allows it.
+    """Decoder layer that fuses its norms with the linear layers after them, if eligibility.py allows it.
 
     Args:
         layer: a layer with norms before attention and feed-forward; its weights must not be replaced.
@@ -69,7 +69,10 @@ class FusedLayer:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Map hidden states `x + addend` [B, S, D] to x and addend of the output, whose sum is computed later."""
+        """Run the layer on hidden states [B, S, D] that are given and returned as two terms, x and addend.
+
+        The next fused norm adds the two returned terms. An addend of None is zero.
+        """
         if addend_BSD is not None and not self._attention.is_fused:
             x_BSD, addend_BSD = x_BSD + addend_BSD, None
         x_BSD, attended_BSD = self._attention(x_BSD, addend_BSD, inputs)
@@ -77,16 +80,16 @@ class FusedLayer:
         return x_BSD, self._added(out_BSD, self._out_norms[1])
 
     def _added(self, x_BSD: paddle.Tensor, norm: nn.Layer | None) -> paddle.Tensor:
-        """Scale and normalize an output of attention or feed-forward for the residual addition."""
+        """Return the output of a block after the residual multiplier and the output norm, if there is one."""
         x_BSD = self._scaled(x_BSD)
         return x_BSD if norm is None else norm(x_BSD)
 
 
 class _Block:
-    """Attention or feed-forward block with the norm before it.
+    """Attention or feed-forward block with the preceding norm.
 
     Attributes:
-        is_fused: whether the norm is fused with the linear layers that read it.
+        is_fused: whether the norm is fused with the linear layers that read its output.
     """
 
     def __init__(self, block: Any, norm: Any) -> None:
@@ -97,7 +100,7 @@ class _Block:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, *inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return `x + addend` [B, S, D], and the output of the block for the normalized sum."""
+        """Return the sum `x + addend` [B, S, D], and the output of the block after the norm of the sum."""
         norm = self._norm
         if self.is_fused:
             total_BSD, projected = norm_linear(x_BSD, self._linears, norm.weight, norm.epsilon, norm.offset, addend_BSD)

@@ -1,1 +1,1 @@
-"""Model families, one file each; importing a file registers its family (models/registry.py)."""
+"""Model families, one file per family; importing a file registers the family (models/registry.py)."""

@@ -1,4 +1,4 @@
-"""Cohere 2 (Command R7B): parallel layers with one layer norm, sliding windows, no RoPE in layers with full attention.
+"""Cohere 2 (Command R7B): attention parallel to the MLP after one layer norm, and RoPE only in sliding-window layers.
 
 Cohere 2025, Command A, arXiv:2504.00698.
 """

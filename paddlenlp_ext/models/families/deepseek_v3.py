@@ -15,10 +15,10 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
-    """Return how a model with DeepSeek V3's attention and router differs from the common decoder.
+    """Return the differences from the common decoder, for a model with the attention and the router of DeepSeek V3.
 
     Raises:
-        ValueError: the config names another kind of router.
+        ValueError: the config selects another kind of router.
     """
     require(config, "scoring_func", None, "sigmoid")
     require(config, "topk_method", None, "noaux_tc")

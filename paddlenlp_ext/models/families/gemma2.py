@@ -1,4 +1,4 @@
-"""Gemma 2: norms before and after each block, soft-caps, windows in every second layer. arXiv:2408.00118."""
+"""Gemma 2: norms before and after each block, soft-caps, and sliding windows in every other layer. arXiv:2408.00118."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ FAMILIES.register("gemma2")(
 
 
 def gemma_settings(file: GgufFile, largest: int) -> dict[str, Any]:
-    """Return the keys of config.json that follow from several values of a GGUF file.
+    """Return the keys of config.json that are computed from several keys of a GGUF file.
 
-    GGUF files do not store the scale of the attention scores. The largest model of each Gemma family scales by
-    1 / sqrt(hidden_size / num_attention_heads), and the other models by 1 / sqrt(head_dim).
+    GGUF files do not store the scale of the attention scores. In the largest model of a Gemma family, the scale is
+    1 / sqrt(hidden_size / num_attention_heads). In the other models, it is 1 / sqrt(head_dim).
 
     Args:
-        file: the model.
-        largest: number of layers of the family's largest model.
+        file: the GGUF file.
+        largest: number of layers in the largest model of the family.
     """
     if count(file, "block_count") == largest:
         scalar = count(file, "embedding_length") // count(file, "attention.head_count")

@@ -1,4 +1,4 @@
-"""Gemma 3, text: norms before and after each block, and another RoPE base in sliding layers. arXiv:2503.19786."""
+"""Gemma 3, text only: Gemma 2 with QK norms and a separate RoPE base for sliding windows. arXiv:2503.19786."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    if config.value("attn_logit_softcapping"):  # transformers reads the key and does not apply it
+    if config.value("attn_logit_softcapping"):  # the transformers library ignores the key for this family
         raise ValueError(
             f"attn_logit_softcapping {config.value('attn_logit_softcapping')!r} in config.json is not supported for "
             "gemma3_text"

@@ -1,4 +1,4 @@
-"""GLM-4-9B: Llama with partial RoPE over half of the channels, and biases of q, k and v. arXiv:2406.12793."""
+"""GLM-4-9B: Llama with RoPE on half of the channels, and biases of q, k and v. arXiv:2406.12793."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GLM_DEFAULTS: dict[str, Any] = {
 
 
 def glm_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences from the common decoder, with norms as in Llama."""
+    """Return the differences from the common decoder, which has the norms of Llama."""
     return {
         "qkv_bias": bool(config.value("attention_bias")),
         "interleaved_rope": True,

@@ -51,10 +51,10 @@ FAMILIES.register("glm4_moe")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, bool]:
-    """Return the flags of config.json that follow from the tensors of a GGUF file.
+    """Return the flags of config.json that the tensors of a GGUF file determine.
 
     Raises:
-        ValueError: a router's scores are not sigmoid scores.
+        ValueError: the routers do not compute sigmoid scores.
     """
     scores = count(file, "expert_gating_func", 2, minimum=0)
     if scores not in (0, 2):

@@ -21,7 +21,10 @@ HUNYUAN_TENSOR_PLAN: TensorPlan = {
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace NTK scaling by `alpha`, which the files call dynamic, with the resulting `rope_theta`."""
+    """Replace the NTK scaling factor `alpha` by the `rope_theta` that results from the scaling.
+
+    Config files call this scaling "dynamic", although the factor is constant.
+    """
     settings = stored_settings(config)
     if not settings.get("alpha"):
         return config

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.x and models with its layout (SmolLM2, TinyLlama, ...). Touvron et al. 2023, arXiv:2302.13971."""
+"""Llama 1 to 3.x and models with the same architecture (SmolLM2, TinyLlama). Touvron et al. 2023, arXiv:2302.13971."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ ARCHITECTURES.register("minicpm3")(
         "MiniCPM3ForCausalLM",
         LATENT_ATTENTION,
         keys={"original_max_position_embeddings": Key("context_length")},
-        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp has them as constants too
+        constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp hard-codes these values
         settings=latent_settings,
         is_latent=True,
         restore=JoinedLatents,

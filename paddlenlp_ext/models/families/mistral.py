@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window on every layer. Jiang et al. 2023, arXiv:2310.06825."""
+"""Mistral: Llama with a sliding window in every layer. Jiang et al. 2023, arXiv:2310.06825."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAMILIES.register("mistral")(
 
 ARCHITECTURES.register("mistral")(
     Architecture(
-        "llama",  # llama.cpp's converter writes Mistral as llama
+        "llama",  # the converter of llama.cpp writes Mistral models as llama
         "MistralForCausalLM",
         PRE_NORM,
         settings=projection_biases,

@@ -13,7 +13,7 @@ _THETA, _PATTERN = 500_000.0, 4
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # As in transformers, `rope_theta` applies to the layers with full attention only.
+    # `rope_theta` applies only to the layers with full attention, as in the transformers library.
     thetas = {"full_attention": config.get("rope_theta") or _THETA, "sliding_attention": _THETA}
     return with_rope_by_layer_type(config, _PATTERN, thetas)
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 from paddlenlp_ext.nn.rope import stored_settings
 
 _FORMER_LONGROPE = ("su", "yarn")
-"""Former names of LongRoPE, in early Phi-3 models."""
+"""Names of LongRoPE in early Phi-3 models."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

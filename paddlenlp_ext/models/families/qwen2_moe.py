@@ -35,7 +35,10 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _windows(config: ConfigReader) -> tuple[int | None, ...]:
-    """Return the window of each layer: by `layer_types`, or in every other layer below `max_window_layers`."""
+    """Return the sliding window of each layer; None for full attention.
+
+    Without `layer_types` in the config, every other layer below `max_window_layers` has a window.
+    """
     if not config.value("use_sliding_window"):
         return full_attention(config)
     last = window_layers(config)

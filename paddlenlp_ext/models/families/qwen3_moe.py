@@ -1,6 +1,7 @@
 """Qwen3 with experts: each token uses 8 of the 128 experts of a layer. Yang et al. 2025, arXiv:2505.09388.
 
-The number of experts is `num_experts` in config.json, or `num_local_experts` in files of newer transformers versions.
+The number of experts is stored in config.json as `num_experts`, or as `num_local_experts` by newer versions of the
+transformers library.
 """
 
 from __future__ import annotations

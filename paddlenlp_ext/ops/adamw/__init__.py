@@ -12,8 +12,8 @@ With learning rate r, weight decay d, step t and gradient g:
 | `adamw_bf16_op` | bfloat16, with a float32 copy (`master`) or with stochastic rounding | float32 |
 | `adamw_8bit_op` | float32, or half precision like `adamw_bf16_op` | 8 bits (quantizer_8bit.py) |
 
-Rounding to the nearest bfloat16 without a float32 copy would lose most updates: they are smaller than half the gap
-between two adjacent bfloat16 values. All backends of `adamw_8bit_op` store the same codes.
+Without a float32 copy, rounding to the nearest bfloat16 value would lose most updates, because most updates are smaller
+than half the gap between adjacent bfloat16 values. All backends of `adamw_8bit_op` store the same codes.
 """
 
 from __future__ import annotations

@@ -9,10 +9,10 @@ A launch reads a table with a row per tensor, and a map from programs to tensors
     numbers    float32 [N, 4]: weight decay factor, learning rate, and two values that depend on the kernel
     blocks     int32 [M, 2]: index of the tensor, and of the span of SPAN values within it, per program
 
-ROUNDING: "none" for a float32 weight; "nearest" for a weight that is the rounded copy of a float32 master; otherwise
-the bfloat16 weight is updated in float32 and rounded stochastically (ops/stochastic_rounding.py). "groups" draws for 8
-consecutive values at once, whose positions must be consecutive too; "single" draws for any position. No value is
-written by two programs.
+ROUNDING: "none" for a float32 weight; "nearest" for a half-precision weight with a float32 master copy; "groups" and
+"single" for a bfloat16 weight that is updated in float32 and rounded stochastically (ops/stochastic_rounding.py).
+"groups" requires that each group of 8 consecutive values shares a counter of the random draws; "single" supports any
+position. Each value is written by one program.
 
 Tested in Triton's interpreter (tests/ops/adamw/test_triton.py).
 """
@@ -29,8 +29,8 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 SPAN = 16384
 """Number of values that a program updates."""
-# VALUES, or BLOCKS of quantized moments, that a program handles at a time: 8 to 16 values per thread. 8 values in
-# half precision are 16 bytes, the widest load.
+# A program handles VALUES values, or BLOCKS blocks of quantized moments, at a time: 8 to 16 values per thread. The
+# widest load has 16 bytes, which are 8 values in half precision.
 SIZES = TileSizes(
     "adamw",
     (),
@@ -152,16 +152,9 @@ def _value(row, at, inside, WEIGHT: tl.constexpr, ROUNDING: tl.constexpr, ALIGNM
 
 @triton.jit
 def _store_value(
-    row,
-    begin,
-    at,
-    inside,
-    value,
-    WEIGHT: tl.constexpr,
-    ROUNDING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,
-    VALUES: tl.constexpr,
-):
+    row, begin, at, inside, value,
+    WEIGHT: tl.constexpr, ROUNDING: tl.constexpr, ALIGNMENT: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
     """Store VALUES updated values from index `begin` on, rounded to the dtype of the weight."""
     if ROUNDING == "nearest":
         tl.store(_address(row, 4, tl.float32, ALIGNMENT) + at, value, mask=inside)
@@ -265,5 +258,5 @@ def launch_adamw_8bit(
 
 def _constants(kinds: dict[str, Any]) -> dict[str, Any]:
     dtypes = {name: getattr(tl, kinds[name]) for name in ("WEIGHT", "GRADIENT")}
-    # Without fused multiply-adds all devices, and the interpreter, compute the same bits.
+    # Without fused multiply-adds, all devices and the interpreter compute the same bits.
     return {**kinds, **dtypes, "enable_fp_fusion": False}

@@ -1,4 +1,4 @@
-"""Address tables that tell one launch of an optimizer kernel which tensors to update."""
+"""Address tables of the tensors that one launch of an optimizer kernel updates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 _ALIGNMENT = 16
-"""Bytes of the widest load of a GPU."""
+"""Size in bytes of a GPU's widest load."""
 
 
 class TableRow(NamedTuple):
@@ -44,7 +44,7 @@ class TableRow(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """Return 16 if it divides all addresses and the size, otherwise 1; this limits the width of loads."""
+        """Return 16 if all addresses and the size are divisible by 16, otherwise 1, which limits load widths."""
         return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
 
     @property
@@ -60,7 +60,7 @@ def table_of(rows: Sequence[TableRow]) -> np.ndarray:
 
 
 def block_map(sizes: Sequence[int], span: int) -> np.ndarray:
-    """Return the tensor and the index of the span that each program updates, int32 [M, 2]; spans have `span` values."""
+    """Return tensor index and span index of each program, int32 [M, 2]; a program updates a span of `span` values."""
     parts = -(-np.array(sizes, np.int64) // span)
     tensor = np.repeat(np.arange(len(parts)), parts)
     part = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)

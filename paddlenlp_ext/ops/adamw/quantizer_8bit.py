@@ -1,7 +1,7 @@
 """Block-wise 8-bit quantizer of optimizer moments (Dettmers et al. 2021, arXiv:2110.02861).
 
-A block has one fp32 scale, its largest magnitude; each value divided by the scale is stored as the code of the nearest
-of 256 levels (`codebooks.dynamic_levels`, section 1.3 of the paper).
+The fp32 scale of a block is the largest magnitude in the block. Each value is divided by the scale and stored as the
+code of the nearest of 256 levels (`codebooks.dynamic_levels`, section 1.3 of the paper).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import paddle
 
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 
-_DROPPED_BITS = 14  # of 32; the remaining bits still distinguish float32 values that differ by 0.2 %
+_DROPPED_BITS = 14  # low float32 bits that the search table ignores; the upper 18 bits resolve differences of 0.2 %
 
 _SMALLEST = 1e-38
 
@@ -68,15 +68,14 @@ class _Table:
 
 @functools.cache
 def dynamic_8bit(signed: bool) -> Dynamic8Bit:
-    """Return the quantizer for signed values, or for values that are never negative."""
+    """Return the quantizer for signed or for non-negative values."""
     return Dynamic8Bit(signed)
 
 
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest level and the border to the next level for each group of float32 values with equal upper bits.
+    """Return the lowest code, and the border to the next code, of each group of float32 values with equal upper bits.
 
-    Two lookups replace a binary search of eight steps. The result is the same, because each group has at most one
-    border.
+    Two table lookups replace a binary search of eight steps. They are exact, because no group contains two borders.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)

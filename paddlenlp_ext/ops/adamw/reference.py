@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.adamw.updates import BLOCK, AdamStep, AdamW8BitUpdate, Ad
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 
 _SLICE = 1024
-"""Number of blocks that are dequantized at a time: 1 MB in fp32, which fits the cache of a core."""
+"""Number of blocks dequantized at a time: 1 MB in fp32, which fits into the cache of a core."""
 
 
 def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
@@ -46,7 +46,7 @@ def adamw_8bit_reference(updates: Sequence[AdamW8BitUpdate]) -> None:
 def update_in_fp32(
     update: AdamW8BitUpdate, run: Callable[[paddle.Tensor, paddle.Tensor, Moments8Bit, AdamStep], None]
 ) -> None:
-    """Apply weight decay and `run`, an in-place update in fp32, then round the result to the parameter's dtype."""
+    """Apply weight decay and the in-place fp32 update `run`, and round the result to the parameter's dtype."""
     parameter, gradient, moments, step, decay, master, position = update
     value = parameter if parameter.dtype == paddle.float32 else master
     if value is None:

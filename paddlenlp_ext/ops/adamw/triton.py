@@ -1,4 +1,4 @@
-"""AdamW for many tensors in one launch of a Triton kernel on a GPU: fp32, half precision, and 8-bit moments.
+"""AdamW with Triton kernels; one launch updates many tensors in fp32 or half precision, optionally with 8-bit moments.
 
 Tested in Triton's interpreter on the CPU (tests/ops/adamw/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -66,7 +66,7 @@ def _run_adamw(
 
 
 def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
-    """Return decay factor, bias-corrected learning rate and epsilon of each update, computed in fp32 as in C++.
+    """Return decay factor, bias-corrected learning rate and epsilon of each update, computed in fp32 like in C++.
 
     Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
     """

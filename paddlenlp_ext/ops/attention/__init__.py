@@ -1,4 +1,4 @@
-"""Causal attention within the documents of a packed batch: public function, ops and their backends.
+"""Causal attention within the documents of a packed batch.
 
 Shapes: B batch, S query positions, T key positions, P prefix positions, N query heads, K key-value heads, G = N / K,
 H head dimension of queries and keys, E head dimension of values, usually H.
@@ -33,7 +33,7 @@ __all__ = [
 
 
 def _never_flashmask(x: paddle.Tensor) -> str:
-    """Return why FlashMask cannot run `modified_attention_op` and `wide_attention_op`."""
+    """Return the reason why FlashMask cannot run `modified_attention_op` and `wide_attention_op`."""
     return on_gpu_with_flash_attention(x) or (
         f"FlashMask supports heads of at most {MAX_HEAD_DIM} channels, "
         "and neither soft-cap nor linear biases (ALiBi) nor sinks"
@@ -41,7 +41,7 @@ def _never_flashmask(x: paddle.Tensor) -> str:
 
 
 def _never_triton(x: paddle.Tensor) -> str:
-    """Return why the Triton kernels cannot run `wide_attention_op`."""
+    """Return the reason why the Triton kernels cannot run `wide_attention_op`."""
     return floats_on_gpu_with_triton(x) or (
         f"its tiles fit into shared memory up to {LARGEST_ROW // 2} channels per head in half precision "
         f"and {LARGEST_ROW // 4} in float32"
@@ -77,13 +77,13 @@ def attention(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document of `layout` and its parent, limited by the sliding window.
+    """Compute causal attention within the documents of `layout` and their parents, limited by the sliding window.
 
     Args:
         q_BSNH: queries; N is a multiple of K.
         k_BSKH: keys.
         v_BSKE: values.
-        layout: the documents of the batch.
+        layout: documents of the batch.
         scale: factor of the scores, usually 1 / sqrt(H).
         implementation: "flashmask", "triton", "cpp", "blocks" or "reference"; None selects the best available one.
         prefix: keys and values placed before every document.

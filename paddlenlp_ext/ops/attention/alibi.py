@@ -1,7 +1,7 @@
 """Attention with linear biases (ALiBi, Press et al. 2022, arXiv:2108.12409).
 
-Each score is reduced by the slope of the head times the distance between query and key within their document. The model
-has no other position information.
+The slope of the head times the distance between query and key within their document is subtracted from each score. The
+model has no other position information.
 
 Shapes: N query heads.
 """
@@ -16,7 +16,7 @@ import numpy as np
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Return the slope of each query head, fp32 [N].
 
-    If n is a power of two, slope i of n heads is 2^(-8 i / n). Otherwise, they are the slopes for p heads, where p
+    If n is a power of two, slope i of n heads is 2^(-8 i / n). Otherwise, the result is the slopes for p heads, where p
     is the largest power of two below n, followed by every second slope for 2 p heads.
     """
     power = 1 << math.floor(math.log2(num_heads))

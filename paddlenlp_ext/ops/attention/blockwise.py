@@ -1,9 +1,10 @@
 """Blockwise attention in plain Paddle; its cost depends on the document lengths, not on the pack length.
 
-Documents of similar length are batched if their parents have equal lengths. Their queries are processed one block at a
-time against the keys visible to the block, as one batched matmul per tile. The query heads that share a key-value head
-are rows of one matmul, so keys are never repeated. The backward pass recomputes a tile's probabilities, as
-FlashAttention does (arXiv:2205.14135); here a tile spans full rows of keys, so a plain softmax is enough.
+Documents of similar length are batched if their parents have equal lengths. A tile contains one block of queries of
+each batched document, and all keys visible to the block; one batched matmul computes the scores of a tile. The query
+heads that share a key-value head are rows of one matmul, so keys are not repeated. The backward pass recomputes the
+probabilities of each tile, as in FlashAttention (arXiv:2205.14135). Since a tile contains all keys of a query, a plain
+softmax is sufficient.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
 T keys visible to it, H head dimension (values may have a different one). "Rows" are positions x heads of the full
@@ -36,14 +37,14 @@ SHORT = 32
 
 @dataclass(frozen=True)
 class Tile:
-    """One tile: rows of queries and keys that enter one batched matmul.
+    """Rows of queries and keys of one batched matmul.
 
     Attributes:
         query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
-        key_rows: int64 [M*K * T], rows of k and v (after the rows of a prefix); padding as above.
+        key_rows: int64 [M*K * T], rows of k and v (after the rows of a prefix); padding points past the last row.
         shape: (M*K, G*Q, T).
-        mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. Padding needs no mask: it follows its document,
-            so no query of the document attends to it, and the gradient of the padding's own output is zero.
+        mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. Padding needs no mask: padding follows the
+            document, so causality hides it from the document's queries, and outputs of padding have zero gradients.
     """
 
     query_rows: paddle.Tensor
@@ -98,7 +99,7 @@ class _Documents:
 def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
     """Split a layout into tiles for q with `num_heads` heads and k, v with `num_kv_heads` heads.
 
-    The rows of a prefix come first in k and v, and first in every tile, which adds P keys per document.
+    The rows of a prefix come first in k and v, and first in every tile.
     """
     documents = _Documents.of(layout)
     num_rows = layout.num_positions * num_heads
@@ -114,7 +115,7 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
 
 
 def _batch_documents(documents: _Documents, num_heads: int, prefix_length: int) -> list[np.ndarray]:
-    """Group documents that share tiles: those with the same first position and similar lengths, longest first."""
+    """Group documents with the same first position and similar lengths, longest first; a group shares tiles."""
     lengths, first_positions = documents.lengths, documents.first_positions
     batches: list[list[int]] = []
     for document in np.lexsort((-lengths, first_positions)):
@@ -139,9 +140,9 @@ def _query_blocks(length: int) -> list[tuple[int, int]]:
 def _make_tile(
     layout: AttentionLayout, batch: _Documents, block: tuple[int, int], heads: tuple[int, int], prefix_length: int
 ) -> Tile:
-    """Build the tile of one block of queries for documents that are batched together.
+    """Build the tile of one block of queries for a batch of documents.
 
-    Positions from 0 to `offset` belong to the parent; negative positions belong to the prefix.
+    Positions 0 to `offset` - 1 are in the parent, and negative positions are in the prefix.
     """
     (num_heads, num_kv_heads), offset = heads, int(batch.first_positions[0])
     first, end = block[0] + offset, block[1] + offset

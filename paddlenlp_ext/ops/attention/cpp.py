@@ -1,8 +1,8 @@
 """Attention in C++ (csrc/attention_*.cpp), in tiles of 64 queries by 64 keys.
 
-Fully masked tiles are skipped. In addition to the inputs, the output and the log-sum-exp of the scores are saved for
-the backward pass. Under `bf16_matmuls` the matmuls round their inputs to
-bfloat16, on processors with avx512_bf16; sums and softmax are float32.
+Fully masked tiles are skipped. The inputs, the output and the log-sum-exp of the scores are saved for the backward
+pass. Under `bf16_matmuls`, on processors with avx512_bf16, the matmuls round their inputs to bfloat16; sums and softmax
+are float32.
 
 Shapes: B batch, S sequence, P prefix positions, N query heads, K key-value heads, H head dimension of queries and keys,
 E head dimension of values.
@@ -56,7 +56,7 @@ def attention_cpp(
 
 
 def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) -> None:
-    """Check the tensor sizes; with wrong sizes the C++ loops would read past the end of a tensor."""
+    """Check shapes and dtypes, because the C++ loops would read past the end of tensors with wrong sizes."""
     (batch, length, heads, head_dim), keys, values = (inputs[name].shape for name in "qkv")
     assert batch * length == layout.num_positions, f"{batch} x {length} queries, {layout.num_positions} positions"
     assert keys == [batch, length, keys[2], head_dim] and heads % keys[2] == 0, f"{inputs['q'].shape}, keys {keys}"
@@ -99,7 +99,7 @@ def _forward(
 
 
 def _run(name: str, sizes: ctypes.Structure, scale: float, in_bf16: bool, tensors: Mapping[str, paddle.Tensor]) -> None:
-    """Call an entry point with tensors named after the fields of AttentionTensors; the other fields are null."""
+    """Call an entry point with an AttentionTensors struct; fields missing from `tensors` are null."""
     addresses = struct("AttentionTensors")(**{field: pointer(x) for field, x in tensors.items()})
     function(name)(ctypes.addressof(sizes), scale, ctypes.addressof(addresses), in_bf16)
 

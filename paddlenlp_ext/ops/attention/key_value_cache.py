@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.attention.score_options import PLAIN
 
 
 class KeyValueCache(ABC):
-    """Keys and values of earlier positions."""
+    """Cached keys and values of all layers."""
 
     @property
     @abstractmethod
@@ -47,7 +47,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`, such as constant weights in another layout."""
+        """Return the cached result of `make`, such as a weight in another layout; `make` runs once per `key`."""
 
     @paddle.no_grad()
     def attend(
@@ -75,12 +75,12 @@ class KeyValueCache(ABC):
 
 
 class ReservingCache(KeyValueCache):
-    """Cache with slots that the caller writes itself (models/decoding/cpp_layers.py)."""
+    """Cache that can reserve slots for a caller that writes keys and values (models/decoding/cpp_layers.py)."""
 
     @property
     @abstractmethod
     def has_positions(self) -> bool:
-        """True if every layer has stored positions, so that `reserve` works."""
+        """True if every layer has stored positions, which `reserve` requires."""
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

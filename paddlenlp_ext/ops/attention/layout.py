@@ -1,4 +1,4 @@
-"""Documents of a packed batch, which define the attention mask; built once per forward pass for all layers.
+"""Document layout of a packed batch, which defines the attention mask of all layers.
 
 A row with documents of 3 and 2 tokens (x = visible):
 
@@ -10,8 +10,9 @@ A row with documents of 3 and 2 tokens (x = visible):
               b   . . . x .
               b   . . . x x
 
-A document may continue an earlier document, its parent. Such a branch attends to all positions of its parent, and its
-position ids continue after the parent's last one. Two branches b and c of a parent p do not see each other:
+A document may be a branch that continues an earlier document, its parent. A branch attends to all positions of the
+parent, and its position ids continue the position ids of the parent. Two branches b and c of a parent p do not attend
+to each other:
 
                   key
                   p p b b c       position
@@ -34,7 +35,7 @@ import paddle
 KeyValuePrefix = tuple[paddle.Tensor, paddle.Tensor]
 """Keys and values [P, K, H] at positions -P to -1 of every document, shared by all documents."""
 DocumentParents = Sequence[Sequence[int | None]]
-"""For each document of a row: index within the row of the document that it continues, or None."""
+"""Index of each document's parent within the row, for each row; None for documents without a parent."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class AttentionLayout:
         return np.where(parents < 0, 0, lengths[parents])
 
     def sequence_lengths(self) -> np.ndarray:
-        """Return the full sequence length of each document, int64: including its parent, or its longest branch."""
+        """Return the length of each document, int64, including the parent or the longest branch."""
         _, lengths = self.documents()
         parents, ends = self.parents(), self.first_positions() + lengths
         longest = ends.copy()
@@ -135,7 +136,7 @@ class AttentionLayout:
         return (keys <= queries) & near
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, computed once per `key`; backends cache what they derive from the layout."""
+        """Return the cached result of `make`, for tensors that backends compute from the layout once per `key`."""
         if key not in self._plans:
             self._plans[key] = make()
         return self._plans[key]

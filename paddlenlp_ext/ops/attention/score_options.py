@@ -5,7 +5,7 @@
     s = s - slope * distance                     linear biases (alibi.py)
     p = exp(s) / (exp(sink) + sum(exp(s)))       sink (arXiv:2309.17453; gpt-oss, arXiv:2508.10925)
 
-A sink is a trained logit of each head. It takes part in the softmax, but has no value.
+A sink is a trained logit per head. The softmax includes the sink, but the sink has no value vector.
 
 Shapes: B batch, N query heads, S query positions, T key positions.
 """

@@ -1,6 +1,6 @@
 """Attention masks of the GPU kernels: one range of queries per key (start rows).
 
-One range per key cannot express prefixes and some parent documents; their keys and values are copied into the
+Prefixes and some parent documents cannot be expressed as one range per key. Their keys and values are copied into the
 documents.
 
 Shapes: B batch, S sequence, E positions with the copies, P prefix positions, X heads, H head dimension.

@@ -1,7 +1,7 @@
-"""Launch the Triton kernels of attention, which support all score options, on Paddle tensors.
+"""Attention of Paddle tensors with Triton kernels, which support all score options.
 
-The mask is one range of queries per key (start_rows.py); prefixes and some parents are copied. The forward pass saves
-its inputs, its output and the log-sum-exp of the scores.
+The mask is one range of queries per key, which requires copies of prefixes and of some parents (start_rows.py). The
+forward pass saves its inputs, its output and the log-sum-exp of the scores.
 
 Tested in Triton's interpreter on the CPU (tests/ops/attention/test_triton.py), except for the launch itself. Not yet
 run on a GPU with Paddle.
@@ -144,7 +144,7 @@ def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, input
 
 
 def _walk(layout: AttentionLayout, table: TileSizes, problem: Problem, of_keys: bool = False) -> Walk:
-    """Return the tile sizes of a kernel and the lists of tiles to visit, which are built once per layout."""
+    """Return the tile sizes of a kernel, and the tile lists, which are built once per layout."""
     from paddlenlp_ext.ops.attention.kernels.inputs import Walk, sizes_for
 
     sizes = sizes_for(table, problem)

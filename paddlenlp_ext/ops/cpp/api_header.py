@@ -1,4 +1,4 @@
-"""Parse the entry points and structs of the C++ library from `csrc/api.h`, their only declaration."""
+"""Parse the entry points and structs of the C++ library from `csrc/api.h`, which declares all of them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def parameter_types() -> dict[str, list[type]]:
 
 @functools.cache
 def struct(name: str) -> type[ctypes.Structure]:
-    """Return a ctypes class with the fields of a struct in the header; pointers become addresses."""
+    """Return a ctypes class with the fields of a struct of csrc/api.h; pointer fields are `c_void_p`."""
     found = re.search(rf"struct {name} {{(.*?)}};", _declarations(), flags=re.DOTALL)
     assert found is not None, f"{HEADER} does not declare a struct {name}"
     return type(name, (ctypes.Structure,), {"_fields_": _split(found[1], ";")})
@@ -32,6 +32,6 @@ def _declarations() -> str:
 
 
 def _split(declarations: str, separator: str) -> list[tuple[str, type]]:
-    """Return name and ctypes type of each declaration, such as "const float* x"."""
+    """Return name and ctypes type of each declaration, such as ("x", c_void_p) for "const float* x"."""
     pairs = (each.strip().rsplit(maxsplit=1) for each in declarations.split(separator) if each.strip())
     return [(name, ctypes.c_void_p if kind.endswith("*") else _SCALARS[kind]) for kind, name in pairs]

@@ -1,4 +1,4 @@
-"""Huge pages for weights: decoding reads all weights for each token, which is up to a third slower with 4 KB pages."""
+"""Huge pages for weights. Decoding reads all weights for each token, and is up to a third slower with 4 KB pages."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from paddlenlp_ext.paddle_compat import has_storage
 HUGE_PAGE = 1 << 21
 """Size of a huge page on x86 in bytes."""
 
-_SMALLEST = 1 << 16  # bytes of a tensor: scattered norms and biases are not worth a huge page each
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # of Linux's madvise
+_SMALLEST = 1 << 16  # bytes; smaller tensors, such as norms and biases, would waste most of a huge page
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # constants of Linux's madvise
 
 
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     """Back the weight matrices on the CPU with huge pages; addresses and values do not change.
 
-    Before 6.1, Linux merges pages in the background instead. Errors from kernels without transparent huge
-    pages are ignored. MADV_COLLAPSE works regardless of the sysfs setting (madvise(2)).
+    Linux before 6.1 lacks MADV_COLLAPSE and merges pages in the background. Errors of kernels without transparent huge
+    pages are ignored. MADV_COLLAPSE works with any setting of transparent huge pages in sysfs (madvise(2)).
     """
     if sys.platform != "linux":
         return
@@ -30,11 +30,11 @@ def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for first, end in _runs(tensors):
         for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
-            advise(first * HUGE_PAGE, (end - first) * HUGE_PAGE, advice)  # errors leave the pages as they are
+            advise(first * HUGE_PAGE, (end - first) * HUGE_PAGE, advice)
 
 
 def _runs(tensors: Iterable[paddle.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield (first page, end page) of each contiguous run of huge pages that the tensors touch."""
+    """Yield (first page, end page) of each contiguous run of huge pages that contain parts of the tensors."""
     pages: set[int] = set()
     for tensor in tensors:
         if not (has_storage(tensor) and is_on_cpu(tensor)):

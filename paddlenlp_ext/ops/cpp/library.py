@@ -1,7 +1,7 @@
-"""C++ library of CPU kernels: built from `csrc/` on first use and called through ctypes.
+"""C++ library of CPU kernels, built from `csrc/` on first use and called through ctypes.
 
-Entry points are declared in `csrc/api.h`. The shared library uses the oneDNN and OpenMP runtimes that Paddle has
-already loaded. PADDLENLP_EXT_NATIVE=0 disables it.
+`csrc/api.h` declares the entry points. The shared library uses the oneDNN and OpenMP libraries that Paddle has
+loaded. PADDLENLP_EXT_NATIVE=0 disables the library.
 """
 
 from __future__ import annotations
@@ -22,43 +22,43 @@ from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
 SMALL_BATCH_ROWS = 8
-"""Number of rows up to which a matmul is limited by reading the weight, so that a loop over rows is fastest."""
+"""Largest number of rows for the small-batch matmuls; with so few rows, reading the weight takes most of the time."""
 
 _ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
-_POOLED_BYTES = 1 << 18  # smaller tensors come from Paddle's allocator, which is fast for them
+_POOLED_BYTES = 1 << 18  # for smaller tensors, Paddle's allocator is fast enough
 
 _capsule = ctypes.pythonapi.PyCapsule_New
 _capsule.restype, _capsule.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def library() -> ctypes.CDLL | None:
-    """Return the loaded library, built if necessary, or None if it is unavailable (see `unavailable_reason`)."""
+    """Return the loaded library, or None if it is unavailable (see `unavailable_reason`); build it if necessary."""
     return _load()[0]
 
 
 def unavailable_reason() -> str | None:
-    """Return why the library is unavailable on this machine, or None if it is available."""
+    """Return the reason why the library is unavailable on this machine, or None if it is available."""
     return _load()[1]
 
 
 def usable(x: paddle.Tensor) -> str | None:
-    """Return None for float32 on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for float32 on the CPU if the library is available, otherwise why C++ backends cannot run."""
     return on_cpu_in_fp32(x) or unavailable_reason()
 
 
 def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
-    """Return None for float32 or bfloat16 on the CPU with the library available; otherwise the reason."""
+    """Return None for float32 or bfloat16 on the CPU if the library is available, otherwise why C++ cannot run."""
     return unavailable_reason() if x.place.is_cpu_place() and x.dtype == paddle.bfloat16 else usable(x)
 
 
 @functools.cache
 def function(name: str) -> Callable[..., None]:
-    """Return an entry point of `csrc/api.h` by name.
+    """Return the entry point `name` of `csrc/api.h`.
 
     Pointer arguments are addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
-    ValueError, depending on its status. The message starts with the name of the entry point.
+    ValueError, depending on the returned status. The message starts with the name of the entry point.
     """
     found = library()
     assert found is not None, unavailable_reason()
@@ -79,7 +79,7 @@ def function(name: str) -> Callable[..., None]:
 def pointer(tensor: paddle.Tensor) -> int:
     """Return the address of the first value of a contiguous tensor.
 
-    The address does not keep the tensor alive: hold a reference until the call that uses the address has returned.
+    The address does not keep the tensor alive. The caller must keep a reference until the C++ call has returned.
     """
     assert tensor.is_contiguous(), "C++ ops require contiguous tensors"
     return tensor.data_ptr()
@@ -102,7 +102,7 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     for length in shape:
         size *= length
     if size < _POOLED_BYTES:
-        # paddle.empty spends 3 us on argument checks, and a decoding step creates hundreds of small tensors.
+        # The argument checks of paddle.empty take 3 us, and a decoding step creates hundreds of small tensors.
         return empty_unchecked(shape, getattr(paddle, dtype), _CPU)
     address = ctypes.c_void_p()
     try:
@@ -113,14 +113,14 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
 
 
 def threads() -> int:
-    """Return the number of threads that C++ ops use."""
+    """Return the number of threads of C++ ops."""
     count = ctypes.c_int64()
     function("get_threads")(ctypes.byref(count))
     return count.value
 
 
 def set_threads(count: int) -> None:
-    """Set the number of threads of C++ ops; the default is the number of threads of Paddle's matmuls."""
+    """Set the number of threads of C++ ops; by default, C++ ops use as many threads as Paddle's matmuls."""
     function("set_threads")(count)
 
 

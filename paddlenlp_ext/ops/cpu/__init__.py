@@ -1,1 +1,1 @@
-"""Former path of `ops.cpp`, kept because the documentation named `ops.cpu.library.set_threads`."""
+"""Former path of `ops.cpp`, kept because earlier documentation named `ops.cpu.library.set_threads`."""

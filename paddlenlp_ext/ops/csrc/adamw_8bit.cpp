@@ -1,7 +1,7 @@
 // AdamW for one tensor with 8-bit moments, in blocks of 256 that share a scale (ops/adamw).
 //
-// Products and sums are rounded separately (no fused multiply-add), as in NumPy and Paddle. Otherwise backends could
-// store different codes for a moment halfway between two levels.
+// Products and sums are rounded separately (no fused multiply-add), as in NumPy and Paddle. With fused multiply-adds,
+// backends could store different codes for a moment halfway between two levels.
 #pragma GCC optimize("fp-contract=off")
 
 #include "elementwise.h"

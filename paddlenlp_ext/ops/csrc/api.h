@@ -1,12 +1,12 @@
 // Entry points of the CPU library, and the structs that cross its boundary.
 //
-// Python parses argument types and struct layouts from this file (ops/cpp/api_header.py); nothing is declared twice.
-// The parser supports `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per
-// declaration, and the types i64, float, double, bool and pointers.
+// Python parses argument types and struct layouts from this file (ops/cpp/api_header.py). The parser supports
+// `Status name(type parameter, ...);` and `struct Name { type field; ... };` with one field per declaration, and the
+// types i64, float, double, bool and pointers.
 //
-// Arrays are contiguous and row-major unless stated otherwise; shapes are written [rows, columns]. An array of type
-// void* holds bf16 if the flag `is_bf16` is set, and float otherwise. Where stated, an output of a gradient function
-// may be null; this gradient is then not computed.
+// Arrays are contiguous and row-major unless a comment states otherwise. Shapes are written [rows, columns]. An array
+// of type void* holds bf16 if the flag `is_bf16` is set, and float otherwise. Comments state which gradients may be
+// null; a null gradient is not computed.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 namespace plx {
 
 using i64 = int64_t;
-using bf16 = uint16_t;  // the upper half of a float's bits
+using bf16 = uint16_t;  // the upper 16 bits of a float
 
 // Result of every entry point. Python raises the corresponding exception, with the message of last_error().
 enum Status : int32_t { OK = 0, RUNTIME_ERROR = 1, MEMORY_ERROR = 2, VALUE_ERROR = 3 };
@@ -28,18 +28,19 @@ struct AttentionSizes {
     i64 value_dim;               // channels of values and of the output
     i64 prefix;                  // length of the key-value prefix that every document attends to
     i64 window;                  // a query attends to itself and the window - 1 positions before it
-    const i64* starts;           // [documents], index of each document's first token in the batch
+    const i64* starts;           // [documents], index in the batch of the first token of the document
     const i64* lengths;          // [documents]
-    const i64* first_positions;  // [documents], position of the first token: 0, or the parent's length
-    const i64* parents;          // [documents], an earlier document whose keys this one attends to, or -1
+    const i64* first_positions;  // [documents], position of the first token: 0, or the length of the parent
+    const i64* parents;          // [documents], an earlier document that the document also attends to, or -1
     const float* slopes;         // [heads], of linear biases (ALiBi); null without biases
     float softcap;               // scores are softcap * tanh(score / softcap); 0 without a soft-cap
 };
 
 // q [positions, heads, head_dim]; out [positions, heads, value_dim]; k [positions, kv_heads, head_dim]; v [positions,
-// kv_heads, value_dim]; prefix_k, prefix_v [prefix, kv_heads, ...] likewise, not read without a prefix; sinks [heads],
-// logits of keys without values, or null; log_sums [heads, positions]: log2 of the sum of 2^(scores * log2 e). The
-// forward pass writes out and log_sums. Each gradient has the shape of its tensor and may be null.
+// kv_heads, value_dim]; prefix_k [prefix, kv_heads, head_dim] and prefix_v [prefix, kv_heads, value_dim], not read
+// without a prefix; sinks [heads], logits of keys without values, or null; log_sums [heads, positions], log2 of the sum
+// of 2^(scores * log2 e). The forward pass writes out and log_sums. Each gradient has the shape of its tensor and may
+// be null.
 struct AttentionTensors {
     const float* q;
     const float* k;
@@ -67,29 +68,29 @@ struct QuantizedWeight {
     i64 group;                  // scales per group_scale; 0 if the scales are floats
     const uint8_t* codes;       // two per byte, the first in the high nibble; for int8 one per byte
     const float* levels;        // [16], values of the 4-bit codes; null for int8
-    const void* scales;         // float, or uint8 codes if there are groups
-    const float* scale_levels;  // [256], values of the scales' codes
+    const void* scales;         // float; with groups, uint8 codes
+    const float* scale_levels;  // [256], values of the codes of scales
     const float* group_scales;
     const float* scale_offset;  // [1], added to every scale
 };
 
-// Linear layer of a decoding step, x W^T + bias with W [out, in]: exactly one of `dense` and `quantized` is set.
+// Linear layer of a decoding step, x W^T + bias with W [out, in]. Exactly one of `dense` and `quantized` is not null.
 struct DecodeMatrix {
     const void* dense;
     const QuantizedWeight* quantized;
     const float* bias;  // [out], or null
     i64 in;
     i64 out;
-    bool is_bf16;  // of `dense`
+    bool is_bf16;  // whether `dense` is bf16
 };
 
-// Decoder layer of a decoding step. Norms are weights of RMSNorm, or null for a norm that the layer does not have.
+// Decoder layer of a decoding step. A norm is the weight of an RMSNorm, or null if the layer does not have the norm.
 struct DecodeLayer {
     const float* attention_norm;      // [hidden], before attention
     const float* attention_out_norm;  // after attention
     const float* mlp_norm;            // before the feed-forward block
-    const float* mlp_out_norm;        // after it
-    const float* q_norm;              // [head_dim], of every head
+    const float* mlp_out_norm;        // after the feed-forward block
+    const float* q_norm;              // [head_dim], shared by all heads
     const float* k_norm;
     const float* sinks;  // [heads], or null
     const DecodeMatrix* q;
@@ -99,12 +100,12 @@ struct DecodeLayer {
     const DecodeMatrix* gate;
     const DecodeMatrix* up;
     const DecodeMatrix* down;
-    const float* cos;  // [positions, rotated], or null for a layer that does not rotate
+    const float* cos;  // [positions, rotated], or null for a layer without RoPE
     const float* sin;
     float* keys;  // cache [batch, kv_heads, capacity, head_dim]
     float* values;
     i64 capacity;
-    i64 window;  // positions that a query attends to, itself included
+    i64 window;  // a query attends to itself and the window - 1 positions before it
     i64 rotated;
     float scale;
     float softcap;
@@ -112,26 +113,26 @@ struct DecodeLayer {
     bool norms_after_rotation;
 };
 
-// Sizes and positions that all layers of a decoding step share. A row of the batch has `length` new positions, and
-// attends to the prefix and to its own positions from the first one on.
+// Sizes and positions that all layers of a decoding step share. A row of the batch has `length` new positions. A new
+// position attends to the prefix, and to the positions of its row up to itself.
 struct DecodeSizes {
-    const i64* starts;  // [batch], cache slot of the first new position
-    const i64* firsts;  // [batch], cache slot of the row's first position
-    i64 prefix;         // number of slots of the prefix, which precede all rows
+    const i64* starts;  // [batch], cache slot of the first new position of the row
+    const i64* firsts;  // [batch], cache slot of the first position of the row
+    i64 prefix;         // number of cache slots of the prefix, which precede the slots of the rows
     i64 batch;
     i64 length;
     i64 hidden;
-    i64 inner;  // of the feed-forward block
+    i64 inner;  // intermediate size of the feed-forward block
     i64 heads;
     i64 kv_heads;
     i64 head_dim;
-    float epsilon;              // of all norms
-    float residual_multiplier;  // scales the outputs of attention and feed-forward
+    float epsilon;              // epsilon of all norms
+    float residual_multiplier;  // factor of the outputs of attention and feed-forward
     bool is_gelu;
 };
 
-// Rotation tables of a decoding step [positions, rotated], which it computes: amplitude * cos or sin of position *
-// frequency, with the frequencies of both halves.
+// Rotation tables [positions, rotated] that a decoding step computes: amplitude * cos(position * frequency), and the
+// same for sin. A row contains each frequency twice.
 struct DecodeRope {
     const float* frequencies;  // [rotated / 2]
     float* cos;
@@ -147,16 +148,16 @@ struct DecodeModel {
     const float* norm;  // [hidden], before lm_head
     const DecodeMatrix* lm_head;
     i64 num_ropes;
-    float embedding_scale;  // of the rows of the embedding
-    float logit_scale;      // of the input of lm_head
-    bool is_bf16;           // of `embedding`
+    float embedding_scale;  // factor of the embedding output
+    float logit_scale;      // factor of the input of lm_head
+    bool is_bf16;           // whether `embedding` is bf16
 };
 
-// Table of an 8-bit format for values between -1 and 1 (ops/adamw). The code of the level nearest to x is
-// first[upper bits of x], or the next code if x is above the border between the two levels.
+// Table of an 8-bit format for values between -1 and 1 (ops/adamw). To find the level nearest to x, `first` is indexed
+// with the upper bits of x. The code is the entry, or the next code if x is above the border between the two levels.
 struct DynamicLevels {
     const float* values;   // [256]
-    const float* borders;  // [256], the last one infinite
+    const float* borders;  // [256], border between a level and the next level; the last border is infinite
     const uint8_t* first;  // [2^18]
 };
 
@@ -171,15 +172,15 @@ struct AdamStep {
     float learning_rate;
 };
 
-// Position of a tensor's values in the random draws of stochastic rounding (ops/stochastic_rounding.py). seed, tensor
-// and step are 32-bit integers.
+// Determines which random draws of stochastic rounding a tensor uses (ops/stochastic_rounding.py). seed, tensor and
+// step are 32-bit integers.
 struct DrawPosition {
     i64 seed;
     i64 tensor;  // index of the tensor
     i64 step;
     i64 first;   // index of the first value in the full tensor
     i64 width;   // values per row
-    i64 stride;  // values from one row to the next in the full tensor
+    i64 stride;  // stride of the rows in the full tensor
 };
 
 #pragma GCC visibility push(default)
@@ -199,7 +200,7 @@ Status has_bf16_products(i64* result);
 // Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are DLPack's.
 Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor);
 
-// Sets numbers [3] to the mapped bytes, the bytes in use, and the peak of the bytes in use.
+// Writes to numbers [3]: mapped bytes, bytes in use, and peak bytes in use.
 Status buffers_account(i64* numbers);
 
 // Returns all unused blocks to the kernel.
@@ -213,24 +214,24 @@ Status convert_to_bf16(const float* from, bf16* to, i64 count);
 // out [count] = 2^x. The count is a multiple of 16.
 Status attention_exp2(const float* x, float* out, i64 count);
 
-// Rounds `size` values stochastically to one of the two adjacent bfloat16 values; the nearer one is more likely.
+// Rounds each of `size` values to one of the two adjacent bfloat16 values at random; the nearer value is more likely.
 Status round_stochastically(const float* from, bf16* to, i64 size, const DrawPosition* position);
 
-// out [size] = activation(gate) * up; the activation is silu, or with `is_gelu` the tanh approximation of gelu.
-// `is_bf16` describes gate and up. Each gradient may be null.
+// out [size] = activation(gate) * up. The activation is silu, or the tanh approximation of gelu if `is_gelu` is set.
+// `is_bf16` is the type of gate and up. Each gradient may be null.
 Status gate_forward(const void* gate, const void* up, i64 size, float* out, bool is_gelu, bool is_bf16);
 Status gate_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
                      float* up_gradient, bool is_gelu, bool is_bf16);
 
-// Rounds gate and up to bfloat16 and computes the output from the rounded values.
+// Rounds gate and up to bfloat16, and computes gate_forward from the rounded values.
 Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out,
                             bool is_gelu);
 
-// x, out [positions, heads, size]; cos, sin [positions, rotated]. `is_backward` rotates a gradient back.
+// x, out [positions, heads, size]; cos, sin [positions, rotated]. With `is_backward`, x and out are gradients.
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
                  i64 positions, i64 heads, i64 size, i64 rotated, float* out);
 
-// to [count, width] = rows `ids` of table [num_rows, width], widened to float.
+// to [count, width] = rows `ids` of table [num_rows, width], converted to float.
 Status embedding_rows(const bf16* table, const i64* ids, float* to, i64 count, i64 num_rows, i64 width);
 
 // -- RMSNorm: x, out [rows, size]; weight [size]; inverse_rms [rows] --------------------------------------------------
@@ -266,7 +267,7 @@ Status layer_norm_weight_backward(const float* gradient, const float* x, const f
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                       bool is_bf16);
 
-// Like linear_forward, for a few rows. `is_bf16` describes only the weight.
+// Computes linear_forward for a few rows. `is_bf16` is the type of the weight; x is always float.
 Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                           bool is_bf16);
 Status linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, i64 rows, i64 in, i64 out,
@@ -275,15 +276,14 @@ Status linear_weight_gradient(const void* gradient, const void* x, float* weight
                               bool is_bf16);
 Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 rows, i64 out);
 
-// -- linear layers of groups of rows: x [rows, in]; y [rows, out]; starts [groups + 1]: the first row of each group
-// -----
+// -- grouped linear layers, with one weight per group of rows ---------------------------------------------------------
 
-// weight [groups, out, in], with `stride` values from one group to the next.
-
+// x [rows, in]; y [rows, out]; starts [groups + 1], the first row of each group; weight [groups, out, in], where
+// `stride` is the stride of the groups.
 Status grouped_linear_forward(const void* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
                               i64 out, i64 stride, bool is_bf16);
 
-// Like grouped_linear_forward, for groups of a few rows. `is_bf16` describes only the weight.
+// Computes grouped_linear_forward for groups of a few rows. `is_bf16` is the type of the weight; x is always float.
 Status grouped_linear_small_batch(const float* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
                                   i64 out, i64 stride, bool is_bf16);
 
@@ -291,19 +291,21 @@ Status grouped_linear_small_batch(const float* x, const void* weight, float* y, 
 Status grouped_linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, const i64* starts,
                                      i64 groups, i64 in, i64 out, i64 stride, bool accumulate, bool is_bf16);
 
-// Groups without rows get zeros.
+// The gradient of a group without rows is set to 0.
 Status grouped_linear_weight_gradient(const void* gradient, const void* x, float* weight_gradient, const i64* starts,
                                       i64 groups, i64 in, i64 out, i64 stride, bool is_bf16);
 
 // to [count, width] = rows `ids` of `from`.
 Status gather_rows(const float* from, const i64* ids, float* to, i64 count, i64 width);
 
-// to [tokens, width] = the sum of each token's rows; positions [tokens, choices] are their indices, -1 for no row.
+// to [tokens, width] = the sum of the rows of each token. positions [tokens, choices] are the row indices; -1 is
+// skipped.
 Status sum_rows(const float* rows, const i64* positions, float* to, i64 tokens, i64 choices, i64 width);
 
 // -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------
 
-// y += scaling * (x a^T) b^T. `is_bf16` describes x, y_gradient and inner; with it, all products round their inputs.
+// y += scaling * (x a^T) b^T. `is_bf16` is the type of x, y_gradient and inner; if it is set, all products round their
+// inputs to bfloat16.
 Status lora_update_forward(const void* x, float* y, const float* a, const float* b, void* inner, i64 rows, i64 in,
                            i64 out, i64 rank, float scaling, bool is_bf16);
 
@@ -314,10 +316,10 @@ Status lora_update_backward(const void* x, const void* y_gradient, const float* 
 
 // -- quantized weights ------------------------------------------------------------------------------------------------
 
-// Rows `first` to `last` - 1, as bfloat16 or float.
+// Writes the rows `first` to `last` - 1 as bfloat16 or float.
 Status dequantize_weight(const QuantizedWeight* weight, i64 first, i64 last, void* to, bool is_bf16);
 
-// `is_bf16` describes x, or the gradient.
+// `is_bf16` is the type of x and of the gradient.
 Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, float* y, i64 rows, bool is_bf16);
 Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows);
 // Adds to x_gradient if `accumulate` is set.
@@ -326,55 +328,55 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // -- cross entropy ----------------------------------------------------------------------------------------------------
 
-// losses [rows] = logsumexp(logits) - logits[target]; num_correct = rows whose first largest logit is the
-// target. logits [rows, columns] are overwritten, with their gradient (softmax minus one-hot) if `wants_gradient`; with
-// `is_bf16` the gradient is bfloat16 and fills the first half of each row. With a softcap above 0, the loss is
-// computed from softcap * tanh(logits / softcap), and the gradient is taken with respect to the uncapped logits.
+// losses [rows] = logsumexp(logits) - logits[target]; num_correct = number of rows whose largest logit, the first if
+// several are equal, is the target. The logits [rows, columns] are overwritten. With `wants_gradient`, they are
+// replaced by their gradient (softmax minus one-hot). With `is_bf16`, the gradient is bfloat16 and fills the first half
+// of each row. With a softcap above 0, the loss is computed from softcap * tanh(logits / softcap), and the gradient is
+// taken with respect to the uncapped logits.
 Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, float softcap, bool wants_gradient,
                      bool is_bf16, float* losses, i64* num_correct);
 
-// Gradients of an lm_head from the logits' gradient [rows, out] as cross_entropy stores it.
-// hidden_gradient [rows, in] = gradient weight.
+// hidden_gradient [rows, in] = gradient * weight, where the gradient of the logits [rows, out] has the format that
+// cross_entropy writes.
 Status head_hidden_gradient(const void* gradient, const void* weight, float* hidden_gradient, i64 rows, i64 in, i64 out,
                             bool is_bf16);
 
-// weight_gradient [out, in] = gradient^T hidden, added to its previous value if `accumulate`.
+// weight_gradient [out, in] = gradient^T * hidden, added to the previous weight_gradient if `accumulate` is set.
 Status head_weight_gradient(const void* gradient, const void* hidden, float* weight_gradient, i64 rows, i64 in, i64 out,
                             bool accumulate, bool is_bf16);
 
 // -- attention --------------------------------------------------------------------------------------------------------
 
-// With `is_bf16`, products round their inputs to bfloat16.
+// If `is_bf16` is set, products round their inputs to bfloat16.
 Status attention_forward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 
-// Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size], each row from slot
-// starts[row] on.
+// Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size]. Row i of the batch is
+// written to the slots from starts[i] on.
 Status store_positions(const float* x, float* cache, const i64* starts, i64 batch, i64 length, i64 kv_heads, i64 size,
                        i64 capacity);
 
-// q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: the slots that a query attends to, as start and
-// end of the prefix's range, and start and end of the row's own range, which ends after the query itself. slopes
-// [heads]: linear biases (ALiBi), with the position of each query in its document, positions [batch, length]; both are
-// null without biases. sinks [heads], or null. softcap: 0 without a soft-cap.
+// q, out [batch, length, heads, head_dim]. ranges [batch, length, 4]: cache slots that a query attends to: start and
+// end of the slots of the prefix, and start and end of the slots of the row, which end after the query. slopes [heads]:
+// linear biases (ALiBi). positions [batch, length]: position of each query in its document. Without linear biases,
+// slopes and positions are null. sinks [heads], or null. softcap: 0 without a soft-cap.
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
                         const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
                         i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
 
 // -- decoding step ----------------------------------------------------------------------------------------------------
 
-// Runs several decoder layers.
-// x [batch * length, hidden]: hidden states before the layers, and then after them. The keys and values of the new
-// positions are written to the caches.
+// Runs several decoder layers. x [batch * length, hidden] are the hidden states before the layers, and are overwritten
+// by the hidden states after the layers. The keys and values of the new positions are written to the cache.
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
 
-// A model with these layers: ids [batch, length], rows of the embedding; logits [batch * length, vocab].
+// Runs a model on token ids [batch, length], and writes the logits [batch * length, vocab].
 Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
                      const i64* ids, float* logits);
 
-// -- lists of tensors: arrays of pointers and of sizes ----------------------------------------------------------------
+// -- lists of tensors, given as arrays of pointers and of sizes -------------------------------------------------------
 
-// Tensors of type void* hold bf16 if `is_bf16` is set, and float otherwise.
+// total = sum of the squares of all values.
 Status sum_of_squares(const void* const* tensors, const i64* sizes, i64 num_tensors, bool is_bf16, double* total);
 Status scale_tensors(void* const* tensors, const i64* sizes, i64 num_tensors, bool is_bf16, float factor);
 
@@ -384,15 +386,16 @@ Status adamw_update(float* const* weights, const float* const* gradients, float*
                     const float* learning_rates, const float* weight_decays, const i64* sizes, i64 num_tensors,
                     float beta1, float beta2, float epsilon);
 
-// The same for bfloat16 weights, with gradients in float32 or bfloat16. With `masters`, these are updated and rounded
-// to the nearest weights; without, the weights are rounded stochastically, with the draws of `positions` [num_tensors].
+// adamw_update for bfloat16 weights, with gradients in float32 or bfloat16. With `masters`, the masters are updated and
+// rounded to the nearest bfloat16 weights. Without `masters`, the weights are rounded stochastically with the draws of
+// `positions` [num_tensors].
 Status adamw_update_bf16(bf16* const* weights, float* const* masters, const void* const* gradients,
                          float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
                          float* const* beta2_powers, const float* learning_rates, const float* weight_decays,
                          const i64* sizes, i64 num_tensors, float beta1, float beta2, float epsilon,
                          const DrawPosition* positions, bool bf16_gradients);
 
-// One tensor whose moments are codes [blocks, 256] with one scale per block.
+// AdamW update of one tensor whose moments are 8-bit codes [blocks, 256] with one scale per block.
 Status adamw_8bit_update(float* weight, const float* gradient, uint8_t* codes1, float* scales1, uint8_t* codes2,
                          float* scales2, i64 size, const DynamicLevels* levels1, const DynamicLevels* levels2,
                          const AdamStep* step);

@@ -1,7 +1,7 @@
-// Types shared by the forward and backward pass of attention: tiles of scores and their masks.
+// Types shared by the forward and backward pass of attention: tiles of scores, and their masks.
 //
-// A tile holds the scores of up to 64 queries and 64 keys of one document and head as [key][query]: a vector has one
-// key's scores for 16 queries. Only squares of 16 x 16 scores that contain an unmasked score are computed:
+// A tile holds the scores [key][query] of up to 64 queries and 64 keys of one document and head. A vector holds the
+// scores of one key with 16 queries. Only squares of 16 x 16 scores that contain an unmasked score are computed:
 //
 //              queries ->
 //        keys  [ # # # # ]      # computed
@@ -9,7 +9,7 @@
 //         v    [ . . # # ]
 //              [ . . . # ]
 //
-// Within a computed square, masked scores (future keys, and keys that have left the window) are replaced.
+// In a computed square, the scores of masked keys (future keys, and keys outside the window) are replaced.
 #pragma once
 
 #include <algorithm>
@@ -29,11 +29,12 @@ struct Range {
     i64 size() const { return std::max<i64>(0, end - first); }
 };
 
-// Scores of a head, in units of log2: factor * q k, or softcap * tanh(factor * q k), minus slope * distance.
+// Formula of the scores of a head, in units of log2: factor * q k, or with a soft-cap softcap * tanh(factor * q k).
+// With linear biases, slope * distance is subtracted.
 struct ScoreRule {
     float factor;
     float softcap = 0.0f;  // 0 without a soft-cap
-    float slope = 0.0f;    // of the linear biases (ALiBi, arXiv:2108.12409); 0 without biases
+    float slope = 0.0f;    // slope of the linear biases (ALiBi, arXiv:2108.12409); 0 without biases
 
     ScoreRule(const AttentionSizes& sizes, float scale, i64 head) : factor(scale * LOG2_E) {
         if (sizes.softcap != 0.0f) factor = scale / sizes.softcap, softcap = sizes.softcap * LOG2_E;
@@ -41,24 +42,25 @@ struct ScoreRule {
     }
 };
 
-// Query q attends to key k (both counted in the tile) if 0 <= offset + q - k < window.
+// Query q of the tile attends to key k of the tile if 0 <= offset + q - k < window.
 struct Tile {
     i64 queries, keys, offset, window;
 
     bool is_fully_masked() const { return offset + queries <= 0 || offset - (keys - 1) >= window; }
     bool is_unmasked() const { return offset >= keys - 1 && offset + queries - 1 < window; }
 
-    // Queries, in full vectors, of the squares that contain unmasked scores of the 16 keys from `key` on.
+    // Returns the queries of the squares with unmasked scores of the 16 keys from `key` on, rounded to full vectors.
     Range queries_of(i64 key) const {
         const i64 first = round_down(std::max<i64>(0, key - offset));
         return {first, round_up(std::min(queries, key + SQUARE - 1 - offset + window))};
     }
-    // Keys of the squares that contain unmasked scores of the 16 queries from `query` on.
+    // Returns the keys of the squares with unmasked scores of the 16 queries from `query` on.
     Range keys_of(i64 query) const {
         const i64 first = round_down(std::max<i64>(0, offset + query - window + 1));
         return {first, std::min(keys, round_up(std::max<i64>(0, offset + query + SQUARE)))};
     }
-    // Lowers the scores [key][query] of 16 queries and the keys of `range` by the slope times the distance.
+    // Subtracts slope * distance from the scores [key][query] of the 16 queries from `query` on and the keys of
+    // `range`.
     void add_biases(float* scores, i64 query, Range range, float slope) const {
         if (slope == 0.0f) return;
         const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -68,7 +70,7 @@ struct Tile {
             store(row, load(row) - (first - slope * float(key)));
         }
     }
-    // Scores of one key for 16 queries, with masked scores replaced by `fill`.
+    // Returns the scores of one key with 16 queries, with masked scores replaced by `fill`.
     f32x16 mask(f32x16 scores, i64 query, i64 key, float fill) const {
         const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const i64 first_visible = key - offset - query, first_expired = first_visible + window;
@@ -78,8 +80,9 @@ struct Tile {
     }
 };
 
-// Keys or values of one document or of the prefix, for one head. A packed element holds neighbors of a row in the
-// row_major copy, and neighbors of a column in the col_major copy; with float elements both are the same array.
+// Keys or values of one document or of the prefix, for one head. A packed element holds two neighbors of a row in the
+// row_major copy, and two neighbors of a column in the col_major copy. With float elements, both copies are the same
+// array.
 template <class Element>
 struct Copies {
     const Element *row_major, *col_major;
@@ -90,7 +93,7 @@ template <class Element>
 struct KeysValues {
     Copies<Element> k, v;
     i64 length;
-    i64 position;  // of the first key: 0, the parent's length for a branch, or minus the prefix's length for the prefix
+    i64 position;  // position of the first key: 0; with a parent, its length; for the prefix, minus its length
 };
 
 template <class Element>
@@ -100,8 +103,9 @@ constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;
 }
 
-// A tile of floats [rows][columns], whose rows are BLOCK apart, as left factor of a product: the tile itself, or packed
-// into `scratch` [BLOCK * BLOCK / 2]. The product's depth is columns (row_major), or rows (col_major, 16 columns).
+// Return a tile of floats [rows][columns] with row stride BLOCK as the left factor of a product. Packed elements are
+// written to `scratch` [BLOCK * BLOCK / 2]. The depth of the product is the columns of the tile (row_major), or its
+// rows (col_major, 16 columns).
 inline tiles::Strided<float> left_row_major(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
 inline tiles::Strided<float> left_col_major(i64, const float* from, float*) { return {from, 1, BLOCK}; }
 inline tiles::Strided<PackedPair> left_row_major(i64 rows, i64 columns, const float* from, PackedPair* scratch) {
@@ -113,8 +117,8 @@ inline tiles::Strided<PackedPair> left_col_major(i64 rows, const float* from, Pa
     return {scratch, 1, LANES};
 }
 
-// Rows of queries, or of their outputs' gradients, transposed to [channel][query]: the right factor that keys and
-// values are multiplied by.
+// Rows of queries, or of the gradients of their outputs, transposed to [channel][query]. They are the right factor of
+// the products with keys and values.
 template <class Element>
 class TransposedBlock {
   public:
@@ -138,7 +142,7 @@ class TransposedBlock {
     std::vector<PackedPair> pairs_;
 };
 
-// scores [key][query] = rows [key] times columns [size][query], for the computed squares of the tile.
+// scores [key][query] = rows [key][size] * columns [size][query], for the squares of the tile that must be computed.
 template <class Element>
 inline void multiply_squares(const Tile& tile, const Element* rows, i64 ld_rows, const Element* columns, i64 size,
                              float* scores) {

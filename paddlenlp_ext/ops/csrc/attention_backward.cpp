@@ -1,7 +1,7 @@
 // Causal attention over packed documents, backward pass. The softmax weights of a tile are recomputed from the scores
 // and the log-sums that the forward pass saved (arXiv:2205.14135, algorithm 4).
 //
-// No two threads add to the same value, and the order of the sums depends only on the sizes.
+// Each value is summed by one thread, in an order that depends only on the sizes.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -269,8 +269,8 @@ void sum_groups(const AttentionSizes& sizes, i64 positions, i64 size, const floa
     });
 }
 
-// A sink has a share of each query's weights, and its value is zero: its gradient is minus the sum over queries of this
-// share times the dot product of output and output gradient.
+// A sink has a softmax weight for each query, and its value vector is zero. The sink gradient is minus the sum over
+// queries of this weight times the dot product of output and output gradient.
 void sink_gradients(const AttentionSizes& sizes, const AttentionTensors& tensors) {
     if (tensors.sinks_gradient == nullptr) return;
     parallel_for(sizes.heads, 1, [&](i64 begin, i64 end) {

@@ -1,4 +1,4 @@
-// Keys and values of all documents and heads, in the element type of the products.
+// Keys and values of all documents and heads, in the element type of the matrix products (tile_product.h).
 #pragma once
 
 #include "attention.h"
@@ -7,7 +7,7 @@
 namespace plx {
 namespace attention {
 
-// Copies of keys or values that a pass needs.
+// Layouts of keys or values that a forward or backward pass reads.
 struct Needed {
     bool row_major, col_major;
 };
@@ -16,7 +16,7 @@ struct Needed {
 template <class Element>
 class TensorStore;
 
-// Float elements: views of the tensors themselves.
+// Float elements are views of the tensors.
 template <>
 class TensorStore<float> {
   public:
@@ -38,7 +38,8 @@ class TensorStore<float> {
     const float *x_, *prefix_;
 };
 
-// Packed elements: rounded copies [document][head][key][size]; the prefix is stored as the last document.
+// Packed elements are copies [document][head][key][size], rounded to bfloat16. The prefix is stored as the last
+// document.
 template <>
 class TensorStore<PackedPair> {
   public:
@@ -111,8 +112,8 @@ class KeyValueStore {
     const TensorStore<Element> k_, v_;
 };
 
-// Calls run with a value of the products' element type: PackedPair if bfloat16 is requested, the processor multiplies
-// such pairs, and head_dim and value_dim are multiples of the vector length; otherwise float.
+// Calls run with a value of the element type of the matrix products. The type is PackedPair if `is_bf16` is set, the
+// processor supports AVX512-BF16, and head_dim and value_dim are multiples of the vector length. Otherwise it is float.
 template <class Run>
 void with_element(const AttentionSizes& sizes, bool is_bf16, Run&& run) {
 #ifdef __AVX512BF16__

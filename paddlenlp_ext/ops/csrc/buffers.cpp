@@ -1,8 +1,8 @@
 // Pool of memory blocks for the outputs of ops.
 //
 // glibc returns large freed blocks to the kernel, or cannot reuse them because of their alignment, and every new page
-// costs a page fault. This pool puts a freed block on a list and reuses it for the next tensor of similar size. Paddle
-// receives the block as a DLPack capsule, whose deleter returns the block to the pool.
+// causes a page fault. The pool keeps freed blocks in a list and reuses them for tensors of similar size. Paddle
+// receives a block as a DLPack capsule, whose deleter returns the block to the pool.
 #include <sys/mman.h>
 
 #include <memory>

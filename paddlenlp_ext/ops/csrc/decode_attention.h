@@ -1,4 +1,4 @@
-// Attention of one new position over cached keys and values [capacity, head_dim] of a key head.
+// Attention of one new position over the cached keys and values [capacity, head_dim] of a key-value head.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ struct SlotRange {
     i64 size() const { return std::max<i64>(0, end - first); }
 };
 
-// Scores of one query with 16 keys; only the first `keys` of them are read.
+// Returns the products of one query with 16 keys. If `keys` is below 16, only `keys` keys are read.
 static inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys) {
     f32x16 products[LANES] = {};
     for (i64 key = 0; key < std::min(keys, LANES); ++key) {
@@ -30,7 +30,8 @@ static inline f32x16 dots(const float* q, const float* k, i64 head_dim, i64 keys
     return horizontal_sums<LANES>(products);
 }
 
-// Softmax over scores [keys] and a sink, in place. The array is padded to full vectors, whose last lanes become zero.
+// Computes the softmax over scores [keys] and a sink, in place. The array must have space for full vectors; the lanes
+// after the last score become zero.
 static inline void softmax(float* scores, i64 keys, float sink) {
     const float none = -std::numeric_limits<float>::infinity();
     for (i64 key = keys; key < round_up(keys); ++key) scores[key] = none;
@@ -47,13 +48,13 @@ static inline void softmax(float* scores, i64 keys, float sink) {
     for (i64 key = 0; key < keys; key += LANES) store(scores + key, load(scores + key) / total);
 }
 
-// Options of the scores. Arrays start at the first query head of a key head.
+// Options of the scores. Arrays start at the first query head that reads the key-value head.
 struct CachedScoreOptions {
-    float factor;                   // of the products of queries and keys, in units of log2
-    float softcap;                  // in units of log2; 0 without a soft-cap
-    const float* sinks;             // null without sinks
-    const float* slopes = nullptr;  // of linear biases; null without biases
-    i64 position = 0;               // of the query in its document
+    float factor;                   // factor of the products of query and key, in units of log2
+    float softcap;                  // soft-cap in units of log2; 0 without a soft-cap
+    const float* sinks;             // logits of the sinks; null without sinks
+    const float* slopes = nullptr;  // slopes of linear biases (ALiBi); null without biases
+    i64 position = 0;               // position of the query in its document
 
     CachedScoreOptions(float scale, float softcap, const float* sinks)
         : factor(softcap == 0.0f ? scale * LOG2_E : scale / softcap), softcap(softcap * LOG2_E), sinks(sinks) {}
@@ -63,25 +64,25 @@ struct CachedScoreOptions {
     }
 };
 
-// Scores of 16 keys, lowered by the slope times the distance, which is `farthest` for the first key.
+// Subtracts the linear bias, slope * distance, from the scores of 16 keys. The first key has the distance `farthest`.
 static inline f32x16 biased(f32x16 scores, float slope, i64 farthest) {
     const f32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return scores - slope * LOG2_E * (float(farthest) - lane);
 }
 
-// Computes the outputs of the query heads that share a key head, at one position.
+// Computes the attention output of one position for all query heads that read the same key-value head.
 static inline void attend(const float* q, const float* k, const float* v, float* out, SlotRange prefix, SlotRange own,
                           const CachedScoreOptions& options, i64 group, i64 head_dim) {
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
-    // The values are read after the scores of the keys, from memory if the layer is a small part of the step.
+    // The values are read after all scores are computed. They are prefetched, because they are rarely in a cache.
     for (const SlotRange& range : {prefix, own})
         prefetch_later(v + range.first * head_dim, range.size() * head_dim * i64(sizeof(float)));
     for (i64 head = 0; head < group; ++head) {
         float* const scores = weights.data() + head * stride;
         i64 done = 0;
-        // The own range ends with the query itself, and the prefix before the document's first position.
+        // The last key of the own range is the query position, and the prefix ends before the first position.
         for (const auto& [range, nearest] : {std::pair{prefix, options.position + 1}, std::pair{own, i64(0)}}) {
             for (i64 key = 0; key < range.size(); key += LANES) {
                 f32x16 x = dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *

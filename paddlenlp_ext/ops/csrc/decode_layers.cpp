@@ -2,9 +2,9 @@
 // rotation, attention over the cache, feed-forward and lm_head. The results are the same as with separate ops.
 // For a small model, calling the separate ops takes longer than running them.
 //
-// Every thread computes its part of the outputs of a matrix, or of the key heads, from tensors that all threads have
-// written before a barrier. Residuals and norms are small: every thread computes all of them, in memory of its own,
-// which takes less time than another barrier.
+// Each thread computes some outputs of a matrix, or some key heads, from tensors that all threads have written before a
+// barrier. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
+// time than another barrier.
 #include <cmath>
 #include <initializer_list>
 #include <optional>

@@ -6,8 +6,8 @@
 
 namespace plx {
 
-// Calls step(start, count) for all full vectors of `size` floats, then for the rest. If the compiler knows that the
-// count is LANES, load_part and store_part compile to one move.
+// Calls step(start, count) for all full vectors of `size` floats, then for the remaining floats. For full vectors, the
+// count is the constant LANES, so load_part and store_part compile to one move.
 template <class Step>
 static inline void for_each_vector(i64 size, Step&& step) {
     i64 start = 0;
@@ -15,13 +15,13 @@ static inline void for_each_vector(i64 size, Step&& step) {
     if (start < size) step(start, size - start);
 }
 
-// Copies floats or bfloat16, converted to the type of `to`; a float is rounded to the nearest bfloat16.
+// Copies float or bfloat16 values and converts them to the type of `to`. A float is rounded to the nearest bfloat16.
 template <class From, class To>
 static inline void copy_values(const From* from, To* to, i64 size) {
     for_each_vector(size, [&](i64 start, i64 count) { store_part(to + start, load_part(from + start, count), count); });
 }
 
-// Calls step(start, count) for every vector of `size` floats, on all threads. Parts begin at full vectors.
+// Calls step(start, count) for every vector of `size` floats, on all threads.
 template <class Step>
 static inline void parallel_for_vectors(i64 size, Step&& step) {
     i64 vectors = (size + LANES - 1) / LANES;
@@ -31,8 +31,9 @@ static inline void parallel_for_vectors(i64 size, Step&& step) {
     });
 }
 
-// Returns the sum of value(start, count) over `size` floats. 1024 floats at a time are accumulated in single precision:
-// a float sum over the 49152 columns of a vocabulary would lose digits. `value` returns zeros beyond `count`.
+// Returns the sum of value(start, count) over `size` floats. Blocks of 1024 floats are summed in float, and the sums of
+// the blocks in double, because a float sum over a vocabulary of 49152 tokens would be inaccurate. `value` must return
+// zeros beyond `count`.
 template <class Value>
 static inline double long_sum(i64 size, Value&& value) {
     constexpr i64 PART = 1024;

@@ -1,4 +1,4 @@
-// Error handling: exceptions inside the library, a status and a message at its boundary.
+// Error handling. The library throws exceptions internally; its entry points return a status and store a message.
 #pragma once
 
 #include <atomic>
@@ -16,10 +16,10 @@ class OutOfMemory : public std::bad_alloc {
     const i64 bytes;
 };
 
-// Stores the message of the exception being handled for last_error() and returns its status.
+// Stores the message of the current exception for last_error(), and returns the status of the exception.
 Status report_exception() noexcept;
 
-// Runs the body of an entry point and turns exceptions into a status.
+// Runs the body of an entry point and converts exceptions to a status.
 template <class Body>
 inline Status guarded(Body&& body) noexcept {
     try {
@@ -30,7 +30,7 @@ inline Status guarded(Body&& body) noexcept {
     }
 }
 
-// Stores the first exception of a parallel region: an exception that leaves a thread's part would end the process.
+// Stores the first exception of a parallel region. OpenMP terminates the process if an exception leaves a thread.
 class FirstException {
   public:
     template <class Body>
@@ -44,7 +44,7 @@ class FirstException {
 
     bool is_set() const noexcept { return is_set_.load(std::memory_order_acquire); }
 
-    // To be called after the region.
+    // Rethrows the stored exception. Call it after the parallel region.
     void rethrow() const {
         if (exception_ != nullptr) std::rethrow_exception(exception_);
     }

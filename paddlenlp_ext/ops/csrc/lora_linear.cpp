@@ -1,7 +1,7 @@
 // y += scaling (x A^T) B^T with A [r, in], B [out, r], and the gradients of A, B and x.
 //
-// The rank is a dimension of every product, so a row takes r (in + out) multiplications. Each update is added to the
-// result of the base layer, in y or in x's gradient:
+// The rank r is a dimension of every product, so a row takes r (in + out) multiplications. Each update is added in
+// place to the output or the input gradient of the base layer:
 //
 //        x [rows, in] ----- W -----> y [rows, out]
 //              \                      ^ +=

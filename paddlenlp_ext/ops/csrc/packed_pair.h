@@ -1,5 +1,5 @@
-// Pairs of bfloat16 packed into 32 bits: AVX512-BF16 multiplies two pairs and sums the products in float, at twice the
-// rate of float.
+// Pairs of bfloat16 values packed into 32 bits. AVX512-BF16 multiplies two pairs and adds both products to a float, at
+// twice the rate of float multiplications.
 #pragma once
 
 #include <type_traits>
@@ -21,7 +21,8 @@ static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 colu
 }
 #endif
 
-// to [rows, columns / 2] = from [rows, columns]; a pair holds neighbors in a row. Columns are a multiple of LANES.
+// to [rows, columns / 2] = from [rows, columns]. A pair holds neighbors in a row. `columns` must be a multiple of
+// LANES.
 inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; ++row)
         for (i64 column = 0; column < columns; column += LANES) {
@@ -30,8 +31,8 @@ inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// to [ceil(rows / 2), columns] = from [rows, columns]; a pair holds neighbors in a column. Columns are a multiple of
-// LANES; an odd last row is paired with zeros.
+// to [ceil(rows / 2), columns] = from [rows, columns]. A pair holds neighbors in a column. `columns` must be a multiple
+// of LANES. If the number of rows is odd, the last row is paired with zeros.
 inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; row += 2)
         for (i64 column = 0; column < columns; column += LANES) {
@@ -42,7 +43,7 @@ inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// Returns values as a product of this element type reads them: unchanged, or rounded to bfloat16.
+// Returns x unchanged if Element is float, and rounded to bfloat16 if Element is PackedPair.
 template <class Element>
 inline f32x16 rounded_to(f32x16 x) {
     return std::is_same_v<Element, float> ? x : (f32x16)(bf16_bits(x) << 16);

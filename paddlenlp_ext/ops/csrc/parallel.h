@@ -1,4 +1,4 @@
-// Loops divided among OpenMP threads. An exception in one thread reaches the caller.
+// Loops divided among OpenMP threads. An exception in any thread is rethrown in the calling thread.
 #pragma once
 
 #include <omp.h>
@@ -7,10 +7,11 @@
 
 namespace plx {
 
-constexpr i64 MIN_WORK_PER_THREAD = 8192;  // floats; with fewer, waking a thread costs more than it saves
+constexpr i64 MIN_WORK_PER_THREAD = 8192;  // floats; for fewer floats, waking a thread takes longer than the work
 
-// Calls body(begin, end) for equal parts of [0, count), one per thread, none smaller than `grain` if possible. The
-// parts depend only on the number of threads, so results repeat bit for bit.
+// Calls body(begin, end) for parts of [0, count) of about equal size, one part per thread. A part has at least `grain`
+// iterations if `count` is large enough. The parts depend only on the arguments and the number of threads, so results
+// are reproducible bit for bit.
 template <class Body>
 static inline void parallel_for(i64 count, i64 grain, Body&& body) {
     i64 parts = grain > 1 ? count / grain : count;
@@ -27,7 +28,8 @@ static inline void parallel_for(i64 count, i64 grain, Body&& body) {
     error.rethrow();
 }
 
-// Calls task(number) for each number in [0, count), in order, on the next free thread: for tasks of unequal length.
+// Calls task(number) for each number in [0, count), in order, on the next free thread. Use it for tasks of unequal
+// length.
 template <class Task>
 static inline void parallel_tasks(i64 count, Task&& task) {
     FirstException error;
@@ -36,7 +38,7 @@ static inline void parallel_tasks(i64 count, Task&& task) {
     error.rethrow();
 }
 
-// Calls body(begin, end) for parts of `rows` rows of `size` floats.
+// Calls body(begin, end) for ranges of `rows` rows of `size` floats.
 template <class Body>
 static inline void parallel_for_rows(i64 rows, i64 size, Body&& body) {
     parallel_for(rows, 1 + MIN_WORK_PER_THREAD / size, body);

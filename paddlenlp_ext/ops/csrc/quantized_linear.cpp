@@ -1,5 +1,5 @@
-// y = x W^T with a quantized W [out, in], and x's gradient, in float or with inputs rounded to bfloat16. A product
-// dequantizes each row of W once, a few rows at a time, into scratch memory that fits the cache of a core.
+// y = x W^T with a quantized W [out, in], and the gradient of x, in float or with inputs rounded to bfloat16. Each row
+// of W is dequantized once, a few rows at a time, into scratch memory that fits into the cache of a core.
 #include "gemm.h"
 #include "quantized_weight.h"
 #include "scratch.h"

@@ -1,5 +1,5 @@
-// Rotary position embedding of a head: each pair (x[i], x[i + half]), or (x[2 i], x[2 i + 1]) if interleaved, is
-// rotated by an angle of its position.
+// Rotary position embedding of a head. Each pair (x[i], x[i + half]), or (x[2 i], x[2 i + 1]) if interleaved, is
+// rotated by an angle that depends on i and on the position.
 #pragma once
 
 #include "elementwise.h"
@@ -18,7 +18,7 @@ static inline void rotate_head(const float* x, const float* cos, const float* si
     });
 }
 
-// The same for pairs of neighbouring channels; the tables hold the angles in halves.
+// rotate_head for interleaved pairs (x[2 i], x[2 i + 1]). The layout of cos and sin is the same as in rotate_head.
 static inline void rotate_pairs(const float* x, const float* cos, const float* sin, bool is_backward, i64 half,
                                 float* out) {
     for (i64 pair = 0; pair < half; ++pair) {

@@ -1,4 +1,4 @@
-// Sums over the rows of a matrix: gradients of a norm's weight.
+// Sums over the rows of a matrix, used for the gradient of a norm weight.
 #pragma once
 
 #include <vector>
@@ -7,8 +7,8 @@
 
 namespace plx {
 
-// sums [size] = the sum over rows of value(row, start, count), the vectors of a row [size]. Blocks of rows are summed
-// in order, so results do not depend on the number of threads.
+// sums [size] = the sum over the rows, where value(row, start, count) returns a vector of a row [size]. The rows are
+// summed in 16 blocks and the blocks in order, so results do not depend on the number of threads.
 template <class Value>
 static inline void sum_rows(i64 rows, i64 size, float* sums, Value&& value) {
     constexpr i64 BLOCKS = 16;

@@ -1,4 +1,4 @@
-// Bounds of pooled memory for AddressSanitizer, which knows only the bounds of malloc's blocks. Empty in other builds.
+// Bounds of pooled memory for AddressSanitizer, which otherwise knows only the blocks of malloc. No-op in other builds.
 #pragma once
 
 #include "api.h"
@@ -9,7 +9,7 @@
 
 namespace plx {
 
-// Makes the first `used` of `size` bytes accessible, and accesses to the rest an error.
+// Makes the first `used` of `size` bytes accessible. AddressSanitizer reports accesses to the remaining bytes.
 inline void set_accessible([[maybe_unused]] void* data, [[maybe_unused]] i64 used, [[maybe_unused]] i64 size) {
 #ifdef __SANITIZE_ADDRESS__
     __asan_unpoison_memory_region(data, size_t(used));

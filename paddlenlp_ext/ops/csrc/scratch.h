@@ -1,11 +1,12 @@
-// Scratch memory of the calling thread. It is reused between calls and grows as needed.
+// Scratch memory of each thread, which is reused between calls and grows as needed.
 #pragma once
 
 #include "api.h"
 
 namespace plx {
 
-// Buffers that an op needs at the same time use different slots. A request discards the slot's previous content.
+// An op uses a different slot for each buffer that it needs at the same time. A request for a slot discards the
+// previous content of the slot.
 enum ScratchSlot { SCRATCH_A, SCRATCH_B, SCRATCH_C, SCRATCH_D, SCRATCH_SLOTS };
 
 // Returns at least `size` bytes, aligned to a page. Throws OutOfMemory.

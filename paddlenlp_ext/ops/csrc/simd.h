@@ -1,7 +1,7 @@
 // Vectors of 16 floats, and bfloat16.
 //
-// Vectors use GCC's vector_size extension, so one source serves processors with and without AVX-512: the compiler
-// splits a vector into registers of the target.
+// Vectors use GCC's vector_size extension. The compiler splits a vector into registers of the target, so the source
+// compiles for processors with and without AVX-512.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
 
-// x - 0 is x for every x, so GCC compiles this to one instruction; x + 0 is not, because -0 + 0 is 0.
+// GCC compiles x - 0 to one instruction, because x - 0 is equal to x for every x. x + 0 differs for x = -0.
 static inline f32x16 broadcast(float value) { return value - f32x16{}; }
 
 template <class Vector, class Element>
@@ -34,7 +34,7 @@ static inline Vector load_as(const Element* from) {
 static inline f32x16 load(const float* from) { return load_as<f32x16>(from); }
 static inline void store(float* to, f32x16 value) { std::memcpy(to, &value, sizeof value); }
 
-// Last, incomplete vector of a row: `count` < 16 values followed by zeros.
+// Loads `count` < 16 values, the last vector of a row, and fills the other lanes with zeros.
 static inline f32x16 load_part(const float* from, i64 count) {
     f32x16 value{};
     std::memcpy(&value, from, count * sizeof(float));
@@ -42,7 +42,7 @@ static inline f32x16 load_part(const float* from, i64 count) {
 }
 static inline void store_part(float* to, f32x16 value, i64 count) { std::memcpy(to, &value, count * sizeof(float)); }
 
-// Prevents GCC from loading a vector again for each multiply-add that uses it: load ports are the bottleneck.
+// Prevents GCC from loading a vector again for each multiply-add, because the load ports are the bottleneck.
 template <class Vector>
 static inline Vector in_register(Vector x) {
 #ifdef __AVX512F__
@@ -64,8 +64,8 @@ static inline float horizontal_sum(f32x16 value) {
     return (half[0] + half[2]) + (half[1] + half[3]);
 }
 
-// Sums of each of COUNT vectors, in the first COUNT lanes; COUNT is a power of two up to 16. The lanes of a vector are
-// added in the order of horizontal_sum: in halves, quarters, eighths and pairs. 16 sums take 15 additions.
+// Returns the sum of the lanes of each of COUNT vectors in the first COUNT lanes; COUNT is a power of two up to 16. The
+// lanes are added in the order of horizontal_sum: in halves, quarters, eighths and pairs. 16 sums take 15 additions.
 template <int COUNT>
 static inline f32x16 horizontal_sums(const f32x16* values) {
     f32x16 x[16];
@@ -88,7 +88,7 @@ static inline f32x16 horizontal_sums(const f32x16* values) {
     return x[0];
 }
 
-// The same for sums [ROWS][OUT], written to y[r * stride + o].
+// Writes the sum of the lanes of sums[r][o] to y[r * stride + o], for all ROWS x OUT vectors.
 template <int ROWS, int OUT>
 static inline void store_sums(const f32x16 (&sums)[ROWS][OUT], float* y, i64 stride) {
     const f32x16 totals = horizontal_sums<ROWS * OUT>(sums[0]);
@@ -102,7 +102,7 @@ static inline float horizontal_max(f32x16 value) {
     return best;
 }
 
-// -- integers widened to 32 bits: GCC 12 compiles the conversion to five instructions, and AVX-512 has one ------------
+// -- integers widened to 32 bits with one AVX-512 instruction; GCC 12 compiles the conversion to five -----------------
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
@@ -110,7 +110,7 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 static inline u32x16 widen(u16x16 value) { return (u32x16)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value); }
 static inline u32x16 widen(u8x16 value) { return (u32x16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)value); }
 static inline i32x16 widen(i8x16 value) { return (i32x16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)value); }
-// 16 bytes as four words, four times.
+// Returns 16 bytes as four words, repeated four times.
 static inline u32x16 load_four_times(const uint8_t* from) {
     return (u32x16)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
@@ -204,8 +204,8 @@ static inline f32x16 exp(f32x16 x) {
 }
 static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 
-// tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation: the relative error is below 3e-7, near 0
-// too. NaN stays NaN.
+// tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation, so the relative error is below 3e-7 also
+// near 0. NaN stays NaN.
 static inline f32x16 tanh(f32x16 x) {
     const u32x16 sign = (u32x16)x & 0x80000000u;
     const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // 1 in float from 9.1 on
@@ -219,7 +219,8 @@ static inline f32x16 tanh(f32x16 x) {
 
 // 2^x for x <= 127: relative error below 3e-7; 0 below -126; NaN stays NaN.
 //
-// x is split into an integer and a fraction within 1/2; the polynomial is the minimax fit of degree 5 to 2^fraction.
+// x is split into an integer and a fraction of at most 1/2 in magnitude. The polynomial is the minimax fit of degree 5
+// to 2^fraction.
 static inline f32x16 exp2(f32x16 x) {
     const float rounder = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the lowest bits
     const f32x16 shifted = x + rounder;

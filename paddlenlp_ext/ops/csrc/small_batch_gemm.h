@@ -1,4 +1,4 @@
-// Products of a few rows of x with a weight, as in generation. They take as long as reading the weight.
+// Products of a few rows of x with a weight, used in decoding. Reading the weight determines their duration.
 #pragma once
 
 #include <type_traits>
@@ -9,9 +9,9 @@
 
 namespace plx {
 
-// y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight; a load of x serves OUT rows.
-// The weight is widened to float in registers. Rows of y are `out` apart. Not inlined, because GCC then keeps the sums
-// in memory.
+// y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight. Each load of x is used for OUT
+// rows of the weight. The weight is converted to float in registers. `out` is the row stride of y. The function is not
+// inlined, because GCC would keep the sums of an inlined copy in memory.
 template <int ROWS, int OUT, class Value>
 __attribute__((noinline)) static void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y,
                                                        i64 in, i64 out, const char* ahead) {
@@ -38,8 +38,8 @@ __attribute__((noinline)) static void small_batch_gemm(const float* x, const Val
         for (int o = 0; o < OUT; ++o) y[r * out + o] += bias[o];
 }
 
-// Splits `rows` into parts of 8, 4, 2 and 1 and calls run(number of rows as a constant, first row) for each. A part and
-// OUT outputs have at most 16 sums, which fit the registers.
+// Splits `rows` into blocks of 8, 4, 2 and 1 rows, and calls run(number of rows as a constant, first row) for each
+// block. A block has at most 16 sums for OUT outputs, which fit into the registers.
 template <int OUT, class Run>
 static inline void split_rows(i64 rows, Run&& run) {
     i64 row = 0;
@@ -53,16 +53,16 @@ static inline void split_rows(i64 rows, Run&& run) {
     part(std::integral_constant<int, 1>{});
 }
 
-// Calls run(number of outputs as a constant, first output) for blocks of OUT outputs from `begin` to `end`, and then of
-// one. All rows of a block follow each other, so that its weights come from memory once.
+// Calls run(number of outputs as a constant, first output) for blocks of OUT outputs from `begin` to `end`, and for
+// each remaining output. A call computes all rows of x, so the weights of a block are read from memory only once.
 template <int OUT, class Run>
 static inline void split_outputs(i64 begin, i64 end, Run&& run) {
     for (; begin + OUT <= end; begin += OUT) run(std::integral_constant<int, OUT>{}, begin);
     for (; begin < end; ++begin) run(std::integral_constant<int, 1>{}, begin);
 }
 
-// Outputs `begin` to `end` - 1 of y [rows, out] = x W^T + bias, on the calling thread; the bias may be null. The thread
-// reads `next` afterwards, which may be null.
+// Computes the outputs `begin` to `end` - 1 of y [rows, out] = x W^T + bias on the calling thread. The bias may be
+// null. `next` is the memory that the thread reads afterwards, for prefetching; null if unknown.
 template <class Value>
 static inline void small_batch_part(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in,
                                     i64 out, i64 begin, i64 end, const void* next = nullptr) {
@@ -77,7 +77,7 @@ static inline void small_batch_part(const float* x, const Value* weight, const f
     rows > 1 && rows < 8 ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
 }
 
-// y [rows, out] = x W^T + bias with W [out, in], on all threads.
+// Computes y [rows, out] = x W^T + bias with W [out, in] on all threads.
 template <class Value>
 static inline void small_batch(const float* x, const Value* weight, const float* bias, float* y, i64 rows, i64 in,
                                i64 out) {

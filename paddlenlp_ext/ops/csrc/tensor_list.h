@@ -1,4 +1,4 @@
-// Splitting of a list of tensors of any sizes into blocks of about equal work for threads.
+// Splits a list of tensors of any sizes into blocks of about equal size, for parallel loops.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ struct TensorBlock {
     i64 tensor, start, size;
 };
 
-// Blocks of at most 16384 floats: 256 KiB for the four tensors of an optimizer update.
+// Returns blocks of at most 16384 floats. An optimizer update of a block reads 256 KiB, 64 KiB of each of four tensors.
 static inline std::vector<TensorBlock> blocks_of(const i64* sizes, i64 num_tensors) {
     constexpr i64 MAX_SIZE = 16384;
     std::vector<TensorBlock> blocks;

@@ -1,7 +1,7 @@
-// Products of small matrices that fit the cache: most of the time of the attention kernels is spent here.
+// Products of small matrices that fit into the cache. The attention kernels spend most of their time in these products.
 //
-// An element is a float, or a PackedPair of two bfloat16 values, neighbors along the depth (packed_pair.h). Depths are
-// counted in elements.
+// An element is a float, or a PackedPair of two bfloat16 values that are neighbors along the depth (packed_pair.h).
+// Depths are counted in elements.
 #pragma once
 
 #include "packed_pair.h"
@@ -18,7 +18,8 @@ struct Strided {
     Strided from_row(i64 row) const { return {data + row * row_stride, row_stride, column_stride}; }
 };
 
-// A vector that fits one register: GCC spills wider vectors. There are 32 registers with AVX-512, otherwise 16.
+// A vector that fits into one register, because GCC spills wider vectors. There are 32 registers with AVX-512, and 16
+// otherwise.
 #ifdef __AVX512F__
 typedef f32x16 Register;
 constexpr int ROWS = 4, VECTORS = 4;  // 16 sums: 8 loads feed 16 multiply-adds
@@ -35,8 +36,8 @@ inline void add_product(Register& sum, PackedPair factor, Register columns) {
 }
 #endif
 
-// Product of HEIGHT rows and COUNT registers of columns. The loops over both are unrolled, so sums and columns stay in
-// registers.
+// Product of HEIGHT rows and COUNT registers of columns. The loops over rows and registers are unrolled, so that the
+// sums and the columns stay in registers.
 template <int HEIGHT, int COUNT, class Element>
 inline void block(bool accumulate, i64 depth, const Element* a, i64 a_row, i64 a_column, const Element* b, i64 ldb,
                   float* c, i64 ldc) {
@@ -86,8 +87,8 @@ inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns,
         }
 }
 
-// c [rows, columns] = a [rows, depth] b [depth, columns], added to c's previous value if `accumulate`. With PackedPair,
-// columns must be a multiple of LANES.
+// c [rows, columns] = a [rows, depth] * b [depth, columns], added to the previous c if `accumulate` is set. With
+// PackedPair, `columns` must be a multiple of LANES.
 template <class Element>
 inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
                     float* c, i64 ldc) {
@@ -104,7 +105,8 @@ inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<E
         if (full < columns) remaining_columns(accumulate, rows, full, columns, depth, a, b, ldb, c, ldc);
 }
 
-// to [columns, ld] = factor * from [rows, columns] transposed; zeros in the lanes from `rows` up to a full vector.
+// to [columns, ld] = factor * from [rows, columns] transposed. The lanes after the last row, up to a full vector, are
+// set to zero.
 inline void transpose(i64 rows, i64 columns, const float* from, i64 ld_from, float factor, float* to, i64 ld) {
     for (i64 row = 0; row < rows; row += LANES) {
         const i64 present = rows - row < LANES ? rows - row : LANES;

@@ -5,7 +5,7 @@
 
 namespace plx {
 
-// One step of the transposition: exchanges the lanes of two rows that are STEP apart.
+// Exchanges lanes of two rows whose indices differ by STEP, as one step of the transposition.
 template <int STEP>
 static inline void exchange(f32x16& upper, f32x16& lower) {
     i32x16 from_upper, from_lower;

@@ -1,10 +1,10 @@
-"""Dequantize quantized weights, any number of rows at a time.
+"""Dequantize quantized weights, in full or in chunks of rows.
 
     w[i] = level(code[i]) scale[i // block]        over the flattened weight, row by row
     w[i] = (level(code[i]) - zero[i // block]) scale[i // block]        integer formats with zero points
     scale[j] = dynamic(code8[j]) scale8[j // group] + offset        with double quantization
 
-Source: Dettmers et al. 2023, QLoRA, arXiv:2305.14314. All backends return the same bits.
+The format is from QLoRA (Dettmers et al. 2023, arXiv:2305.14314). All backends return the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -31,14 +31,14 @@ _CHUNK = 1 << 20
 """Number of weights dequantized at a time on the CPU: 4 MB in float32."""
 
 _CHUNK_GPU = 1 << 26
-"""Number of weights dequantized at a time on a GPU, which needs larger matmuls: 128 MB in half precision."""
+"""Number of weights dequantized at a time on a GPU, where small matmuls are inefficient: 128 MB in half precision."""
 
 
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Split the rows into chunks (first row, end row) that start at a block boundary and a byte boundary.
 
-    A chunk has about `limit` weights (default: the best size for the device; all weights in a static graph), but at
-    least enough rows that the chunk ends at a block boundary.
+    A chunk has about `limit` weights, or more if otherwise the chunk would not end at a block boundary. By default, the
+    limit depends on the device; in a static graph, a single chunk has all weights.
     """
     if limit is None and is_symbolic(weight.codes):
         limit = weight.num_weights
@@ -65,7 +65,7 @@ def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Return the rows of one chunk of `row_blocks`, [last - first, in]."""
+    """Return the dequantized rows `first` to `last` - 1, which must be a chunk of `row_blocks`, [last - first, in]."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
         shifts_RG = block_shifts(weight)[first:last]
@@ -82,4 +82,4 @@ dequantize_op = DispatchedOp(
     plain_cpu=(dequantize_rows_plain_cpu, on_cpu),
     reference=dequantize_rows_reference,
 )
-"""Op of `dequantize_rows`; backends take (weight, first, last, dtype), and may ignore dtype and return float32."""
+"""Op with backends (weight, first, last, dtype); a backend may ignore `dtype` and return float32."""

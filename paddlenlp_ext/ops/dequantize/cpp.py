@@ -11,14 +11,14 @@ from paddlenlp_ext.ops.quantized_weight.cpp import packed
 
 
 def usable_on_codes(codes: paddle.Tensor) -> str | None:
-    """Return None for codes on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for codes on the CPU if the library is available, otherwise the reason why C++ cannot run."""
     return on_cpu(codes) or library.unavailable_reason()
 
 
 def dequantize_rows_cpp(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize rows to [last - first, in], in bfloat16 if requested, otherwise in float32."""
+    """Dequantize rows `first` to `last` - 1 to bfloat16 if requested, otherwise to float32."""
     out, width = weight.shape
     assert 0 <= first <= last <= out, f"rows {first} to {last} of {out}"
     in_bf16 = dtype == paddle.bfloat16

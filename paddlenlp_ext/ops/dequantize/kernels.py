@@ -23,7 +23,7 @@ DEQUANTIZE_SIZES = TileSizes(
     "dequantize_4bit",
     (),
     lambda entry: 4 <= entry["BYTES"] // (32 * entry["num_warps"]) <= 16,
-    BYTES=(512, 1024, 2048, 4096),  # codes of a program
+    BYTES=(512, 1024, 2048, 4096),  # bytes of codes that a program reads
     num_warps=(4, 8),
 )
 
@@ -43,7 +43,7 @@ def dequantize_kernel(
     BLOCK: tl.constexpr,  # weights that share a scale
     GROUP: tl.constexpr,  # scales that share a group scale
     NESTED: tl.constexpr,
-    BYTES: tl.constexpr,  # codes read by one program
+    BYTES: tl.constexpr,  # bytes of codes that a program reads
 ):
     """Dequantize `count` weights."""
     at = tl.program_id(0) * BYTES + tl.arange(0, BYTES)

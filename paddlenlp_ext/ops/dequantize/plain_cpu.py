@@ -1,4 +1,4 @@
-"""Dequantize rows in NumPy on the CPU, whose lookup is five times as fast as Paddle's gather there."""
+"""Dequantize rows in NumPy on the CPU, where lookups in NumPy are five times as fast as Paddle's gather."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 def dequantize_rows_plain_cpu(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize rows in NumPy, in float32; each byte is looked up as a pair of weights."""
+    """Dequantize rows `first` to `last` - 1 in NumPy, in float32; one lookup returns both 4-bit weights of a byte."""
     begin, end, first_block, last_block = extent(weight, first, last)
     scales_B = _block_scales_numpy(weight, first_block, last_block)
     if weight.algo == "weight_only_int8":
@@ -37,7 +37,7 @@ def _block_scales_numpy(weight: QuantizedWeight, first: int, last: int) -> np.nd
 
 
 def _pairs(algo: str) -> np.ndarray:
-    """Return the two weights of each byte, stored as one 8-byte number, [256]."""
+    """Return the two weights of each byte as one float64 value, [256], so that one lookup finds both."""
     table = levels(algo)
     pairs = np.stack([np.repeat(table, 16), np.tile(table, 16)], axis=1)
     return np.ascontiguousarray(pairs).view(np.float64)[:, 0]

@@ -11,7 +11,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 def dequantize_rows_reference(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Dequantize rows in plain Paddle; the result is float32 whatever dtype is requested."""
+    """Dequantize rows `first` to `last` - 1 in plain Paddle; the result is float32 for any requested dtype."""
     begin, end, first_block, last_block = extent(weight, first, last)
     scales_B1 = block_scales(weight, first_block, last_block).unsqueeze(1)
     if weight.algo == "weight_only_int8":
@@ -28,7 +28,7 @@ def dequantize_rows_reference(
 
 
 def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tensor:
-    """Return the float32 scales with indices `first` to `last` (exclusive)."""
+    """Return the float32 scales `first` to `last` - 1."""
     scales = weight.scales[first:last]
     if weight.group_scales is None:
         return scales
@@ -39,7 +39,7 @@ def block_scales(weight: QuantizedWeight, first: int, last: int) -> paddle.Tenso
 
 
 def extent(weight: QuantizedWeight, first: int, last: int) -> tuple[int, int, int, int]:
-    """Return the index range of the weights in these rows, and of their blocks."""
+    """Return the index range of the weights in rows `first` to `last` - 1, and the index range of their blocks."""
     begin, end = first * weight.shape[1], last * weight.shape[1]
     assert begin % weight.block_size == 0 and begin % 2 == 0, (
         "rows must start at a block boundary and a byte boundary (see row_blocks)"

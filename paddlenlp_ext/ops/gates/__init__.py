@@ -1,7 +1,7 @@
 """Gated activations of feed-forward layers: SwiGLU, GeGLU and the clamped SwiGLU of gpt-oss.
 
     SwiGLU      silu(gate) * up                             Shazeer 2020, arXiv:2002.05202
-    GeGLU       gelu(gate) * up                             the same; gelu by its tanh approximation, arXiv:1606.08415
+    GeGLU       gelu(gate) * up                             same paper; tanh approximation of gelu, arXiv:1606.08415
     clamped     g sigmoid(alpha g) (u + 1)                  gpt-oss (OpenAI 2025, arXiv:2508.10925)
 
     silu(x) = x sigmoid(x)      gelu(x) = x / 2 (1 + tanh(v)),    v = sqrt(2 / pi) (x + 0.044715 x^3)
@@ -10,13 +10,13 @@
 | backend | file | notes |
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
-| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
+| plain_cpu | plain_cpu.py | plain Paddle, optimized for the CPU |
 | triton | triton.py | one pass forward and one backward, in float32; gradients may overwrite the inputs |
-| recomputed | reference.py | plain Paddle that saves only the inputs |
-| reference | reference.py | the formulas |
+| recomputed | reference.py | plain Paddle; only the inputs are saved for the backward pass |
+| reference | reference.py | plain Paddle with Paddle's automatic gradients |
 
-With `reuse_inputs` the backward pass may overwrite `gate` and `up` with their gradients. The caller then must not use
-their values after the call, and a second backward pass raises an error. Backends are free to ignore the option.
+With `reuse_inputs` the backward pass may overwrite `gate` and `up` with their gradients. The caller must not use `gate`
+and `up` after the call, and a second backward pass raises an error. Backends may ignore `reuse_inputs`.
 """
 
 from __future__ import annotations
@@ -60,17 +60,17 @@ clamped_swiglu_op = DispatchedOp(
 
 
 def swiglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Return SwiGLU, `silu(gate) * up`, of two tensors of the same shape."""
+    """Return SwiGLU, `silu(gate) * up`; both tensors have the same shape."""
     return swiglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
 def geglu(gate: paddle.Tensor, up: paddle.Tensor, *, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Return GeGLU, `gelu(gate) * up`, of two tensors of the same shape."""
+    """Return GeGLU, `gelu(gate) * up`; both tensors have the same shape."""
     return geglu_op.choose(gate)(gate, up, reuse_inputs)
 
 
 def clamped_swiglu(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, *, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Return the clamped SwiGLU of gpt-oss of two tensors of the same shape."""
+    """Return the clamped SwiGLU of gpt-oss; both tensors have the same shape."""
     return clamped_swiglu_op.choose(gate)(gate, up, alpha, limit, reuse_inputs)

@@ -1,4 +1,4 @@
-"""SwiGLU and GeGLU in C++ (csrc/gates.cpp), saving only their inputs; `reuse_inputs` has no effect."""
+"""SwiGLU and GeGLU in C++ (csrc/gates.cpp); only the inputs are saved, and `reuse_inputs` has no effect."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def geglu_cpp(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False
 
 
 def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddle.Tensor:
-    """Compute SwiGLU, or GeGLU with the tanh approximation of gelu, in one pass.
+    """Compute SwiGLU or GeGLU in one pass, and attach a recompute function to the product.
 
-    Only the inputs are saved, and later ops can recompute the product from them. Under `bf16_matmuls` the inputs are
-    rounded to bfloat16 first; the rounded inputs are saved, and the product is computed from them.
+    Under `bf16_matmuls` the inputs are rounded to bfloat16, and the product is computed from the rounded inputs, which
+    are saved.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
@@ -70,7 +70,7 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool) -> paddle.Te
 def _forward(
     gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the product, and the (possibly rounded) `gate` and `up` from which it was computed."""
+    """Return the product, and `gate` and `up`, which are rounded to bfloat16 under `bf16_matmuls`."""
     if not bf16_matmuls_enabled():
         return _product(gate, up, is_gelu), gate.detach(), up.detach()
     gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)

@@ -9,9 +9,8 @@
     "gelu"        2 sqrt(2 / pi) (g + 0.044715 g^3)             u      1/2 (1 + tanh(y)) = sigmoid(2 y)
     "clamped"     alpha g, with g limited from above            1 + u, with u limited on both sides
 
-Values are float32 between loads and stores. Rows may be evenly spaced slices of longer rows, such as the halves of a
-fused gate-up projection. The gradients may overwrite gate and up: each program overwrites only elements that it has
-read.
+Arithmetic is float32. Rows may be evenly spaced slices of longer rows, such as the halves of a fused gate-up
+projection. The gradients may overwrite gate and up, because a program writes only the elements that it has read.
 
 Tested in Triton's interpreter (tests/ops/gates/test_triton.py).
 
@@ -31,11 +30,11 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether these tile sizes give a thread 8 to 32 elements."""
+    """Return whether a thread gets 8 to 32 elements."""
     return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
 
 
-# Sizes for long rows; for shorter ones COLUMNS and warps are reduced.
+# Tile sizes for long rows. For shorter rows, `shrunk` reduces COLUMNS and the number of warps.
 FORWARD_SIZES, BACKWARD_SIZES = (
     TileSizes(name, (), _is_full, COLUMNS=(1024, 2048, 4096, 8192), num_warps=(4, 8, 16))
     for name in ("gate_forward", "gate_backward")
@@ -51,14 +50,14 @@ class Rows(NamedTuple):
 
 @triton.jit
 def _activation(g, u, alpha, limit, ACTIVATION: tl.constexpr):
-    """Return the activation a(g), the value v(u), and their derivatives: a(g), a'(g), v(u) and v'(u)."""
+    """Return a(g), a'(g), v(u) and v'(u)."""
     v, v_slope = u, tl.full(u.shape, 1.0, tl.float32)
-    is_free = g <= limit  # read by the clamped gate only
+    is_free = g <= limit  # used only for the clamped gate
     if ACTIVATION == "silu":
         z, z_slope = g, tl.full(g.shape, 1.0, tl.float32)
     elif ACTIVATION == "gelu":
         SCALE: tl.constexpr = 1.5957691216057308  # 2 sqrt(2 / pi)
-        near = tl.minimum(tl.maximum(g, -16.0), 16.0)  # beyond, the sigmoid is 0 or 1; the cube stays finite
+        near = tl.minimum(tl.maximum(g, -16.0), 16.0)  # keeps the cube finite; the sigmoid is 0 or 1 outside
         z = SCALE * near * (1.0 + 0.044715 * near * near)
         z_slope = SCALE * (1.0 + 0.134145 * near * near)
     else:
@@ -161,11 +160,11 @@ def launch_backward(
     alpha: float = 0.0,
     limit: float = 0.0,
 ) -> None:
-    """Launch the backward pass; arguments as for `launch_forward`.
+    """Launch the backward pass; the other arguments are described in `launch_forward`.
 
     Args:
         gradient: gradient of the product, [..., F].
-        gate_gradient, up_gradient: gradients of the inputs; written. They may be the same tensors as the inputs.
+        gate_gradient, up_gradient: gradients of `gate` and `up`; written. They may be the tensors `gate` and `up`.
     """
     matrices = gradient, gate, up, gate_gradient, up_gradient
     _launch(launch, gate_backward_kernel, BACKWARD_SIZES, matrices, activation, alpha, limit)

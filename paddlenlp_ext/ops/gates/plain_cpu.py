@@ -1,4 +1,4 @@
-"""SwiGLU in plain Paddle, arranged for the CPU; it saves only its inputs."""
+"""SwiGLU in plain Paddle, optimized for the CPU; only the inputs are saved for the backward pass."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 
 def swiglu_plain_cpu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute SwiGLU; the sigmoid uses tanh, the fastest exponential among Paddle's CPU kernels."""
+    """Compute SwiGLU; the sigmoid is computed with tanh, Paddle's fastest exponential function on the CPU."""
     return _SwiGlu.apply(gate, up)
 
 

@@ -1,4 +1,7 @@
-"""Gated activations in plain Paddle: the formulas, and versions that save only their inputs for the backward pass."""
+"""Gated activations in plain Paddle.
+
+The `*_recomputed` functions save only the inputs for the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +34,14 @@ def clamped_swiglu_reference(
 
 
 def geglu_recomputed(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute GeGLU and save only the inputs."""
+    """Compute GeGLU; save only the inputs for the backward pass."""
     return _GeGlu.apply(gate, up)
 
 
 def clamped_swiglu_recomputed(
     gate: paddle.Tensor, up: paddle.Tensor, alpha: float, limit: float, reuse_inputs: bool = False
 ) -> paddle.Tensor:
-    """Compute the clamped SwiGLU and save only the inputs."""
+    """Compute the clamped SwiGLU; save only the inputs for the backward pass."""
     return _ClampedSwiGlu.apply(gate, up, alpha, limit)
 
 

@@ -1,4 +1,4 @@
-r"""Grouped linear layer, `x W[g]^T`: each group of rows has its own weight, like the experts of an MoE layer.
+r"""Grouped linear layer, `x W[g]^T`: one weight per group of rows, such as the experts of an MoE layer.
 
     x_NI              weight_GOI        starts = [0, 3, 3, 5]
     . . . . \\
@@ -8,10 +8,10 @@ r"""Grouped linear layer, `x W[g]^T`: each group of rows has its own weight, lik
     . . . . \\
     . . . . /  group 2      W[2]
 
-The rows of a group are adjacent, and a group may have any number of rows. All groups are computed in one C++ call on
-the CPU, or one Triton launch on a GPU. The reference computes one matmul per group.
+The rows of a group are adjacent, and a group may have any number of rows. One C++ call on the CPU, or one Triton launch
+on a GPU, computes all groups. The reference computes one matmul per group.
 
-A layer may fuse several projections of equal size, such as gate and up; their outputs are returned as separate tensors.
+A layer may fuse several projections of equal size, such as gate and up. Each projection has a separate output tensor.
 
 Shapes: N rows, G groups, I inputs, O outputs, P fused projections.
 """
@@ -37,19 +37,18 @@ from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 def grouped_linear(
     x_NI: paddle.Tensor, weight_GOI: paddle.Tensor, starts: np.ndarray, parts: int = 1
 ) -> tuple[paddle.Tensor, ...]:
-    """Multiply each group of rows by its own weight.
+    """Multiply the rows of each group by the weight of the group.
 
-    No weight gradient is computed for a frozen weight. An x with a recompute function (ops/recompute_functions.py)
-    is not saved.
+    A frozen weight gets no gradient. If x has a recompute function (ops/recompute_functions.py), x is not saved.
 
     Args:
         x_NI: rows, sorted by group.
-        weight_GOI: weights of the groups; on the CPU they may be bfloat16 while x is float32.
+        weight_GOI: weights of the groups; on the CPU, float32 x may be multiplied with bfloat16 weights.
         starts: int64 [G + 1], the first row of each group, followed by N.
         parts: number of fused projections.
 
     Returns:
-        The output of each projection, [N, O / parts], always float32 on the CPU.
+        The output of each projection, [N, O / parts]; float32 on the CPU.
     """
     backend: Any = grouped_linear_op.choose(x_NI)
     if paddle.is_grad_enabled() and (requires_grad(x_NI) or requires_grad(weight_GOI)):

@@ -1,4 +1,4 @@
-"""Grouped linear layer in C++ (csrc/grouped_linear.cpp), all groups in one call.
+"""Grouped linear layer in C++ (csrc/grouped_linear.cpp); one call computes all groups.
 
 Shapes: N rows, G groups, I inputs, O outputs.
 """
@@ -15,26 +15,22 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 class GroupedCpp:
-    """C++ backend of `grouped_linear`."""
+    """C++ backend of `grouped_linear`; the methods are documented in `GroupedReference`."""
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> bool:
-        """Return whether the matmuls round their inputs to bfloat16."""
         return uses_bf16(weight)
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: bool) -> paddle.Tensor:
-        """Return `x` as an operand of a matmul, in its dtype and contiguous if required."""
         return as_bf16(contiguous(x)) if precision else contiguous(x)
 
     @staticmethod
     def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Return the x to save for the backward pass, in the dtype that the matmuls read."""
         return cached_bf16(contiguous(x)) if uses_bf16(weight) else contiguous(x)
 
     @classmethod
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
-        """Return the output of each fused projection."""
         weight = _readable(weight)
         is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
         in_bf16 = uses_bf16(weight) and not is_small
@@ -48,7 +44,6 @@ class GroupedCpp:
 
     @classmethod
     def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
-        """Return the input gradient [N, I]."""
         operand = _readable(weight)
         operand = as_bf16(operand) if gradients[0].dtype == paddle.bfloat16 else operand
         result, parts = library.empty([gradients[0].shape[0], weight.shape[2]]), len(gradients)
@@ -61,7 +56,6 @@ class GroupedCpp:
     def weight_gradient(
         cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
     ) -> paddle.Tensor:
-        """Return the weight gradient [G, O, I]; groups without rows get zeros."""
         result, parts = library.empty(weight.shape), len(gradients)
         for part, gradient in enumerate(gradients):
             tensors = gradient, x, _part(result, part, parts)
@@ -70,13 +64,13 @@ class GroupedCpp:
 
 
 def _readable(weight: paddle.Tensor) -> paddle.Tensor:
-    """Return the weight in a dtype that the matmuls can read: bfloat16 only if the processor supports it."""
+    """Return the contiguous weight, cast to float32 if the C++ matmuls cannot read its dtype."""
     is_bf16 = weight.dtype == paddle.bfloat16 and unavailable_reason() is None
     return contiguous(weight if weight.dtype == paddle.float32 or is_bf16 else weight.astype("float32"))
 
 
 def _part(weight_GOI: paddle.Tensor, part: int, parts: int) -> int:
-    """Return the address of the weight of one fused projection in the first group."""
+    """Return the address of fused projection `part` in the first group."""
     _, out, in_ = weight_GOI.shape
     return library.pointer(weight_GOI) + part * (out // parts) * in_ * weight_GOI.element_size()
 
@@ -90,7 +84,7 @@ def _call(
     *flags: bool,
     in_bf16: bool | None = None,
 ) -> None:
-    """Call an entry point with tensors or addresses; sizes are taken from the shape of `weight`."""
+    """Call an entry point with tensors or addresses; the shape of `weight` determines the sizes."""
     addresses = [each if isinstance(each, int) else library.pointer(each) for each in tensors]
     groups, out, in_ = weight.shape
     is_bf16 = weight.dtype == paddle.bfloat16 if in_bf16 is None else in_bf16

@@ -3,9 +3,10 @@
     product            y[n, c] = sum_k x[n, k] W[g, c, k]          g: group of row n; W has any strides
     weight gradient    dW[g, o, i] = sum_n dy[n, o] x[n, i]        n: rows of group g; 0 without rows
 
-One launch computes all groups. A program of the product handles one tile of y: ROWS rows of one group, listed in
-`tiles`, and COLUMNS columns. A program of the weight gradient handles one tile of one group, and reads all rows of the
-group in order. Each element of a result is therefore written once, by sums in a fixed order. Sums are float32.
+One launch computes all groups. A program of the product computes one tile of y: up to ROWS rows of one group, listed in
+`tiles`, and COLUMNS columns. A program of the weight gradient computes one tile of the gradient of one group, and reads
+all rows of the group in order. Each element of a result is written once, and the order of summation is fixed. Sums are
+float32.
 
 Tested in Triton's interpreter (tests/ops/grouped_linear/test_triton.py).
 
@@ -24,7 +25,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _fits(entry: dict[str, int], rows: int, columns: int, terms: int) -> bool:
-    """Return whether these tile sizes give a thread 8 to 128 sums, and read 128 bytes of terms at a time."""
+    """Return whether a thread gets 8 to 128 sums, and a program reads 128 bytes of terms per row at a time."""
     per_thread = rows * columns // (32 * entry["num_warps"])
     return 8 <= per_thread <= 128 and terms * entry.get("element_size", 4) == 128
 
@@ -42,7 +43,7 @@ PRODUCT_SIZES = TileSizes(
     num_warps=(4, 8),
     num_stages=(2, 3, 4),
 )
-"""`rows`: mean number of rows of non-empty groups."""
+"""Tile sizes of the product. The bound `rows` is the mean number of rows of non-empty groups."""
 WEIGHT_GRADIENT_SIZES = TileSizes(
     "grouped_weight_gradient",
     ("element_size",),
@@ -62,7 +63,7 @@ def grouped_product_kernel(
     x,  # [N, K]
     weight,  # W, of any strides
     y,  # [N, C]
-    tiles,  # int32 [num_tiles, 3]: group, first row, and the row after the last one
+    tiles,  # int32 [num_tiles, 3]: group, first row, end row (exclusive)
     num_tiles,
     num_columns,  # C
     num_terms,  # K
@@ -72,7 +73,7 @@ def grouped_product_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TERMS: tl.constexpr,
-    BAND: tl.constexpr,  # tiles of rows whose programs are neighbours, so that they share x and W in the cache
+    BAND: tl.constexpr,  # number of row tiles with adjacent programs, which share x and W in the cache
 ):
     """Compute a tile of y."""
     tile, column_tile = banded_tile(tl.program_id(0), num_tiles, tl.cdiv(num_columns, COLUMNS), BAND)
@@ -100,7 +101,7 @@ def grouped_product_kernel(
 
 @triton.jit
 def banded_tile(program, row_tiles, column_tiles, BAND: tl.constexpr):
-    """Return the row tile and the column tile of a program; BAND row tiles have adjacent programs."""
+    """Return the row tile and the column tile of a program; the programs of BAND row tiles are adjacent."""
     first_tile = program // (BAND * column_tiles) * BAND
     height = tl.minimum(row_tiles - first_tile, BAND)
     within = program % (BAND * column_tiles)
@@ -164,7 +165,7 @@ def launch_product(
         y: [N, C]; written.
         tiles: int32 [num_tiles, 3], each with at most `sizes["ROWS"]` rows.
         strides: strides of W along C and K.
-        sizes: `product_sizes`.
+        sizes: result of `product_sizes`.
     """
     (num_tiles, _), columns = tiles.shape, y.shape[1]
     numbers = num_tiles, columns, x.shape[1], weight.shape[1] * weight.shape[2], *strides
@@ -173,7 +174,7 @@ def launch_product(
 
 
 def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, out: Any, starts: Any) -> None:
-    """Launch the weight gradient kernel on contiguous tensors; `out` is written."""
+    """Launch the weight gradient kernel on contiguous tensors, and write the gradient to `out`."""
     (groups, outputs, inputs), sizes = out.shape, WEIGHT_GRADIENT_SIZES(x, element_size=x.element_size())
     sizes |= {"OUTPUTS": _side(outputs, sizes["OUTPUTS"]), "INPUTS": _side(inputs, sizes["INPUTS"])}
     grid = (groups * triton.cdiv(outputs, sizes["OUTPUTS"]) * triton.cdiv(inputs, sizes["INPUTS"]),)
@@ -181,5 +182,5 @@ def launch_weight_gradient(launch: Callable[..., None], gradient: Any, x: Any, o
 
 
 def _side(count: int, largest: int) -> int:
-    """Return the tile side for `count` columns or terms: a power of two within the bounds."""
+    """Return the tile size for `count` columns or terms: a power of two from `_SMALLEST` to `largest`."""
     return min(largest, max(_SMALLEST, triton.next_power_of_2(count)))

@@ -1,4 +1,4 @@
-"""Grouped linear layer in plain Paddle, with one matmul per group that has rows, on any device.
+"""Grouped linear layer in plain Paddle, on any device, with one matmul per non-empty group.
 
 Shapes: N rows, G groups, I inputs, O outputs.
 """
@@ -13,7 +13,11 @@ import paddle
 
 
 def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return index, first row and end row of each group that has rows; `starts` as in `grouped_linear`."""
+    """Return index, first row and end row of each non-empty group.
+
+    Args:
+        starts: int64 [G + 1], the first row of each group, followed by N.
+    """
     bounds = enumerate(zip(starts.tolist(), starts[1:].tolist(), strict=False))
     return [(group, first, end) for group, (first, end) in bounds if first < end]
 
@@ -23,13 +27,16 @@ class GroupedReference:
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> Any:
-        """Return the dtype of the matmuls: the weight's, or float32 for bfloat16 weights on the CPU."""
+        """Return the precision of the matmuls, in the form that `operand` expects.
+
+        The reference multiplies in the dtype of the weight, but in float32 for bfloat16 weights on the CPU.
+        """
         is_half = weight.dtype == paddle.bfloat16 and weight.place.is_cpu_place()
         return paddle.float32 if is_half else weight.dtype
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
-        """Return `x` as an operand of a matmul, in its dtype and contiguous if required."""
+        """Return `x` as an operand of the matmuls, cast to `precision`."""
         return x.astype(precision)
 
     @staticmethod
@@ -66,5 +73,5 @@ class GroupedReference:
 
     @classmethod
     def _groups(cls, weight: paddle.Tensor, starts: np.ndarray) -> list[tuple[int, int, paddle.Tensor]]:
-        """Return first row, end row and weight of each group that has rows."""
+        """Return first row, end row and weight of each non-empty group."""
         return [(a, b, weight[group].astype(cls.precision(weight))) for group, a, b in groups_with_rows(starts)]

@@ -15,7 +15,7 @@ linear_input_gradient_op = DispatchedOp(
     cpp=(linear_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=linear_input_gradient_reference,
 )
-"""Op of the input gradient (dL/dy) W, without autograd; backends take (gradient [..., out], weight)."""
+"""Op of the input gradient (dL/dy) W without autograd, with backends (gradient [..., out], weight)."""
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
@@ -23,10 +23,10 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None =
 
     Args:
         x: [..., in].
-        weight: [out, in]; on the CPU it may be bfloat16 while x is float32, and its gradient then is bfloat16.
+        weight: [out, in]. On the CPU a bfloat16 weight is multiplied with float32 x, and gets a bfloat16 gradient.
         bias: [out].
 
     Returns:
-        [..., out] in the dtype of the matmul: half precision under autocast, always float32 on the CPU.
+        [..., out] in the dtype of the matmul: float32 on the CPU, half precision under autocast on a GPU.
     """
     return linear_op.choose(x)(x, weight, bias)

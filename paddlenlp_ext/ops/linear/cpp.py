@@ -1,6 +1,6 @@
 """Dense linear layer in C++ (csrc/linear.cpp).
 
-The matmuls are computed in float32, or round their inputs to bfloat16 and accumulate in float32 (ops/cpp/bf16.py).
+The matmuls have float32 inputs, or round their inputs to bfloat16; sums are float32 (ops/cpp/bf16.py).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
 
 
 def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Compute `linear` in C++; x is saved only if the weight is trainable, in the dtype that the matmul reads."""
+    """Compute `linear` in C++; for a trainable weight, save x in the dtype of the matmul inputs."""
     x, weight, bias = contiguous(x), matmul_operand(weight), None if bias is None else matmul_operand(bias)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, weight, bias)):
         return _Linear.apply(x, weight, bias)
@@ -26,7 +26,7 @@ def linear_cpp(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | No
 
 
 def _forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None) -> paddle.Tensor:
-    """Return the outputs without autograd; x is float32 and contiguous, the weight float32 or bfloat16.
+    """Return the outputs without autograd, for a contiguous float32 x and a float32 or bfloat16 weight.
 
     Raises:
         ValueError: the shapes do not match.
@@ -88,7 +88,7 @@ class _Linear(PyLayer):
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
-    """Call an entry point with tensors, the rows of the first tensor, in, out, and whether matrices are bfloat16."""
+    """Call an entry point of csrc/linear.cpp: tensors, number of rows of the first tensor, in, out, bfloat16 flag."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]

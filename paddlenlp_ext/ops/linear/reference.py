@@ -9,7 +9,7 @@ from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 
 def linear_reference(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
-    """Compute `linear` with Paddle's matmul; cast a bfloat16 weight to float32 on the CPU, which lacks a kernel."""
+    """Compute `linear` with Paddle's matmul; cast bfloat16 weights on the CPU, where Paddle lacks a bfloat16 kernel."""
     if weight.dtype == paddle.bfloat16 and is_on_cpu(weight):
         weight = weight.astype("float32")
     y = paddle.matmul(x, weight, transpose_y=True)

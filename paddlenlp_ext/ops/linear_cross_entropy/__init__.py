@@ -2,9 +2,9 @@
 
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
-Only target positions (label != -100) enter the matmul, one chunk at a time (chunks.py). `token_logprobs` returns the
-log-probability of each label instead of their sum, for losses that weight tokens differently. A soft-cap replaces each
-logit x by softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
+The logits are computed only for target positions (label != -100), one chunk at a time (chunks.py). `token_logprobs`
+returns the log-probability of each label, for losses that weight tokens differently. A soft-cap replaces each logit x
+by softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
 A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is materialized:
 
@@ -49,8 +49,8 @@ def linear_cross_entropy(
         hidden_TD: [T, D].
         weight_VD: [V, D]; no gradient is computed if it is frozen.
         labels_T: [T]; -100 marks positions without a target.
-        chunk: target positions per chunk; [chunk, V] is the largest tensor. None: 256 positions, 384 in C++ with
-            bfloat16, which rounds the gradient in place, and with Triton as many as fit 512 MB.
+        chunk: target positions per chunk; the logits [chunk, V] are the largest tensor. None: 384 positions in C++ with
+            bfloat16, with Triton as many positions as fit 512 MB, otherwise 256.
         implementation: "cpp", "triton" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
@@ -91,4 +91,4 @@ sharded_products_op = DispatchedOp(
     triton=(sharded_products_triton, on_gpu_with_triton),
     reference=sharded_products_reference,
 )
-"""Op whose backends return the `Products` for a vocabulary sharded by `VocabShards`."""
+"""Op for a sharded vocabulary; backends map `VocabShards` to `Products`."""

@@ -1,4 +1,4 @@
-"""Loss of target positions, computed chunk by chunk with the matmuls of a backend.
+"""Cross entropy of target positions, computed in chunks with the matmuls of a backend.
 
 The logits are h W^T, plus u B^T for each low-rank update (u, B) of lm_head.
 
@@ -26,9 +26,8 @@ class Products:
     """Functions of a backend: weight conversion, chunk size, logits, cross entropy and both gradients.
 
     `cross_entropy` overwrites the logits with their gradient, in the dtype of the matmuls. `weight_gradient`
-    accumulates over chunks. `complete_hidden` sums the gradient of the hidden states in place over the processes that
-    hold shards of the weight. With `float32_logits` the cross entropy reads and writes float32, otherwise the dtype of
-    the matmuls.
+    accumulates over chunks. With a sharded weight, `complete_hidden` all-reduces the gradient of the hidden states in
+    place. `cross_entropy` gets float32 logits if `float32_logits` is set, otherwise logits in the dtype of the matmuls.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]
@@ -62,10 +61,10 @@ def sum_of_losses(
     positions_R = _target_positions(labels_T)
     if positions_R.shape[0] == 0:
         return _zero((hidden_TD, weight_VD), *updates), 0
-    with paddle.amp.auto_cast(enable=False):  # sums stay in fp32; matmuls follow the hidden states
+    with paddle.amp.auto_cast(enable=False):  # sums are fp32; matmuls have the dtype of the hidden states
         rows = paddle.gather(hidden_TD, positions_R), weight_VD, paddle.gather(labels_T, positions_R)
         losses_R, num_correct = losses(*rows, chunk, True, _rows_of(updates, positions_R))
-        # In double precision, because Paddle sums sequentially on the CPU.
+        # Double precision compensates for Paddle's sequential sum on the CPU.
         return losses_R.astype("float64").sum().astype("float32"), num_correct
 
 
@@ -96,7 +95,7 @@ def _rows_of(updates: Updates, positions_R: paddle.Tensor) -> Updates:
 
 
 def _zero(*terms: tuple[paddle.Tensor, paddle.Tensor]) -> paddle.Tensor:
-    """Return a zero that depends on the inputs, so that their gradients are zeros instead of None."""
+    """Return a zero that depends on the inputs, so that the inputs get zero gradients instead of None."""
     return paddle.add_n([each[:0].astype("float32").sum() for term in terms for each in term])
 
 
@@ -112,8 +111,7 @@ def losses_by_chunks(
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
-    `is_summed` means that the caller sums the losses, so all losses receive the same gradient. `softcap` bounds the
-    logits.
+    If the caller sums the losses (`is_summed`), all losses have the same gradient. `softcap` bounds the logits.
     """
     counter = _Counter()
     options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap
@@ -122,16 +120,17 @@ def losses_by_chunks(
 
 
 class _Counter:
-    """Number of correct predictions, passed by reference: outputs of a PyLayer must be differentiable tensors."""
+    """Number of correct predictions, as a mutable argument: a PyLayer can return only differentiable tensors."""
 
     correct: int | paddle.Tensor = 0
 
 
 class _Losses(PyLayer):
-    """Compute losses chunk by chunk, and gradients in the same pass while the probabilities are in memory.
+    """Compute losses and gradients of each chunk in the forward pass, while the probabilities are in memory.
 
-    The backward pass scales these gradients by the incoming gradient of the losses. A weight gradient is a sum over
-    positions, so this requires that all losses have the same gradient; otherwise the chunks are recomputed.
+    The backward pass scales the gradients by the incoming gradient of the losses. The weight gradient is a sum over
+    positions, and can be scaled only if all losses have the same incoming gradient. Otherwise, the backward pass
+    recomputes the chunks.
 
     The logits are a sum of terms x W^T. A term is a pair (x, W): the hidden states and the lm_head, then the updates.
     """
@@ -168,24 +167,24 @@ class _Losses(PyLayer):
                 total.add(chunk_rows, targets_R, operands, factors_R)
             parts = total.result()
         else:
-            # Scaling in place saves memory, but allows a single backward pass only.
+            # In-place scaling saves memory, but allows only one backward pass.
             parts, ctx.gradients = ctx.gradients, None
             assert parts is not None, "the backward pass of this loss has already run"
             for _, weight in parts:
-                if weight is not None:  # the losses are summed, so that their gradients are equal
+                if weight is not None:  # all losses have the same gradient, because the caller sums them
                     weight.multiply_(gradients_R[0].astype(weight.dtype))
         gradients = []
         for (rows, weight), dtype in zip(parts, ctx.weight_dtypes, strict=True):
             if rows is not None:
                 rows.multiply_(gradients_R.unsqueeze(1).astype(rows.dtype))
                 ctx.products.complete_hidden(rows)
-            # Rounded after scaling: rounding the scale to bfloat16 would change the whole gradient by up to 0.4 %.
+            # The gradient is scaled before rounding: a bfloat16 scale would change the gradient by up to 0.4 %.
             gradients += [rows, None if weight is None else in_dtype(weight, dtype)]
         return (*gradients[:2], None, *gradients[2:])  # labels have no gradient
 
 
 def _operands(products: Products, terms: Sequence[tuple[paddle.Tensor, paddle.Tensor]]) -> list[paddle.Tensor]:
-    """Return the weights of all terms as matmul operands, in one dtype, which the logits' gradient has too."""
+    """Return the weights of all terms as matmul operands, in the dtype of the first operand."""
     operands = [products.prepare(weight, rows.dtype) for rows, weight in terms]
     return [in_dtype(operand, operands[0].dtype) for operand in operands]
 
@@ -205,7 +204,7 @@ class _Gradients:
         weights: Sequence[paddle.Tensor],
         factors_R: paddle.Tensor | None = None,
     ) -> tuple[paddle.Tensor, int | paddle.Tensor]:
-        """Process a chunk and return its losses [R] and correct predictions; `factors_R` scale the weight gradients."""
+        """Process a chunk; return losses [R] and correct predictions. `factors_R` scale the weight gradients."""
         products = self._products
         logits_RV = products.logits(rows[0], weights[0])
         dtype = paddle.float32 if products.float32_logits else logits_RV.dtype

@@ -21,9 +21,9 @@ def cross_entropy_cpp(
     softcap: float | None = None,
     bf16_gradient: bool = False,
 ) -> tuple[paddle.Tensor, int]:
-    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp), with one read of each row and sums in float64.
+    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp); sums are float64.
 
-    With `bf16_gradient` the gradient is bfloat16 and occupies the first half of each row's memory.
+    With `bf16_gradient` the gradient is bfloat16 and fills the first half of each row's memory.
     """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
@@ -44,7 +44,7 @@ def prepare(weight_VD: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
 
 
 def chunk(weight_VD: paddle.Tensor) -> int:
-    """Return the rows per chunk: larger chunks have faster matmuls but need more memory for logits."""
+    """Return the number of rows per chunk; larger chunks have faster matmuls but need more memory for logits."""
     return 384 if weight_VD.dtype == paddle.bfloat16 else 256
 
 
@@ -62,7 +62,8 @@ def cross_entropy(
 ) -> tuple[paddle.Tensor, int]:
     """Return losses [R] and correct predictions; overwrite the logits with their gradient in the matmuls' dtype.
 
-    With a bfloat16 weight the gradient occupies the first half of each row's memory; only the functions below read it.
+    With a bfloat16 weight the gradient fills the first half of each row's memory, as `hidden_gradient` and
+    `weight_gradient` expect.
     """
     return cross_entropy_cpp(logits_RV, targets_R, with_gradient, softcap, weight_VD.dtype == paddle.bfloat16)
 

@@ -3,10 +3,10 @@
     loss[r] = m + log(sum_v exp(x[r, v] - m)) - x[r, target[r]],                      m: largest x of the row
     gradient[r, v] = (exp(x[r, v] - m) / sum - (v == target[r])) (1 - (x[r, v] / softcap)^2)
 
-With CAPPED, x = softcap tanh(logits / softcap). Without it, x are the logits, the last factor is 1 and `softcap` is not
-read. The gradient overwrites the logits in their dtype. Everything else is float32, and sums have a fixed order.
+With CAPPED, x = softcap tanh(logits / softcap). Without CAPPED, x = logits, the last factor is 1, and `softcap` is not
+read. The gradient overwrites the logits in their dtype. Other values are float32, and sums have a fixed order.
 
-A program handles one row and reads it twice: first for the online softmax (Milakov and Gimelshein 2018,
+A program handles one row and reads the row twice: first for the online softmax (Milakov and Gimelshein 2018,
 arXiv:1805.02867), then for the gradient. Few programs run at a time, so that the second read hits the cache.
 
 If the vocabulary is sharded over processes, `row_statistics_kernel` runs first, the processes combine its results, and
@@ -66,7 +66,7 @@ def cross_entropy_kernel(
 @triton.jit
 def row_statistics_kernel(
     logits,
-    targets,  # int64 [R], relative to the first column; a target in another shard is negative, V or more
+    targets,  # int64 [R], column of the target in this shard; below 0 or at least V if another shard has the target
     picked,  # float32 [R]: x of the target, or 0 if another shard has it
     largest,  # float32 [R]
     first,  # int64 [R], first column of the largest x

@@ -2,9 +2,10 @@
 
     loss = m + log(sum over all shards of sum_u exp(x[u] - m)) - x[label],       m: largest logit of all shards
 
-Each process computes the largest logit, the sum and the logit of the label in its shard. `VocabShards` combines them.
+Each process computes the largest logit, the sum of exponentials and the label's logit for the local shard.
+`VocabShards` combines the results of all processes.
 
-Shapes: R rows of a chunk, U size of this process's shard of the vocabulary.
+Shapes: R rows of a chunk, U size of the local shard of the vocabulary.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ class VocabShards(Protocol):
         """Number of rows of the largest shard."""
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logit over all shards and its token id, the first one if several are equal.
+        """Return the largest logit over all shards and its token id; of equal logits, the lowest token id.
 
         Args:
-            largest_R: largest logit of each row in this shard.
-            first_R: its first column in this shard, int64.
+            largest_R: largest logit of each row in the local shard.
+            first_R: int64, first column of the largest logit in the local shard.
         """
 
     def sum(self, values: paddle.Tensor) -> paddle.Tensor:
-        """Sum `values` over the processes, in place, and return them."""
+        """All-reduce `values` (sum) in place, and return `values`."""
 
 
 def sharded_products_reference(shards: VocabShards) -> Products:

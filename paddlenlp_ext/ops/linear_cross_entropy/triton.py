@@ -23,11 +23,11 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 _CHUNK_BYTES = 1 << 29
 """Maximum size of a chunk's logits."""
 _CHUNK_STEP = 256
-"""The number of rows of a chunk is a multiple of this, so that the tiles of a matmul are full."""
+"""Divisor of the number of rows per chunk, so that matmul tiles are full."""
 
 
 def chunk_rows(num_columns: int, element_size: int) -> int:
-    """Return the rows of a chunk: as many as `_CHUNK_BYTES` allow, but enough for efficient matmuls.
+    """Return the number of rows per chunk: as many as `_CHUNK_BYTES` allows, but at least `_CHUNK_STEP`.
 
     With 2048 rows, reading a weight [128256, 4096] takes a fifth of the time of the multiplications.
     """
@@ -40,8 +40,8 @@ def cross_entropy_triton(
     """Compute `cross_entropy_` for contiguous logits in any precision.
 
     Returns:
-        The losses, fp32 [R], and the number of correct predictions as a scalar on the GPU. A target outside the
-        vocabulary has the loss NaN, because raising an error would have to wait for the GPU.
+        The losses, fp32 [R], and the number of correct predictions as a scalar on the GPU. For a target outside the
+        vocabulary the loss is NaN; an error would require synchronization with the GPU.
     """
     from paddlenlp_ext.ops.linear_cross_entropy.kernels import launch_cross_entropy
 

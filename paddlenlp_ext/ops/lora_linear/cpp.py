@@ -1,7 +1,7 @@
 """LoRA linear layer in C++ (csrc/lora_linear.cpp), as a single autograd node.
 
-It saves x A^T, and either x in the dtype of the matmuls or a function that recomputes x. The base layer computes
-outputs and input gradient, to which the low-rank terms are added in place.
+The forward pass saves x A^T, and either x in the dtype of the matmul inputs or the recompute function of x. The
+low-rank terms are added in place to the outputs and the input gradient of the base layer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def lora_linear_cpp(
 
 
 def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
-    """Return A or B contiguous and in float32, as the C++ backend requires."""
+    """Return A or B as a contiguous float32 tensor."""
     return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 
@@ -71,7 +71,7 @@ class _LoRALinear(PyLayer):
 def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return y, x in the dtype of the matmuls, and A x^T [r, rows] in the same dtype."""
+    """Return y, and both x and A x^T [r, rows] in the dtype of the matmul inputs."""
     y = contiguous(base(x))
     assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} does not match a base with {y.shape[-1]} outputs"
     operand = cached_bf16(x) if base.uses_bf16 else x
@@ -81,7 +81,7 @@ def _forward(
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
-    """Call an entry point with tensors (x, y or its gradient, A, B, ...), rows, in, out, rank, scaling and bf16."""
+    """Call an entry point with tensors (x, y or dy, A, B, ...), rows, in, out, rank, scaling and bfloat16 flag."""
     x, _, a, b, *_ = tensors
     assert x is not None and a is not None and b is not None
     rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]

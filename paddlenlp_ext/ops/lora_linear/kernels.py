@@ -4,14 +4,14 @@
     add           y[n, c] += s sum_k u[n, k] F[k, c]              in place; sums are float32, rounded once
     gradients     v[n, k] = sum_c dy[n, c] B[c, k]   and   dB[c, k] = sum_n dy[n, c] u[n, k],   in one read of dy
 
-The gradient kernel sums over the columns of dy for v, and over its rows for dB. Each program handles a block of dy and
-writes partial sums of both, which the caller adds up. Each partial sum is written once, in a fixed order.
+The gradient kernel sums over the columns of dy for v, and over the rows of dy for dB. Each program reads a block of dy
+and writes partial sums of v and dB, which the caller adds up. The order of summation is fixed.
 
-A program of the one-pass kernel multiplies each tile of x by tiles of W and A, so that x and W are read once per tile
-of y, and W is dequantized in registers. Every program computes u for its rows; the programs of the first columns store
-it. Sums are float32, u is rounded to the dtype of x before it is multiplied by B, and y is rounded once. For few
-positions, reading W dominates: the warps of a program then multiply different inputs, and their sums are added at the
-end in a fixed order (`WAYS`).
+A program of the one-pass kernel multiplies tiles of x by tiles of W and A. x and W are read once per tile of y, and W
+is dequantized in registers. Every program computes u for its rows; only the programs of the first columns store u. Sums
+are float32, u is rounded to the dtype of x before the product with B, and y is rounded once. For few positions, reading
+W dominates: WAYS warps of a program then multiply different slices of the inputs, and their sums are added at the end
+in a fixed order.
 
 Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
 
@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 from paddlenlp_ext.ops.triton_utils.weight_tiles import Format, Layer, load_weights
 
 _SMALLEST, _TERMS = 16, 64
-"""Smallest tile side that tensor cores support; also the terms that `add_low_rank_kernel` reads at a time."""
+"""Smallest tile size that tensor cores support, and number of terms that `add_low_rank_kernel` reads at a time."""
 ADD_SIZES = TileSizes(
     "add_low_rank",
     ("element_size",),
@@ -44,7 +44,7 @@ GRADIENT_SIZES = TileSizes(
     "low_rank_gradients",
     ("element_size", "rank"),
     lambda entry: 1024 <= entry["COLUMNS"] * max(_SMALLEST, entry.get("rank", 32)) <= 8192,
-    ROWS=(32, 64),  # of dy, read at a time
+    ROWS=(32, 64),  # rows of dy read at a time
     COLUMNS=(64, 128, 256, 512),
     PROGRAMS=(132, 264, 528),  # target number of programs
     num_warps=(4, 8),
@@ -53,7 +53,7 @@ GRADIENT_SIZES = TileSizes(
 
 
 def _is_one_pass(entry: dict[str, int]) -> bool:
-    """Return whether these tile sizes read W only once, and give a thread 8 to 96 sums."""
+    """Return whether a launch reads W once, a thread gets 8 to 96 sums, and the other sizes are consistent."""
     rows, warps, ways = (entry[name] for name in ("ROWS", "num_warps", "WAYS"))
     has_codes = entry.get("bits") != 0
     sums = ways * rows * (entry["COLUMNS"] + _rank_tile(entry.get("rank", LARGEST_RANK))) // (32 * warps)
@@ -73,9 +73,9 @@ ONE_PASS_SIZES = TileSizes(
     _is_one_pass,
     ROWS=(16, 64, 128),
     COLUMNS=(16, 32, 64, 128),
-    WAYS=(1, 4, 8),  # slices of the inputs that are summed in parallel
-    SPAN=(32, 64, 128),  # inputs of a slice that are read at a time
-    BAND=(8,),  # tiles of rows whose programs are neighbours, so that they share x and W in the cache
+    WAYS=(1, 4, 8),  # input slices that are multiplied in parallel
+    SPAN=(32, 64, 128),  # inputs per slice that are read at a time
+    BAND=(8,),  # number of row tiles with adjacent programs, which share x and W in the cache
     num_warps=(4, 8),
     num_stages=(1, 3),
 )
@@ -135,26 +135,13 @@ def lora_linear_kernel(
         is_input = i < num_inputs
         own_x = tl.load(x + of_x + i, mask=_down(is_row, WAYS) & is_input, other=0.0)
         own_a = tl.load(a + of_a + i, mask=_down(is_term, WAYS) & is_input, other=0.0)
-        if BITS == 0 and WAYS == 1:  # two axes from the start: the compiler then copies the tile to shared memory early
+        if BITS == 0 and WAYS == 1:  # a load with two axes lets the compiler copy the tile to shared memory early
             own_w = tl.load(matrix + of_w[:, None] + i, mask=is_column[:, None] & is_input, other=0.0)
         else:
             own_w = load_weights(
-                matrix,
-                scales,
-                scale_levels,
-                group_scales,
-                offset,
-                levels,
-                of_w[None, :, None],
-                first,
-                is_column[None, :, None],
-                num_inputs,
-                BITS,
-                BLOCK,
-                GROUP,
-                UNIT,
-                SPAN,
-            )
+                matrix, scales, scale_levels, group_scales, offset, levels, of_w[None, :, None], first,
+                is_column[None, :, None], num_inputs, BITS, BLOCK, GROUP, UNIT, SPAN,
+            )  # fmt: skip
             if WAYS == 1:
                 own_w = own_w.reshape((COLUMNS, SPAN))
         total = _add_product(own_x, own_w, total, WAYS)
@@ -175,7 +162,7 @@ def lora_linear_kernel(
 
 @triton.jit
 def _down(index, WAYS: tl.constexpr):
-    """Reshape row indices for broadcasting: [R, 1], or [1, R, 1] with several spans of inputs."""
+    """Reshape row indices for broadcasting: [R, 1], or [1, R, 1] if WAYS > 1."""
     if WAYS == 1:
         return index[:, None]
     else:  # explicit else: the compiler drops the other branch
@@ -184,7 +171,7 @@ def _down(index, WAYS: tl.constexpr):
 
 @triton.jit
 def _add_product(left, right, total, WAYS: tl.constexpr):
-    """Return `total` plus left right^T for each span; `right` is cast to the dtype of `left`."""
+    """Return `total` plus left right^T, batched if WAYS > 1; `right` is cast to the dtype of `left`."""
     right = right.to(left.dtype)
     if WAYS == 1:
         return tl.dot(left, tl.trans(right), total, input_precision="ieee")
@@ -207,7 +194,7 @@ def add_low_rank_kernel(
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,  # terms of a sum read at a time
 ):
-    """Add s u F to a tile of y in place."""
+    """Add the product s u F to a tile of y, in place."""
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     c = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_row, is_column = n < num_rows, c < num_columns
@@ -236,7 +223,7 @@ def low_rank_gradients_kernel(
     num_rows,
     num_columns,
     rank,
-    span,  # rows of a program, a multiple of ROWS
+    span,  # rows per program, a multiple of ROWS
     ROWS: tl.constexpr,  # rows read at a time
     COLUMNS: tl.constexpr,
     RANK: tl.constexpr,  # K or more
@@ -269,12 +256,12 @@ def low_rank_gradients_kernel(
 def launch_lora_linear(
     launch: Callable[..., None], x: Any, layer: Layer, form: Format, a: Any, b: Any, scaling: float, inner: Any
 ) -> None:
-    """Launch the one-pass kernel on contiguous tensors, which computes the outputs and u.
+    """Launch the one-pass kernel on contiguous tensors to compute y and u.
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I].
-        layer, form: tensors of the base layer, whose `y` [..., C] is written, and the format of its weight.
+        layer, form: tensors of the base layer, including the output tensor `y` [..., C], and the weight format.
         a, b: A [K, I] and B [C, K] in any floating dtype; they are rounded to the dtype of x.
         scaling: factor s of the update.
         inner: u [N, K] in the dtype of x; written.
@@ -291,7 +278,7 @@ def launch_lora_linear(
 def launch_add_low_rank(
     launch: Callable[..., None], y: Any, inner: Any, factor: Any, scaling: float, strides: tuple[int, int]
 ) -> None:
-    """Add `s u F` to y [..., C] in place; `strides` are the strides of F along K and C in `factor`."""
+    """Add `s u F` to y [..., C] in place; `strides` are the strides of `factor` (F) along K and C."""
     (num_rows, rank), num_columns = inner.shape, y.shape[-1]
     sizes = {**ADD_SIZES(y, element_size=y.element_size()), "RANK": min(_TERMS, _rank_tile(rank))}
     grid = (triton.cdiv(num_columns, sizes["COLUMNS"]), triton.cdiv(num_rows, sizes["ROWS"]))

@@ -1,28 +1,28 @@
 """LoRA linear layer on a GPU: one launch for few positions, otherwise kernels around Paddle's large matmuls.
 
-    forward        y = base(x) + s u B^T and u = x A^T at once;   or y = base(x);   u = x A^T;   y += s u B^T
+    forward        one launch: y = base(x) + s u B^T and u = x A^T;   otherwise y = base(x);   u = x A^T;   y += s u B^T
     backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
 
-For few positions, reading W dominates. One kernel reads W once, dequantizes it in registers and multiplies each tile of
-x by W and by A. For quantized weights that Paddle cannot multiply, this replaces a launch (or a dequantized copy of W)
-and four operators. For dense weights, and for quantized weights that Paddle can multiply, it would only replace
-operators, which take less Python time than the launch. For many positions one launch would cost more than it saves:
-each program recomputes u for its columns of y, which for 128 columns and rank 16 adds an eighth to the multiplications.
-docs/gpu.md has the arithmetic.
+For few positions, reading W dominates. The one-pass kernel reads W once, dequantizes W in registers and multiplies each
+tile of x by W and A. For quantized weights that Paddle cannot multiply, the kernel replaces a launch (or a dequantized
+copy of W) and four operators. For other weights, the kernel would replace only operators, which take less Python time
+than the launch. For many positions, the one-pass kernel would be slower: each program recomputes u for its columns of
+y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/gpu.md has the arithmetic.
 
 For many positions, rank 16 adds less than 1 % to the multiplications of a 4096 x 4096 layer, but each pass over y, dy
-or dx takes a few percent of the time of the large matmul. cuBLAS is faster at that matmul than a Triton kernel with the
-update in its epilogue, so the kernels save passes over memory instead:
+or dx takes a few percent of the time of the large matmul. cuBLAS computes the large matmul faster than a Triton kernel
+with the update in the epilogue. The other kernels therefore save passes over memory:
 
-    pass                          Paddle's matmuls             here
+    pass                          Paddle's matmuls             kernels
     y + s u B^T, dx + v A         product, then sum            in place: one read and one write
     dy for v and dB               two reads                    one read, up to a rank of 32
 
-At a higher rank, the partial sums that the gradient kernel writes would cost more than a second read of dy.
+At a higher rank, writing the partial sums of the gradient kernel would take longer than a second read of dy.
 
-Layers that read the same x (q, k, v; gate, up) are launched one by one. For few positions x stays in the L2 cache. For
-many positions, multiplying x by all A matrices at once would save one pass over x per additional layer, 4 % of a
-4096 x 4096 layer. It would require one op and one autograd node for modules with separate hooks, shards and adapters.
+Layers with the same input x (q, k, v; gate, up) are launched separately. For few positions, x stays in the L2 cache.
+For many positions, a joint matmul of x with all A matrices would save one pass over x per additional layer: 4 % of the
+time of a 4096 x 4096 layer. A joint matmul would require a single op and autograd node for modules with separate hooks,
+shards and adapters.
 
 Tested in Triton's interpreter on the CPU (tests/ops/lora_linear/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -45,18 +45,18 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype, requires_grad
 from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
 
 MOST_POSITIONS, MOST_POSITIONS_OF_PADDLE = 64, 0
-"""Positions up to which one launch computes the forward pass: for weights that Paddle cannot multiply as stored, and
-for weights that it can. Not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
+"""Largest number of positions for the one-pass kernel: for weights that Paddle cannot multiply as stored, and for other
+weights. Not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
 LARGEST_SHARED_RANK = 32
-"""Rank up to which the partial sums written by the gradient kernel are smaller than dy."""
+"""Largest rank for the gradient kernel, whose partial sums are then smaller than dy."""
 SMALLEST_BATCH = 64
-"""Positions from which the other kernels are used; for fewer positions the launches cost more than they save."""
+"""Smallest number of positions for the other kernels; for fewer positions, plain Paddle needs less launch time."""
 
 
 def lora_linear_triton(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> paddle.Tensor:
-    """Compute `lora_linear` with the kernels; use the reference for few positions that one launch does not support."""
+    """Compute `lora_linear` with Triton kernels; use the reference for few positions without one-pass support."""
     if math.prod(x.shape[:-1]) < SMALLEST_BATCH and not supports_one_pass(x, base, a):
         return lora_linear_reference(x, base, a, b, scaling)
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
@@ -99,7 +99,7 @@ class _LoRALinear(PyLayer):
 def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return y and u = x A^T [T, K], both in the dtype of the base's outputs."""
+    """Return y and u = x A^T [T, K], both in the dtype of the base layer's outputs."""
     if supports_one_pass(x, base, a):
         return one_pass(x, base, a, b, scaling)
     y, (rank, in_) = contiguous(base(x)), a.shape
@@ -109,7 +109,7 @@ def _forward(
 
 
 def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) -> bool:
-    """Return whether one launch can compute the forward pass: few positions, a low rank, and no autocast."""
+    """Return whether the one-pass kernel supports the forward pass: few positions, a low rank, and no autocast."""
     most = MOST_POSITIONS_OF_PADDLE if base.has_paddle_product(x) else MOST_POSITIONS
     if not 0 < math.prod(x.shape[:-1]) <= most or paddle.is_autocast_enabled():
         return False
@@ -121,7 +121,7 @@ def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) ->
 def one_pass(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return y and u = x A^T [T, K] in the dtype of x from one launch; requires `supports_one_pass`."""
+    """Return y and u = x A^T [T, K] in the dtype of x, from one launch; requires `supports_one_pass`."""
     from paddlenlp_ext.ops.lora_linear.kernels import launch_lora_linear
 
     x, a, b = contiguous(x), contiguous(a), contiguous(b)
@@ -135,7 +135,7 @@ def one_pass(
 def add_low_rank_(
     y: paddle.Tensor, inner_TK: paddle.Tensor, factor: paddle.Tensor, scaling: float, strides: tuple[int, int]
 ) -> None:
-    """Add `s u F` to y [..., O] in place; `strides` are the strides of the contiguous factor along K and O."""
+    """Add `s u F` to y [..., O] in place; `strides` are the strides of the contiguous `factor` (F) along K and O."""
     from paddlenlp_ext.ops.lora_linear.kernels import launch_add_low_rank
 
     assert y.is_contiguous(), "the outputs of a matmul are contiguous"

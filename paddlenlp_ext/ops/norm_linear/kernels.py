@@ -2,18 +2,19 @@
 
     s = x + addend      y[t, o] = (sum_i s[t, i] w[i] W[o, i]) / rms[t] + bias[o],      rms = sqrt(mean(s^2) + epsilon)
 
-The factor 1 / rms is constant per position, so it can be applied after the matmul: one pass over x computes both sums,
-and one launch computes up to three layers that read the same x. Without a norm, w and rms are 1.
+The factor 1 / rms is constant per position and is applied after the matmul. A single pass over x therefore computes
+the matmul and the mean square. One launch computes up to three layers with the same input x. Without a norm, w and rms
+are 1.
 
 A program computes a few outputs of one layer for all positions. Each warp multiplies a slice of the inputs on tensor
-cores, and the partial sums are added at the end. Programs thus handle whole rows of W: few outputs occupy many warps,
-no second launch is needed to add partial sums, and their order is fixed. W is the first operand, so that the 16 rows of
-a tensor-core instruction are outputs and its 8 columns are positions. A single position leaves 7 columns unused, which
-does not matter, because reading W takes longer.
+cores, and the program adds the partial sums of its warps in a fixed order. A layer with few outputs thus occupies many
+warps, without a second launch to add partial sums. W is the first matmul operand: the 16 rows of a tensor-core
+instruction are outputs, and the 8 columns are positions. A single position leaves 7 columns unused, but the time is
+spent on reading W.
 
 x + addend is rounded to its dtype before it is normalized. Sums are float32. Matmul operands are bfloat16 for bfloat16
-x, and TF32 for float16 x: TF32 has as many mantissa bits as float16, and x w does not overflow. Matmuls of float32 do
-not use tensor cores. Weights are read as in ops/triton_utils/weight_tiles.py.
+x, and TF32 for float16 x: TF32 has as many mantissa bits as float16, and x w does not overflow. Float32 matmuls do not
+use tensor cores. The weight formats are described in ops/triton_utils/weight_tiles.py.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 
@@ -46,7 +47,7 @@ SIZES = TileSizes(
     num_stages=(1, 2, 3),
 )
 _FEWEST_COLUMNS = 8
-"""Number of columns of a tensor-core instruction, to which positions are padded."""
+"""Columns of a tensor-core instruction; the number of positions is padded to at least this size."""
 
 
 @triton.jit
@@ -57,27 +58,13 @@ def norm_linear_kernel(
     total,  # x + addend [T, I], written with ADDS
     levels,  # float32 [16], value of each 4-bit code
     scale_levels,  # float32 [256], value of each code of a quantized scale
-    matrix0,  # of each layer; see `Layer`
-    matrix1,
-    matrix2,
-    scales0,
-    scales1,
-    scales2,
-    group_scales0,
-    group_scales1,
-    group_scales2,
-    offset0,
-    offset1,
-    offset2,
-    bias0,
-    bias1,
-    bias2,
-    y0,  # [T, O]
-    y1,
-    y2,
-    outputs0,
-    outputs1,
-    outputs2,
+    matrix0, matrix1, matrix2,  # one of each layer; see `Layer`
+    scales0, scales1, scales2,
+    group_scales0, group_scales1, group_scales2,
+    offset0, offset1, offset2,
+    bias0, bias1, bias2,
+    y0, y1, y2,  # [T, O]
+    outputs0, outputs1, outputs2,  # O of each layer
     num_positions,  # T
     num_inputs,  # I
     epsilon,
@@ -91,10 +78,10 @@ def norm_linear_kernel(
     HAS_BIAS: tl.constexpr,
     POSITIONS: tl.constexpr,  # T or more
     OUTPUTS: tl.constexpr,
-    WAYS: tl.constexpr,  # slices of the inputs that are summed in parallel
-    SPAN: tl.constexpr,  # inputs of a slice that are read at a time
-    UNIT: tl.constexpr,  # neighbours of a span that share a scale
-):
+    WAYS: tl.constexpr,  # input slices that are multiplied in parallel
+    SPAN: tl.constexpr,  # inputs per slice that are read at a time
+    UNIT: tl.constexpr,  # adjacent inputs of a span whose weights share a scale
+):  # fmt: skip
     """Compute OUTPUTS outputs of one layer for all positions."""
     program = tl.program_id(0)
     tiles0, tiles1 = tl.cdiv(outputs0, OUTPUTS), 0
@@ -129,22 +116,9 @@ def norm_linear_kernel(
             squares += tl.sum(s * s, axis=2)
             s = s * (tl.load(scale + i, mask=is_input, other=0.0).to(tl.float32) + norm_offset)
         own = load_weights(
-            matrix,
-            scales,
-            scale_levels,
-            group_scales,
-            offset,
-            levels,
-            row,
-            first,
-            is_output,
-            num_inputs,
-            BITS,
-            BLOCK,
-            GROUP,
-            UNIT,
-            SPAN,
-        )
+            matrix, scales, scale_levels, group_scales, offset, levels, row, first, is_output, num_inputs,
+            BITS, BLOCK, GROUP, UNIT, SPAN,
+        )  # fmt: skip
         sums = _add_product(own, tl.trans(s, 0, 2, 1), sums, x.dtype.element_ty)
     y_of_position = tl.sum(sums, axis=0)
     if NORMS:
@@ -159,7 +133,7 @@ def norm_linear_kernel(
 
 @triton.jit
 def _pick(layer, first, second, third, LAYERS: tl.constexpr):
-    """Return the argument that belongs to `layer`; arguments beyond LAYERS may be None."""
+    """Return the argument with index `layer`; arguments from index LAYERS on may be None."""
     if LAYERS == 1:
         return first
     elif LAYERS == 2:
@@ -170,7 +144,7 @@ def _pick(layer, first, second, third, LAYERS: tl.constexpr):
 
 @triton.jit
 def _add_product(left, right, total, DTYPE: tl.constexpr):
-    """Return `total` plus the batched product, in the precision for the dtype of x."""
+    """Return `total` plus the batched product, in the matmul precision for x of dtype DTYPE."""
     if DTYPE.is_bf16():
         total = tl.dot(left.to(tl.bfloat16), right.to(tl.bfloat16), total)
     elif DTYPE.is_fp16():
@@ -196,10 +170,10 @@ def launch_norm_linear(
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I], of at most 16 positions.
-        layers: one to three layers with weights of one format; either all have a bias or none does.
+        layers: one to three layers whose weights share a format; either all have a bias or none does.
         form: format of the weights.
-        scale, epsilon, offset: weight [I] and constants of the norm; scale None: no norm.
-        addend, total: addend and x + addend [..., I]; the sum is written. None: nothing is added.
+        scale, epsilon, offset: weight [I] and constants of the norm; without a norm, scale is None.
+        addend, total: addend [..., I], and the output tensor for x + addend; both are None without an addend.
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)
@@ -226,5 +200,5 @@ def launch_norm_linear(
 
 
 def _power_of_two(count: int) -> int:
-    """Return the smallest power of two that is at least `count`; Triton's own function takes microseconds."""
+    """Return the smallest power of two that is at least `count`; triton.next_power_of_2 takes microseconds."""
     return 1 << (count - 1).bit_length()

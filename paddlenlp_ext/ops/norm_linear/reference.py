@@ -1,4 +1,4 @@
-"""RMS norm and linear layers called one by one, each with its best available backend."""
+"""RMS norm and linear layers as separate ops, each with the best available backend."""
 
 from __future__ import annotations
 

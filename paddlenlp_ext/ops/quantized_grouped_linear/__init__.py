@@ -2,7 +2,7 @@
 
     y_p = x W[g, p]^T,   dL/dx = sum over p of (dL/dy_p) W[g, p]
 
-It is `grouped_linear` over a frozen `QuantizedStack`. A matrix is read only if its group has rows.
+The op computes `grouped_linear` with a frozen `QuantizedStack`. The matrices of groups without rows are not read.
 
 Shapes: N rows, G groups, I inputs, O outputs, P fused projections, each quantized as a separate matrix.
 """
@@ -35,7 +35,7 @@ from paddlenlp_ext.ops.tensor_utils import requires_grad
 def quantized_grouped_linear(
     x_NI: paddle.Tensor, stack: QuantizedStack, starts: np.ndarray
 ) -> tuple[paddle.Tensor, ...]:
-    """Multiply each group of rows by the matrices of its group; only the input has a gradient.
+    """Multiply the rows of each group by the matrices of the group; only the input has a gradient.
 
     Args:
         x_NI: rows, sorted by group.
@@ -68,7 +68,7 @@ class _QuantizedGroupedLinear(PyLayer):
 
 
 def _chosen(x_NI: paddle.Tensor, stack: QuantizedStack) -> Callable[..., tuple[paddle.Tensor, ...]]:
-    """Return the backend for this stack; only the reference supports zero points and reordered columns."""
+    """Return the backend for a stack; only the reference supports zero points and reordered columns."""
     return quantized_grouped_linear_op.choose(x_NI) if stack.matrices.is_plain else quantized_grouped_linear_reference
 
 
@@ -77,11 +77,11 @@ quantized_grouped_linear_op = DispatchedOp(
     cpp=(quantized_grouped_linear_cpp, library.usable),
     reference=quantized_grouped_linear_reference,
 )
-"""Op of x W[g]^T; backends take (x [N, I], stack, starts) and return one output per fused projection."""
+"""Op of x W[g]^T with backends (x [N, I], stack, starts), which return one output per fused projection."""
 
 quantized_grouped_input_gradient_op = DispatchedOp(
     "quantized grouped linear's gradient",
     cpp=(quantized_grouped_input_gradient_cpp, library.usable),
     reference=quantized_grouped_input_gradient_reference,
 )
-"""Op of the input gradient; backends take (gradients of the projections, stack, starts)."""
+"""Op of the input gradient with backends (gradients of the fused projections, stack, starts)."""

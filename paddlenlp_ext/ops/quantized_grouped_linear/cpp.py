@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 def quantized_grouped_linear_cpp(
     x_NI: paddle.Tensor, stack: QuantizedStack, starts: np.ndarray
 ) -> tuple[paddle.Tensor, ...]:
-    """Return the output of each fused projection, [N, O / P], for float32 rows sorted by group, without autograd."""
+    """Compute `quantized_grouped_linear` for float32 rows without autograd."""
     x = contiguous(x_NI)
     is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
     operand = cached_bf16(x) if uses_bf16(stack.matrices) and not is_small else x

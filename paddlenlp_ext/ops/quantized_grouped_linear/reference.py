@@ -1,4 +1,4 @@
-"""Grouped linear layer with quantized weights, with one quantized matmul per matrix whose group has rows."""
+"""Grouped linear layer with quantized weights: one quantized matmul per matrix, except for groups without rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedStack
 def quantized_grouped_linear_reference(
     x_NI: paddle.Tensor, stack: QuantizedStack, starts: np.ndarray
 ) -> tuple[paddle.Tensor, ...]:
-    """Return the output of each fused projection, [N, O / P]."""
+    """Compute `quantized_grouped_linear` without autograd."""
     product, groups = quantized_linear_op(stack.matrices.algo).choose(x_NI), groups_with_rows(starts)
     if not groups:
         return tuple(paddle.zeros([0, stack.matrices.shape[0]], x_NI.dtype) for _ in range(stack.parts))
@@ -28,7 +28,7 @@ def quantized_grouped_linear_reference(
 def quantized_grouped_input_gradient_reference(
     gradients: Sequence[paddle.Tensor], stack: QuantizedStack, starts: np.ndarray
 ) -> paddle.Tensor:
-    """Return the input gradient, [N, I]."""
+    """Return the input gradient [N, I] from the gradients of the fused projections, each [N, O / P]."""
     product, groups = quantized_input_gradient_op.choose(gradients[0]), groups_with_rows(starts)
     if not groups:
         return paddle.zeros([0, stack.matrices.shape[1]], gradients[0].dtype)

@@ -2,10 +2,10 @@
 
     y = x W^T,   dL/dx = (dL/dy) W
 
-The forward and backward pass dequantize W a few rows at a time, so that W is never fully in memory in high precision. W
+The forward and backward passes dequantize W a few rows at a time, so that the full dequantized W is never in memory. W
 has no gradient.
 
-Shapes: in/out features.
+Shapes: in, out: input and output features.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 
 
 def quantized_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] for x [..., in], in the dtype of x or of autocast."""
+    """Return x W^T [..., out] for x [..., in], in the dtype of x or the autocast dtype."""
     if x.stop_gradient or not paddle.is_grad_enabled() or is_symbolic(x):
         return quantized_linear_op(weight.algo).choose(x)(x, weight)
     return _QuantizedLinear.apply(x, weight)
@@ -53,7 +53,7 @@ class _QuantizedLinear(PyLayer):
 
 
 def takes_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> bool:
-    """Return whether `quantized_linear` uses Paddle's fused kernel for `x` and this weight."""
+    """Return whether `quantized_linear` uses Paddle's weight-only kernel for `x` and this weight."""
     return quantized_linear_op(weight.algo).choose(x) is quantized_linear_weight_only and fits_kernel(weight)
 
 
@@ -78,9 +78,9 @@ quantized_input_gradient_op = DispatchedOp(
     cpp=(quantized_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=quantized_input_gradient_reference,
 )
-"""Op of the input gradient (dL/dy) W; backends take (gradient [..., out], weight)."""
+"""Op of the input gradient (dL/dy) W, with backends (gradient [..., out], weight)."""
 
 
 def quantized_linear_op(algo: str) -> DispatchedOp:
-    """Return the op of x W^T; backends take (x [..., in], weight)."""
+    """Return the op of x W^T for a quantization format, with backends (x [..., in], weight)."""
     return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

@@ -49,10 +49,10 @@ def product_kernel(
     OUTPUTS: tl.constexpr,  # outputs per program
     BLOCKS: tl.constexpr,  # blocks of a row read at a time
 ):
-    """Compute y = x W^T; a program handles a few outputs of one position and accumulates in fp32.
+    """Compute y = x W^T; a program computes a few outputs of one position and accumulates in fp32.
 
-    The kernel is limited by instructions, not by memory: x is read in vectors, and the weights are interleaved to
-    match.
+    The number of instructions limits the speed. To save instructions, x is read in vectors, and the dequantized weights
+    are interleaved in the order of x.
     """
     HALF: tl.constexpr = BLOCK // 2
     t = tl.program_id(1)

@@ -9,7 +9,7 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
 
 def quantized_linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out], dequantizing a block of rows of W at a time."""
+    """Return x W^T [..., out]; W is dequantized in chunks of rows."""
     parts = [
         paddle.matmul(x, dequantize_rows(weight, first, last, x.dtype), transpose_y=True)
         for first, last in row_blocks(weight)
@@ -18,7 +18,7 @@ def quantized_linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> pad
 
 
 def quantized_input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the input gradient (dL/dy) W [..., in]; blocks of rows are summed in float32 to keep precision."""
+    """Return the input gradient (dL/dy) W [..., in]; products with chunks of rows are summed in float32."""
     total = None
     for first, last in row_blocks(weight):
         part = paddle.matmul(gradient[..., first:last], dequantize_rows(weight, first, last, gradient.dtype))

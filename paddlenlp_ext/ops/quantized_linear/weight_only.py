@@ -1,9 +1,9 @@
-"""Linear layer with int8 and int4 weights by `paddle.nn.quant`, Paddle's fused matmul for GPUs with tensor cores.
+"""Linear layer with int8 and int4 weights by the weight-only kernel of `paddle.nn.quant`, for GPUs with tensor cores.
 
-The kernel reads the codes in a private order, which `paddle.nn.quant.weight_quantize` produces. This function receives
-the codes as floats. If the largest magnitude of every block is 127 (int8) or 7 (int4), it finds a scale of 1 and
-returns the same codes, reordered. Newly quantized weights satisfy this condition; shards along the inputs may not. The
-kernel multiplies by the original scales.
+The kernel needs the codes in an undocumented order, which only `paddle.nn.quant.weight_quantize` produces.
+`weight_quantize` therefore gets the codes as float values. If the largest magnitude of every block is 127 (int8) or 7
+(int4), `weight_quantize` computes a scale of 1 and returns the same codes, reordered. Newly quantized weights satisfy
+this condition, but shards along the inputs may not. The kernel call passes the original scales.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 _LARGEST = {"weight_only_int8": 127.0, "weight_only_int4": 7.0}
 
 _KERNEL_GPUS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (9, 0), (9, 2), (10, 0))
-"""Compute capabilities for which `paddle.nn.quant` has kernels."""
+"""Compute capabilities that the kernels of `paddle.nn.quant` support."""
 
 KernelGroup = Literal[-1, 64, 128]
 
@@ -30,7 +30,7 @@ KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 
 def on_gpu_with_weight_only_kernel(x: paddle.Tensor) -> str | None:
-    """Return None for half precision on a GPU that the kernel supports; otherwise the reason."""
+    """Return None for half precision on a supported GPU, otherwise the reason why the kernel cannot run."""
     reason = on_gpu_in_half_precision(x)
     if reason is None and compute_capability(x) not in _KERNEL_GPUS:
         major, minor = compute_capability(x)
@@ -39,15 +39,15 @@ def on_gpu_with_weight_only_kernel(x: paddle.Tensor) -> str | None:
 
 
 def quantized_linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] with Paddle's fused kernel, or with the reference if the kernel rejects the weight."""
+    """Return x W^T [..., out] with Paddle's kernel; use the reference for weights that the kernel does not support."""
     return weight_only_linear(x, weight) if fits_kernel(weight) else quantized_linear_reference(x, weight)
 
 
 def fits_kernel(weight: QuantizedWeight) -> bool:
-    """Return whether Paddle's kernel supports this weight; the result is cached on the weight.
+    """Return whether Paddle's kernel supports a weight; the result is cached on the weight.
 
-    The kernel supports only certain sizes. If the row length is not a multiple of 64, reordering the codes writes out
-    of bounds, which Paddle does not check.
+    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64, and would
+    write out of bounds when it reorders the codes of other rows.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
@@ -63,9 +63,9 @@ def _codes_survive_reordering(weight: QuantizedWeight) -> bool:
 
 
 def weight_only_linear(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] with Paddle's kernel; the weight must satisfy `fits_kernel`.
+    """Return x W^T [..., out] with Paddle's kernel, and cache the reordered codes on the weight.
 
-    The reordered codes are cached on the weight.
+    The weight must satisfy `fits_kernel`.
     """
     assert fits_kernel(weight), f"Paddle's kernel does not support this weight of {list(weight.shape)}"
     if "weight_only" not in weight.kernel_cache:

@@ -1,4 +1,4 @@
-"""Containers for quantized weights: codes and scales of one matrix, or of a stack of matrices."""
+"""Quantized weights: codes and scales of one matrix, or of a stack of matrices."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ class QuantizedWeight:
         shape: (out, in).
         block_size: number of consecutive weights that share a scale, in row-major order; `in` for one scale per row.
         codes: uint8 [ceil(N / 2)], two codes per byte, the first in the high half; weight_only_int8: int8 [N].
-        scales: float32 [B], or uint8 codes with double quantization.
+        scales: float32 [B]; uint8 codes [B] with double quantization.
         group_scales: float32 [G], scales of the quantized scales (double quantization).
-        offset: float32 [1], mean of the scales, which was subtracted before they were quantized.
-        group_size: number of consecutive scales that share a group scale; 0 if scales are not quantized.
-        is_residual: whether a part of the weight was subtracted before quantizing, which an adapter adds back (PiSSA).
-        zeros: int16 [B], zero points of integer formats, relative to the middle of the range of codes; None if all are
-            0. With zero points, a block must not span rows.
-        order: int32 [in], index of the input that each column of the codes belongs to; None if not reordered.
-        dtype: dtype of the weight before quantization. If it is bfloat16, C++ matmuls of more than a few rows round
-            their inputs to bfloat16, as with an unquantized weight.
-        kernel_cache: tensors that kernels derive from the codes once and reuse.
+        offset: float32 [1], mean of the scales, which is subtracted from the scales before quantization.
+        group_size: number of consecutive scales that share a group scale; 0 without double quantization.
+        is_residual: whether the low-rank part of an adapter was subtracted from the weight before quantization (PiSSA).
+        zeros: int16 [B], zero points of integer formats, relative to the middle of the range of codes; None if all zero
+            points are 0. With zero points, a block must not span rows.
+        order: int32 [in], input index of each column of the codes; None if the columns are not reordered.
+        dtype: dtype of the weight before quantization. With bfloat16, C++ matmuls of more than a few rows round their
+            inputs to bfloat16, as with an unquantized weight.
+        kernel_cache: tensors that kernels compute once from the codes and reuse.
     """
 
     algo: str
@@ -52,7 +52,7 @@ class QuantizedWeight:
 
     @property
     def is_plain(self) -> bool:
-        """True if the weight has neither zero points nor reordered columns, so that all kernels support it."""
+        """True without zero points and reordered columns, which some kernels do not support."""
         return self.zeros is None and self.order is None
 
     @property
@@ -69,17 +69,17 @@ class QuantizedWeight:
 
 @dataclass(frozen=True)
 class QuantizedStack:
-    """Weight [G, O, I] of G groups of P fused projections, each quantized as a separate matrix [O / P, I].
+    """Weight [G, O, I] of G groups of P fused projections; each projection is quantized as a matrix [O / P, I].
 
     Attributes:
-        matrices: format and shape of one matrix, and the tensors of all matrices with leading axes [G, P].
+        matrices: format and shape of a single matrix, with the stacked tensors of all matrices [G, P, ...].
     """
 
     matrices: QuantizedWeight
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """(G, O, I)."""
+        """Shape (G, O, I)."""
         groups, parts, _ = self.matrices.codes.shape
         outputs, inputs = self.matrices.shape
         return groups, parts * outputs, inputs
@@ -100,7 +100,7 @@ class QuantizedStack:
         return self.matrices.num_bytes
 
     def matrix(self, group: int, part: int) -> QuantizedWeight:
-        """Return one matrix; repeated calls share its kernel cache."""
+        """Return one matrix; all returned copies of a matrix share a kernel cache."""
         own: dict[str, Any] = {}
         for name in TENSORS:
             stacked = getattr(self.matrices, name)
@@ -110,7 +110,7 @@ class QuantizedStack:
 
 
 def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack:
-    """Stack the matrices of all groups, which must share format and shape; their tensors are copied."""
+    """Stack copies of the matrices of all groups; all matrices must have the same format and shape."""
     first = groups[0][0]
     stacked: dict[str, Any] = dict.fromkeys(TENSORS)
     for name in TENSORS:
@@ -122,7 +122,7 @@ def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack
 
 
 def _neutral(name: str, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the neutral zero points or column order for a matrix without them, to stack it with others."""
+    """Return neutral zero points or column indices for a matrix of a stack that has none."""
     assert name in ("zeros", "order"), f"either all matrices of a stack have {name} or none"
     return (
         paddle.arange(weight.shape[1], dtype="int32") if name == "order" else paddle.zeros(weight.scales.shape, "int16")

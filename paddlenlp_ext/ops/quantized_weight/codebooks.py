@@ -1,11 +1,11 @@
 """Codebooks: the value (level) of each code of a quantization format.
 
     nf4            quantiles of the normal distribution (Dettmers et al. 2023, QLoRA, arXiv:2305.14314, section 3)
-    nf4_symmetric  7 of these quantiles on each side of zero, and two codes for zero
+    nf4_symmetric  7 normal quantiles on each side of zero, and two codes for zero
     fp4            one sign bit, two exponent bits, one mantissa bit
     int4           -8 ... 7, where -8 is unused
-    dynamic        8 bits for scales and optimizer moments: sign, decimal exponent in unary, and fraction in the
-                   remaining bits (Dettmers 2016, arXiv:1511.04561)
+    dynamic        8 bits for scales and optimizer moments: sign, decimal exponent in unary, and fraction in all other
+                   bits (Dettmers 2016, arXiv:1511.04561)
 
 All tables except nf4_symmetric are bitwise equal to the tables in bitsandbytes.
 """
@@ -18,7 +18,7 @@ from statistics import NormalDist
 import numpy as np
 
 _OUTERMOST = 0.9677083
-"""Probability of the outermost quantile, as published: the mean of 1 - 1/32 and 1 - 1/30."""
+"""Probability of the outermost quantile as published, the mean of 1 - 1/32 and 1 - 1/30."""
 
 
 @functools.cache
@@ -32,8 +32,8 @@ def levels(algo: str) -> np.ndarray:
 def dynamic_levels(signed: bool = True) -> np.ndarray:
     """Return the value of each 8-bit code of a scale or optimizer moment, float32 [256], ascending.
 
-    The positive half contains 1 and, for each of seven decades from 10^-7 to 1, the midpoints of 1, 2, 4 ... 64 equal
-    intervals of 0.1 ... 1, so that larger values have finer intervals. Unsigned codes have twice as many intervals.
+    The positive values are 1 and interval midpoints in the seven decades from 10^-7 to 1. From the lowest to the
+    highest decade, a decade has 1, 2, 4 ... 64 equal intervals. Unsigned codes have twice as many intervals.
     """
     middles = []
     for decade in range(7):
@@ -46,9 +46,9 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 
 @functools.cache
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return midpoints between adjacent levels, float32 [15], and the codes sorted by level, uint8 [16].
+    """Return the midpoints between adjacent levels, float32 [15], and the codes in order of their levels, uint8 [16].
 
-    The code of v is `order[number of midpoints below v]`. The second of two zero codes is for values above 0.
+    The code of a value v is `codes[number of midpoints below v]`. With two zero codes, values above 0 get the second.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]
@@ -56,9 +56,9 @@ def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def linspace(first: float, last: float, count: int) -> np.ndarray:
-    """Return `count` equidistant float32 values, computed from both ends with a float32 step and rounded once each.
+    """Return `count` equidistant float32 values, bitwise equal to torch.linspace, which the published tables use.
 
-    This reproduces torch.linspace, with which the published tables were computed.
+    The first half of the values is computed from `first`, the second half from `last`.
     """
     low, high = np.float32(first), np.float32(last)
     step, index = np.float64((high - low) / np.float32(count - 1)), np.arange(count)
@@ -76,7 +76,7 @@ def _nf4_symmetric() -> np.ndarray:
 
 
 def _quantiles(count: int) -> list[float]:
-    """Return `count` positive quantiles of the normal distribution, at equidistant probabilities above 1/2."""
+    """Return `count` positive quantiles of the normal distribution, for equidistant probabilities above 1/2."""
     return [NormalDist().inv_cdf(float(p)) for p in linspace(_OUTERMOST, 0.5, count + 1)[:-1]]
 
 
@@ -86,9 +86,9 @@ def _scaled(values: list[float]) -> np.ndarray:
 
 
 def _fp4() -> np.ndarray:
-    """Return the values of codes (sign, exponent e, mantissa m), divided by 12.
+    """Return the value of each code (sign, exponent e, mantissa m), scaled by 1 / 12.
 
-    e = 0: 0, 1/16; e = 1: 8, 12; e = 2: 4, 6; e = 3: 2, 3.
+    Unscaled values for m = 0, 1: 0, 1/16 (e = 0); 8, 12 (e = 1); 4, 6 (e = 2); 2, 3 (e = 3).
     """
     positive = np.array([0, 1 / 16, 8, 12, 4, 6, 2, 3], np.float32) / np.float32(12)
     return np.concatenate([positive, -positive])

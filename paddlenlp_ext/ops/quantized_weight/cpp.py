@@ -1,4 +1,4 @@
-"""Structs that pass quantized weights to the C++ library."""
+"""QuantizedWeight structs for calls of the C++ library."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 
 
 def packed(weight: QuantizedWeight, index: int = 0) -> object:
-    """Return a pointer to the QuantizedWeight struct of matrix `index` of a stack, valid for the duration of a call."""
+    """Return a pointer to the QuantizedWeight struct of matrix `index` of a stack, as argument of a C++ call."""
     return ctypes.byref(packed_struct(weight, index))
 
 
 def packed_struct(weight: QuantizedWeight, index: int = 0) -> ctypes.Structure:
-    """Return the QuantizedWeight struct of matrix `index` of a stack, valid as long as the weight's tensors."""
+    """Return the QuantizedWeight struct of matrix `index` of a stack; the struct does not keep the tensors alive."""
     out, width = weight.shape
     table = None if weight.algo == "weight_only_int8" else _address(weight.algo)
     nested = (None, None, None)
@@ -33,13 +33,13 @@ def packed_struct(weight: QuantizedWeight, index: int = 0) -> ctypes.Structure:
 
 
 def _own(stacked: paddle.Tensor, index: int) -> int:
-    """Return the address of the values of matrix `index` in a stacked tensor."""
+    """Return the address of matrix `index` in a stacked tensor."""
     return library.pointer(stacked) + index * stacked.shape[-1] * stacked.element_size()
 
 
 @functools.cache
 def _address(algo: str) -> int:
-    """Return the address of the codebook of a 4-bit format, or of quantized scales (""); it is never freed."""
+    """Return the address of the codebook of a 4-bit format, or of quantized scales (""); codebooks are never freed."""
     table = levels(algo) if algo else dynamic_levels()
     assert table.flags.c_contiguous and table.dtype == np.float32
     return table.ctypes.data

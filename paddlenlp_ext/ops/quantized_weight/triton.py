@@ -1,4 +1,4 @@
-"""Pass quantized weights to Triton kernels.
+"""Kernel arguments of quantized weights for Triton.
 
 Shapes: O outputs and I inputs of the weight.
 """
@@ -19,28 +19,28 @@ if TYPE_CHECKING:
 
 
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
-    """Return None for 4-bit codes on a GPU with Triton installed; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for 4-bit codes on a GPU with Triton, otherwise the reason why Triton kernels cannot run."""
     if x.place.is_gpu_place() and x.dtype == paddle.int8:
         return NotApplicable("it supports only 4-bit weights")
     return on_gpu_with_triton(x)
 
 
 def fits_tiles(weight: QuantizedWeight) -> bool:
-    """Return whether kernels can read this weight in tiles: whole bytes and equal blocks per row, no zero points."""
+    """Return whether kernels can read a weight in tiles: rows of whole bytes and equal blocks, no zero points."""
     block, inputs = weight.block_size, weight.shape[1]
     is_power = block >= 2 and block & (block - 1) == 0
     return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))
 
 
 def tile_layer(weight: QuantizedWeight, y: paddle.Tensor, bias: paddle.Tensor | None = None) -> Layer:
-    """Return the tensors of a linear layer for kernels that read its weight in tiles; y [..., O] is written."""
+    """Return the tensors of a linear layer for kernels that read the weight in tiles and write y [..., O]."""
     from paddlenlp_ext.ops.triton_utils.weight_tiles import Layer
 
     return Layer(weight.codes, y, bias, weight.scales, weight.group_scales, weight.offset)
 
 
 def tile_format(weight: QuantizedWeight) -> Format:
-    """Return the format of a weight for kernels that read it in tiles."""
+    """Return the weight format for kernels that read the weight in tiles."""
     from paddlenlp_ext.ops.triton_utils.weight_tiles import Format
 
     of_scales = None if weight.group_scales is None else _cached_table(weight, "scale levels", dynamic_levels())
@@ -51,7 +51,7 @@ def tile_format(weight: QuantizedWeight) -> Format:
 
 
 def kernel_format(weight: QuantizedWeight) -> dict[str, Any]:
-    """Return the constants that describe the format of a 4-bit weight in a kernel."""
+    """Return the compile-time constants that describe the format of a 4-bit weight."""
     nested = weight.group_scales is not None
     return {"BLOCK": weight.block_size, "GROUP": max(1, weight.group_size), "NESTED": nested}
 

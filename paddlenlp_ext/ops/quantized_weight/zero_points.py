@@ -5,7 +5,7 @@
     x W^T = x' P^T + sums(x') shifts^T          x' = x[..., order],  shifts = -zeros * scales  [out, in / block]
     g W   = (g P + repeat(g shifts))[..., inverse of order]
 
-`sums` adds the inputs of each block. The ordinary kernels compute the matmuls with P.
+`sums(x')` adds the inputs of each block. The kernels without zero points compute the matmuls with P.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ Product = Callable[[paddle.Tensor, QuantizedWeight], paddle.Tensor]
 
 
 def linear_with_zero_points(product: Product, x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out] for x [..., in], without autograd; `product` computes x P^T."""
+    """Return x W^T [..., out] for x [..., in], without autograd; `product` computes x' P^T."""
     if weight.order is not None:
         x = paddle.index_select(x, weight.order, axis=-1)
     y = product(x, _plain(weight))
     if weight.zeros is None:
         return y
-    # a matmul, because Paddle's sum along an axis loses digits on the CPU
+    # A matmul computes the sums, because Paddle's sum along an axis is inaccurate on the CPU.
     sums = paddle.matmul(x.reshape([-1, weight.block_size]), paddle.ones([weight.block_size, 1], x.dtype))
     sums = sums.reshape([*axis_sizes(x)[:-1], x.shape[-1] // weight.block_size])
     return y + paddle.matmul(sums, block_shifts(weight).astype(x.dtype), transpose_y=True)
@@ -48,11 +48,11 @@ def input_gradient_with_zero_points(
 
 
 def block_shifts(weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the offset that each block's zero point adds to its weights, float32 [out, in / block]."""
+    """Return the offset of the weights of each block, -zeros * scales, float32 [out, in / block]."""
     assert weight.zeros is not None, "the weight has zero points"
     return (weight.zeros.astype("float32") * weight.scales).reshape([weight.shape[0], -1]).scale(-1.0)
 
 
 def _plain(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return the weight without zero points and column order; it shares the kernel cache."""
+    """Return the weight without zero points and column order, with the same kernel cache."""
     return dataclasses.replace(weight, zeros=None, order=None)

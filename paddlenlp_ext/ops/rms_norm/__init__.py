@@ -1,13 +1,13 @@
-"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), plain and fused with a residual addition.
+"""RMS norm (Zhang and Sennrich 2019, arXiv:1910.07467), optionally fused with a residual addition.
 
     y = x / sqrt(mean(x^2) + epsilon) * (offset + weight)        offset: 1 in the Gemma models, otherwise 0
 
 | backend | file | notes |
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
-| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
-| triton | triton.py | one pass forward and one backward, all arithmetic in float32 |
-| reference | reference.py | rounds to the dtype of x before it applies the scale |
+| plain_cpu | plain_cpu.py | plain Paddle, optimized for the CPU |
+| triton | triton.py, kernels.py (tile sizes, launches) | one pass forward and one backward, in float32 |
+| reference | reference.py | plain Paddle; rounds to the dtype of x before the scale is applied |
 
 Shapes: D row length.
 """
@@ -56,5 +56,5 @@ def rms_norm(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: 
 def add_rms_norm(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalized sum: a residual addition followed by a norm."""
+    """Return `x + addend` and the normalized sum, both [..., D]: a residual addition followed by a norm."""
     return add_rms_norm_op.choose(x)(x, addend, weight_D, epsilon, offset)

@@ -1,13 +1,13 @@
-"""Triton kernels of RMS norm, and functions that launch them; independent of Paddle and PyTorch.
+"""Triton kernels of RMS norm, their tile sizes and their launches; independent of Paddle and PyTorch.
 
     forward     s = x + addend                 y = n w,    n = s / rms,    rms = sqrt(mean(s^2) + epsilon)
     backward    ds = (g w - n mean(g w n)) / rms + gradient of s        dw = sum over rows of g n
 
-x + addend is rounded to its dtype before it is normalized, so that the backward pass computes the same n from the saved
-sum. Everything else is float32. The backward pass recomputes rms, because it reads s anyway.
+The sum x + addend is rounded to its dtype and then normalized, so that the backward pass computes the same n from the
+saved sum. All other values are float32. The backward pass reads s and recomputes rms from s.
 
-The gradient of the weight is a sum over programs, each of which sums neighbouring rows
-(ops/triton_utils/column_sums.py). With a frozen weight, a program of the backward pass handles a single tile.
+In the backward pass, each program sums the weight gradient over adjacent rows, and a second kernel adds these partial
+sums (ops/triton_utils/column_sums.py). With a frozen weight, a program handles a single tile.
 
 Tested in Triton's interpreter (tests/ops/rms_norm/test_triton.py).
 
@@ -30,7 +30,7 @@ LARGEST = 65536
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether these tile sizes give a thread 8 to 32 elements; only the longest rows may need more."""
+    """Return whether a thread gets 8 to 32 elements; only programs of one row and 32 warps may exceed 32."""
     per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
     return 8 <= per_thread <= 32 or (per_thread > 32 and (entry["ROWS"], entry["num_warps"]) == (1, 32))
 
@@ -100,7 +100,7 @@ def rms_norm_backward_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Compute the gradient of consecutive rows, and a partial sum of the weight gradient."""
+    """Compute the input gradient of consecutive rows, and a partial sum of the weight gradient."""
     program = tl.program_id(0)
     d = tl.arange(0, COLUMNS)[None, :]
     w = tl.load(weight + d, mask=d < size, other=0.0).to(tl.float32) + offset
@@ -133,14 +133,14 @@ def num_partials(x: Any) -> int:
 
 
 def _split(x: Any) -> tuple[int, int, dict[str, int]]:
-    """Return number of tiles, tiles per program and tile sizes for a backward pass with weight gradient."""
+    """Return number of tiles, tiles per program, and tile sizes for a backward pass with a weight gradient."""
     sizes = _sizes(BACKWARD_SIZES, x)
     tiles = triton.cdiv(math.prod(x.shape[:-1]), sizes["ROWS"])
     return tiles, max(1, triton.cdiv(tiles, sizes.pop("PROGRAMS"))), sizes
 
 
 def _sizes(table: TileSizes, x: Any) -> dict[str, int]:
-    """Return the tile sizes for x [..., D].
+    """Return the tile sizes for x [..., D]; a tile of COLUMNS columns covers a whole row.
 
     Raises:
         ValueError: the rows are longer than the kernels support.
@@ -170,7 +170,7 @@ def launch_forward(
         weight: [D].
         out: norm of `x`, or of `x + addend` [..., D]; written.
         epsilon, offset: constants of the formula.
-        addend, total: addend and x + addend [..., D]; the sum is written. None: nothing is added.
+        addend, total: addend [..., D], and the output tensor for x + addend; both are None without an addend.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     sizes, adds = _sizes(FORWARD_SIZES, x), addend is not None
@@ -191,14 +191,14 @@ def launch_backward(
     total_gradient: Any = None,
     partials: Any = None,
 ) -> None:
-    """Launch the backward pass; arguments as for `launch_forward`.
+    """Launch the backward pass; the other arguments are described in `launch_forward`.
 
     Args:
-        gradient: gradient of the norm, [..., D].
-        x: input of the norm: the sum, if there was an addend.
-        total_gradient: gradient of the sum, [..., D]; None without an addend.
-        x_gradient: gradient of x, and of the addend [..., D]; written.
-        partials: float32 [num_partials, D], written; its column sums are the weight gradient. None: a frozen weight.
+        gradient: gradient of the norm's output, [..., D].
+        x: input of the norm: x + addend if there was an addend.
+        total_gradient: gradient of x + addend, [..., D]; None without an addend.
+        x_gradient: gradient of x and of the addend, [..., D]; written.
+        partials: float32 [num_partials, D], written; the column sums are the weight gradient. None: frozen weight.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     adds, sums = total_gradient is not None, partials is not None

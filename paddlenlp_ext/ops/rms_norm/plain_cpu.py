@@ -1,4 +1,4 @@
-"""RMS norm in plain Paddle, arranged for the CPU.
+"""RMS norm in plain Paddle, optimized for the CPU.
 
 Shapes: R rows, D row length; a trailing 1 marks an axis of length 1.
 """
@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.rms_norm.reference import scale_of
 
 
 def rms_norm_plain_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Compute `rms_norm` with a custom gradient; matmuls compute row sums, because Paddle's reductions are slow."""
+    """Compute `rms_norm` with a custom gradient; matmuls compute the row sums, because Paddle's reductions are slow."""
     return _RmsNorm.apply(x.reshape([-1, x.shape[-1]]), scale_of(weight_D, offset), epsilon).reshape(x.shape)
 
 

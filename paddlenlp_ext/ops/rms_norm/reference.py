@@ -6,7 +6,7 @@ import paddle
 
 
 def rms_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Normalize the last axis, with fp32 statistics for every input dtype."""
+    """Normalize the last axis; the mean square is computed in fp32 for any input dtype."""
     x_fp32 = x.astype("float32")
     inverse_rms = paddle.rsqrt(x_fp32.square().mean(axis=-1, keepdim=True) + epsilon)
     return (x_fp32 * inverse_rms).astype(x.dtype) * scale_of(weight_D, offset).astype(x.dtype)

@@ -7,15 +7,15 @@
 | halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
 | interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
 
-The cos and sin tables repeat the angles of the pairs: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels from R on are not
-rotated.
+The cos and sin tables contain the angle of each pair twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels R to H - 1 are
+not rotated.
 
 | backend | file | notes |
 | --- | --- | --- |
 | cpp | cpp.py | C++ |
-| plain_cpu | plain_cpu.py | plain Paddle, arranged for the CPU |
+| plain_cpu | plain_cpu.py | plain Paddle, optimized for the CPU |
 | triton | triton.py | queries, keys and QK norms in one launch |
-| reference | reference.py | formula; `rotate_heads` calls the best norm and the best rotation for queries and keys |
+| reference | reference.py | plain Paddle; `rotate_heads` calls separate ops for norms and rotations |
 
 Shapes: B batch, S sequence, N query heads, K key heads, H head dimension, R rotated channels of a head.
 """
@@ -70,7 +70,7 @@ rotate_heads_op = DispatchedOp(
 def apply_rope(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` by the tables of `nn.rope.RotaryEmbedding`; pairs are halves or interleaved."""
+    """Rotate every head of `x_BSNH` with the cos and sin tables of `nn.rope.RotaryEmbedding`."""
     return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 
@@ -82,5 +82,5 @@ def rotate_heads(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Apply RoPE to queries and keys, with QK norms before or after the rotation if `norms` are given."""
+    """Apply RoPE to queries and keys; if `norms` is given, apply QK norms before or after the rotation."""
     return rotate_heads_op.choose(q_BSNH)(q_BSNH, k_BSKH, cos_BSR, sin_BSR, interleaved, norms)

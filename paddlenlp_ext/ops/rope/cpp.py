@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 def rope_cpp(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head in one pass; only the tables are saved for the backward pass."""
+    """Rotate every head in one pass; the backward pass needs only the saved cos and sin tables."""
     tables = cos_BSR.contiguous(), sin_BSR.contiguous()
     if needs_grad(x_BSNH):
         return _RopeCpp.apply(x_BSNH, *tables, interleaved)

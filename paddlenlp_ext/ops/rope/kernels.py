@@ -3,17 +3,17 @@
     rotation    (a, b) -> (a cos - b sin, b cos + a sin)        a, b: channels of a pair; backward: sin -> -sin
     norm        n w,    n = x / sqrt(mean(x^2) + epsilon),      mean over the channels of a head, w = offset + weight
 
-One launch handles queries and keys. A program of the grid (tokens, blocks of heads) reads the angles of its tokens and
-a few heads of one of the two tensors. Values are float32 between loads and stores. Without norms the backward pass is
-the rotation by the negative angles, and does not need the inputs. With norms it reads them and recomputes their rms.
+One launch handles queries and keys. The grid is (tokens, blocks of heads). A program reads the angles of its tokens and
+a few heads of either queries or keys. Arithmetic is float32. Without norms, the backward pass rotates by the negative
+angles and does not need the inputs. With norms, the backward pass reads the inputs and recomputes their rms.
 
-The gradients of the norm weights are sums over programs, each of which sums neighbouring tokens
-(ops/triton_utils/column_sums.py). With frozen weights, a program of the backward pass handles a single token.
+In the backward pass, each program sums the gradients of the norm weights over adjacent tokens, and a second kernel adds
+these partial sums (ops/triton_utils/column_sums.py). With frozen weights, a program handles a single token.
 
 Tested in Triton's interpreter (tests/ops/rope/test_triton.py).
 
-Names: T tokens, N heads of a tensor, H head dimension, R rotated channels, a pair's channels (first, second), the
-unrotated channels (rest). NORM: "none", "before" or "after" the rotation.
+Names: T tokens, N heads of a tensor, H head dimension, R rotated channels; first, second: channels of a pair; rest:
+unrotated channels. NORM: "none", "before" or "after" the rotation.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether these tile sizes give a thread 8 to 32 elements."""
+    """Return whether a thread gets 8 to 32 elements."""
     return 8 <= entry["ELEMENTS"] // (32 * entry["num_warps"]) <= 32
 
 
-# Maximum number of elements of a program, whose number of heads is a power of two.
+# ELEMENTS: maximum number of elements per program. The number of heads per program is a power of two.
 SIZES = TileSizes("rope", (), _is_full, ELEMENTS=(1024, 2048, 4096), num_warps=(1, 2, 4, 8))
 BACKWARD_SIZES = TileSizes(
     "norm_rope_backward",
@@ -63,7 +63,10 @@ def _load(
     x, is_head,
     INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Load the two channels of each pair [HEADS, HALF], and the rest [HEADS, REST]; `x` points to the heads."""
+    """Load both channels of each pair, [HEADS, HALF], and the unrotated channels [HEADS, REST].
+
+    `x` holds pointers to the heads.
+    """
     if INTERLEAVED:
         c = tl.arange(0, 2 * HALF)[None, :]
         both = tl.load(x + c, mask=is_head & (c < ROTARY_DIM), other=0.0).to(tl.float32)
@@ -73,7 +76,7 @@ def _load(
         mask = is_head & (i < ROTARY_DIM // 2)
         first = tl.load(x + i, mask=mask, other=0.0).to(tl.float32)
         second = tl.load(x + ROTARY_DIM // 2 + i, mask=mask, other=0.0).to(tl.float32)
-    rest = first  # not read without REST
+    rest = first  # placeholder without unrotated channels
     if REST > 0:
         j = ROTARY_DIM + tl.arange(0, REST)[None, :]
         rest = tl.load(x + j, mask=is_head & (j < HEAD_DIM), other=0.0).to(tl.float32)
@@ -85,7 +88,7 @@ def _store(
     out, first, second, rest, is_head,
     INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Store channels in the layout of `_load`."""
+    """Store the channels of heads, in the layout that `_load` returns."""
     dtype = out.dtype.element_ty
     if INTERLEAVED:
         c = tl.arange(0, 2 * HALF)[None, :]
@@ -103,7 +106,7 @@ def _store(
 
 @triton.jit
 def _angles(cos, sin, t, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
-    """Load the cosines and sines of a token [1, HALF], which the tables contain twice."""
+    """Load the cosines and sines of token `t`, both [1, HALF]."""
     i = tl.arange(0, HALF)[None, :]
     c = tl.load(cos + t * ROTARY_DIM + i, mask=i < ROTARY_DIM // 2, other=0.0).to(tl.float32)
     s = tl.load(sin + t * ROTARY_DIM + i, mask=i < ROTARY_DIM // 2, other=0.0).to(tl.float32)
@@ -112,7 +115,7 @@ def _angles(cos, sin, t, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _mean_product(a, b, rest_a, c, d, rest_c, HEAD_DIM: tl.constexpr, REST: tl.constexpr):
-    """Return the mean over channels of the product of two tensors in the layout of `_load`, [HEADS, 1]."""
+    """Return the mean over channels of (a, b, rest_a) times (c, d, rest_c), [HEADS, 1]."""
     total = tl.sum(a * c + b * d, axis=1)
     if REST > 0:
         total += tl.sum(rest_a * rest_c, axis=1)
@@ -125,7 +128,7 @@ def _rotate_block(
     NORM: tl.constexpr, BACK: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Rotate one block of heads of one token, and normalize it if NORM is not "none"."""
+    """Rotate one block of heads of one token; normalize the heads before or after the rotation, depending on NORM."""
     t = tl.program_id(0).to(tl.int64)
     h = block * HEADS + tl.arange(0, HEADS)[:, None]
     is_head = h < num_heads
@@ -155,7 +158,7 @@ def _rotate_block(
 @triton.jit
 def rope_kernel(
     q,  # [T, N, H]
-    k,  # [T, K, H], not read with num_k 0
+    k,  # [T, K, H]; a placeholder if num_k is 0
     q_weight,  # [H], read with NORM
     k_weight,
     cos,  # [T, R]
@@ -201,7 +204,7 @@ def _backward_block(
     NORM: tl.constexpr, SUMS: tl.constexpr, INTERLEAVED: tl.constexpr,
     HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Compute the gradient of a block of heads for consecutive tokens; write partial weight gradients to `sums` [H]."""
+    """Compute input gradients of a block of heads for consecutive tokens; write a partial weight gradient to `sums`."""
     h = block * HEADS + tl.arange(0, HEADS)[:, None]
     is_head = h < num_heads
     one = tl.arange(0, 1)[:, None]
@@ -272,7 +275,7 @@ def norm_rope_backward_kernel(
     epsilon,
     offset,
     num_tokens,  # T
-    tokens,  # tokens of a program
+    tokens,  # tokens per program
     NORM: tl.constexpr,  # "before" or "after"
     SUMS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
@@ -282,7 +285,7 @@ def norm_rope_backward_kernel(
     HALF: tl.constexpr,  # R / 2 and H - R, rounded up to powers of two
     REST: tl.constexpr,
 ):
-    """Compute the gradient of a block of heads for consecutive tokens, and a partial sum of the weight gradient."""
+    """Compute input gradients of a block of heads for consecutive tokens, and a partial sum of the weight gradient."""
     block = tl.program_id(1)
     q_blocks = tl.cdiv(num_q, HEADS)
     sums = partials + (block * tl.num_programs(0) + tl.program_id(0)) * HEAD_DIM
@@ -299,7 +302,7 @@ def norm_rope_backward_kernel(
 
 
 class _Launch:
-    """Grid and constants of a launch for queries, optional keys and tables."""
+    """Grid and compile-time constants of a launch."""
 
     def __init__(self, table: TileSizes, q: Any, k: Any, cos: Any) -> None:
         (*leading, num_q, head_dim), rotary_dim, sizes = q.shape, cos.shape[-1], table(q)
@@ -317,7 +320,7 @@ class _Launch:
             "REST": triton.next_power_of_2(rest) if rest else 0,
             "num_warps": sizes["num_warps"],
         }
-        # Tokens per program where weight gradients are summed.
+        # Tokens per program in a backward pass with weight gradients.
         self.tokens_per_program = max(1, triton.cdiv(self.tokens, sizes.get("PROGRAMS", self.tokens)))
 
 
@@ -339,10 +342,10 @@ def launch_rope(
         q: [..., N, H].
         k: [..., K, H]; None: rotate only `q`.
         tables: cos and sin [..., R], contiguous.
-        outs: contiguous results in the shapes of `q` and `k`; written. The second is ignored if `k` is None.
-        interleaved: whether adjacent channels form pairs.
+        outs: contiguous output tensors in the shapes of `q` and `k`; without `k`, the second tensor is not written.
+        interleaved: whether a pair consists of adjacent channels.
         norms: `rope.HeadNorms` with contiguous weights, or None.
-        back: whether to rotate by the negative angles.
+        back: whether to rotate by the negative angles (backward pass).
     """
     sizes = _Launch(SIZES, q.tensor, None if k is None else k.tensor, tables[0])
     k = k or q
@@ -354,7 +357,7 @@ def launch_rope(
 
 
 def partial_rows(q: Any, k: Any, cos: Any) -> tuple[int, int]:
-    """Return the number of partial sums of the weight gradient of the query norm, and of the key norm."""
+    """Return the number of partial weight gradients of the query norm, and of the key norm."""
     sizes = _Launch(BACKWARD_SIZES, q, k, cos)
     programs = triton.cdiv(sizes.tokens, sizes.tokens_per_program)
     return sizes.blocks[0] * programs, sizes.blocks[1] * programs
@@ -372,13 +375,13 @@ def launch_norm_rope_backward(
     norms: Any,
     partials: Any = None,
 ) -> None:
-    """Launch the backward pass of `launch_rope` with norms; other arguments as in `launch_rope`.
+    """Launch the backward pass of rotation and norms; the other arguments are described in `launch_rope`.
 
     Args:
         gradients: gradients of the rotated queries and keys, contiguous.
         results: gradients of `q` and `k`, contiguous; written.
-        partials: float32 [sum of `partial_rows`, H], written: partial sums of the weight gradient of the query norm,
-            followed by the key norm. None: frozen weights.
+        partials: float32 [sum of `partial_rows`, H], written: partial weight gradients of the query norm, then of the
+            key norm. None: frozen weights.
     """
     sizes, sums = _Launch(BACKWARD_SIZES, q.tensor, k.tensor, tables[0]), partials is not None
     each = sizes.tokens_per_program if sums else 1
@@ -396,5 +399,5 @@ def _norm_place(norms: Any) -> str:
 
 
 def _norm_numbers(norms: Any) -> tuple[float, float]:
-    """Return epsilon and offset; both are floats even without norms, so that the kernel compiles."""
+    """Return epsilon and offset of the norms; without norms return zeros, because the kernel needs floats."""
     return (0.0, 0.0) if norms is None else (float(norms.epsilon), float(norms.offset))

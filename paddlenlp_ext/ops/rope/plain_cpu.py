@@ -1,4 +1,4 @@
-"""Rotary position embedding in plain Paddle, arranged for the CPU.
+"""Rotary position embedding in plain Paddle, optimized for the CPU.
 
 Shapes: B batch, S sequence, N heads, H head dimension, R rotated channels of a head.
 """
@@ -18,9 +18,10 @@ from paddlenlp_ext.ops.rope.reference import interleave
 def rope_plain_cpu(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate with a matmul by a signed permutation matrix, which swaps the pairs; bitwise equal to the reference.
+    """Rotate with a matmul by a signed permutation matrix, which maps each pair (a, b) to (-b, a).
 
-    On the CPU, slicing and concatenating the halves, or a broadcast product, would take ten times as long in Paddle.
+    The result is bitwise equal to the reference. In Paddle on the CPU, slicing and concatenating the halves, or a
+    broadcast product, would take ten times as long.
     """
     if interleaved:
         cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
@@ -47,19 +48,19 @@ class _Rope(PyLayer):
 
 
 def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:
-    """Pad a table to [B, S, H] with `value`."""
+    """Pad a table [B, S, R] to [B, S, H] with `value`."""
     missing = head_dim - table_BSR.shape[-1]
     return F.pad(table_BSR, [0, missing], value=value) if missing else table_BSR
 
 
 def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tensor:
-    """Repeat a table for every head of `like_BSNH`."""
+    """Repeat a table for each of the N heads."""
     return table_BSH.unsqueeze(2).expand(like_BSNH.shape).contiguous()
 
 
 @functools.cache
 def _rotation_matrix(head_dim: int, rotary_dim: int, interleaved: bool) -> paddle.Tensor:
-    """Return the matrix M [H, H] for which x @ M has -x[j] at i and x[i] at j, for each pair (i, j)."""
+    """Return the matrix [H, H] that maps the channels (x[i], x[j]) of each pair (i, j) to (-x[j], x[i])."""
     channels = np.arange(rotary_dim)
     pairs = channels.reshape(-1, 2) if interleaved else channels.reshape(2, -1).T
     first, second = pairs.T

@@ -16,8 +16,8 @@ class HeadNorms:
 
     Attributes:
         q_weight, k_weight: weights [H] of the query norm and the key norm, shared by all heads.
-        epsilon, offset: constants of the norms (see ops/rms_norm).
-        after_rotation: whether the norms follow the rotation instead of preceding it.
+        epsilon, offset: constants of the RMS norm formula (ops/rms_norm).
+        after_rotation: True if the norms are applied after the rotation, False if before.
     """
 
     q_weight: paddle.Tensor
@@ -30,7 +30,7 @@ class HeadNorms:
 def rope_reference(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate each pair of channels by its angle, in fp32."""
+    """Rotate each pair of channels in fp32."""
     rotary_dim = cos_BSR.shape[-1]
     x, rest_BSNP = x_BSNH[..., :rotary_dim].astype("float32"), x_BSNH[..., rotary_dim:]
     if interleaved:
@@ -44,5 +44,5 @@ def rope_reference(
 
 
 def interleave(table_BSR: paddle.Tensor) -> paddle.Tensor:
-    """Reorder a table from [0, 1, ..., 0, 1, ...] to [0, 0, 1, 1, ...], for interleaved pairs."""
+    """Reorder the angles of a table from [0, 1, ..., 0, 1, ...] to [0, 0, 1, 1, ...], for interleaved pairs."""
     return paddle.repeat_interleave(table_BSR[..., : table_BSR.shape[-1] // 2], 2, axis=-1)

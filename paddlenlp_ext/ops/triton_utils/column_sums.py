@@ -1,7 +1,7 @@
-"""Triton kernel of column sums, the second step of weight gradients; independent of Paddle and PyTorch.
+"""Triton kernel that sums columns, the second step of weight gradients; independent of Paddle and PyTorch.
 
-Each program of a backward pass writes a row of partial sums. This kernel adds the rows in a fixed order, so that
-gradients are bitwise reproducible, unlike with atomic additions.
+Each program of a backward kernel writes a row of partial sums. The kernel of this module adds the rows in a fixed
+order, so that gradients are bitwise reproducible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
-# ROWS read at a time, and COLUMNS of a program; 8 columns are one memory transaction.
+# A program reads ROWS rows at a time and sums COLUMNS columns; 8 columns are one memory transaction.
 SIZES = TileSizes(
     "column_sums",
     (),
@@ -35,7 +35,7 @@ def column_sums_kernel(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Sum `num_rows` rows from `first_row` on, for COLUMNS columns."""
+    """Sum COLUMNS columns over `num_rows` rows, starting at `first_row`."""
     d = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = d < size
     total = tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
@@ -49,7 +49,7 @@ def column_sums_kernel(
 def launch_column_sums(
     launch: Callable[..., None], partials: Any, out: Any, first_row: int = 0, num_rows: int | None = None
 ) -> None:
-    """Sum `num_rows` rows (None: all) of `partials`, float32 [rows, D], into `out` [D]."""
+    """Sum `num_rows` rows (None: all rows) of `partials`, float32 [rows, D], and write the sums to `out` [D]."""
     rows, size = partials.shape
     sizes, count = SIZES(partials), rows if num_rows is None else num_rows
     launch(column_sums_kernel, (triton.cdiv(size, sizes["COLUMNS"]),), partials, out, first_row, count, size, **sizes)

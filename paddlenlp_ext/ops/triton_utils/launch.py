@@ -1,12 +1,12 @@
 """Launch Triton kernels on Paddle tensors, without PyTorch.
 
-Triton asks its active driver for the current device and stream. Its own driver takes both from PyTorch if PyTorch has
-been imported, and fails if that PyTorch is built for CPUs. Otherwise it uses CUDA's default stream, which is not
-synchronized with Paddle's stream. The driver in this module uses Paddle's stream. It is active only during launches, so
-that PyTorch kernels in the same process still run on PyTorch's streams. Apart from that, Triton needs only a tensor's
-`data_ptr()` and the name of its `dtype`, which Paddle's tensors provide.
+Triton gets the current device and stream from an active driver. Triton's default driver gets both from PyTorch if
+PyTorch has been imported, and fails with a CPU build of PyTorch. Without PyTorch, the default driver uses CUDA's
+default stream, which is not synchronized with Paddle's stream. The driver in this module uses Paddle's stream. The
+driver is active only during launches, so that PyTorch kernels in the same process still run on PyTorch's streams.
+Triton reads only `data_ptr()` and the name of the `dtype` from a tensor, and Paddle's tensors provide both.
 
-The package `use-triton-in-paddle` is not used, because it edits the installed Triton.
+The package `use-triton-in-paddle` is not used, because it edits the installed Triton package.
 
 tests/ops/triton_utils/test_launch.py tests this module with a fake CUDA driver library.
 """
@@ -31,10 +31,7 @@ _OLDEST_TRITON = (3, 8)
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for a tensor on a GPU with a recent Triton; otherwise the reason.
-
-    It is the `dispatch.Condition` of all Triton backends.
-    """
+    """Return None for a tensor on a GPU with a recent Triton, otherwise the reason why Triton kernels cannot run."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
     if reason := too_old_gpu(x, "Triton"):
@@ -44,25 +41,26 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     try:
         release = importlib.metadata.version("triton")
     except importlib.metadata.PackageNotFoundError:
-        return None  # a development build that is distributed under another name
+        return None  # a development build under another distribution name
     oldest = ".".join(map(str, _OLDEST_TRITON))
     is_old = tuple(map(int, release.split(".")[:2])) < _OLDEST_TRITON
     return f"triton {release} is installed and {oldest} or later is needed" if is_old else None
 
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for float32, bfloat16 or float16 on a GPU with Triton; otherwise the reason."""
+    """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise why Triton kernels cannot run."""
     if x.place.is_gpu_place() and x.dtype not in _FLOATS:
         return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel on the GPU of its first argument, in Paddle's current stream there.
+    """Run a kernel in Paddle's current stream, on the GPU of the first kernel argument.
 
-    The current device of the process, which may be another GPU, does not change. Multiply-adds are fused unless
-    `enable_fp_fusion` is False, because Triton's default depends on its release. Binding the arguments takes most of
-    the Python time of a launch in Triton, so it is done once per signature; later launches reuse the compiled kernel.
+    The current device of the process, which may be another GPU, does not change. Multiply-adds are fused by default;
+    `enable_fp_fusion=False` disables fusion. Triton's own default depends on the Triton release. Binding the arguments
+    takes most of the Python time of a Triton launch, so arguments are bound once per signature, and later launches
+    reuse the compiled kernel.
     """
     device, arguments = first.place.gpu_device_id(), (first, *arguments)
     constants = {"enable_fp_fusion": True, **constants}
@@ -91,9 +89,10 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 
 def specialization(argument: Any) -> Any:
-    """Return a key that is equal for two arguments only if Triton compiles the same kernel for both.
+    """Return a key for the specialization of a kernel argument; equal keys share a compiled kernel.
 
-    Triton specializes on dtypes, pointers and integers divisible by 16, the integer 1, and 32-bit or 64-bit integers.
+    Triton specializes kernels on dtypes, the divisibility of pointers and integers by 16, the integer 1, and the size
+    of integers (32 or 64 bits).
     """
     kind = type(argument)
     if kind is float or argument is None:
@@ -107,12 +106,12 @@ def specialization(argument: Any) -> Any:
 
 @functools.cache
 def _drivers() -> tuple[Any, Any]:
-    """Return the module attribute that holds Triton's active driver, and a driver for Paddle."""
+    """Return Triton's registry of the active driver, and a driver for Paddle."""
     from triton.backends.nvidia.driver import CudaDriver, CudaLauncher, CudaUtils
     from triton.runtime import driver
 
     class PaddleDriver(CudaDriver):
-        """CudaDriver that does not depend on whether PyTorch has been imported."""
+        """CudaDriver that uses Paddle's streams, with or without PyTorch in the process."""
 
         def __init__(self) -> None:
             self.utils, self.launcher_cls = CudaUtils(), CudaLauncher
@@ -136,14 +135,14 @@ def empty_beside(x: paddle.Tensor, shape: Sequence[int] | None = None, dtype: An
 def evenly_spaced_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, int]:
     """Return x [..., D] and the row stride in elements; copy x if its rows are not evenly spaced.
 
-    Slices along the last axis are evenly spaced, such as the two halves of a fused projection.
+    The rows of slices along the last axis are evenly spaced, as in the halves of a fused projection.
     """
     stride = common_stride(x.shape[:-1], x.strides[:-1]) if x.strides[-1] == 1 else None
     return (x.contiguous(), x.shape[-1]) if stride is None else (x, stride)
 
 
 def common_stride(shape: Sequence[int], strides: Sequence[int]) -> int | None:
-    """Return the stride after flattening the axes into one; None if flattening needs a copy."""
+    """Return the stride of the axis that results from flattening all axes; None if flattening requires a copy."""
     axes = [(size, stride) for size, stride in zip(shape, strides, strict=True) if size != 1]
     if any(outer != size * inner for (_, outer), (size, inner) in pairwise(axes)):
         return None

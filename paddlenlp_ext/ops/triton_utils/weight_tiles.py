@@ -1,9 +1,9 @@
 """Load tiles of dense or quantized weights in Triton kernels; independent of Paddle and PyTorch.
 
-4-bit and 8-bit weights are dequantized in registers, as in ops/dequantize/kernels.py. A tile consists of several spans
-of inputs, so that each warp of a program can multiply another span.
+4-bit and 8-bit weights are dequantized in registers with the formula of ops/dequantize/kernels.py. A tile consists of
+several spans of inputs, so that each warp of a program can multiply a different span.
 
-Quantized weights are read without software pipelining (one stage), because the compiler would copy each looked-up level
+Software pipelining is disabled for quantized weights (one stage), because the compiler would copy each looked-up level
 through shared memory.
 
 Names: O outputs, I inputs.
@@ -18,14 +18,15 @@ import triton.language as tl
 
 
 class Layer(NamedTuple):
-    """Tensors of a linear layer, from Paddle or PyTorch.
+    """Paddle or PyTorch tensors of a linear layer.
 
     Attributes:
-        matrix: dense weight [O, I]; or codes, int8 [O * I] or uint8 [O * I / 2].
+        matrix: dense weight [O, I], or codes: int8 [O * I] or uint8 [O * I / 2].
         y: outputs [..., O]; written.
         bias: [O], or None.
         scales: float32, or uint8 with double quantization; None for a dense weight.
-        group_scales, offset: float32 scales of the scales, and float32 [1]; None without double quantization.
+        group_scales, offset: scales and offset of the quantized scales, float32 and float32 [1]; None without double
+            quantization.
     """
 
     matrix: Any
@@ -37,14 +38,14 @@ class Layer(NamedTuple):
 
 
 class Format(NamedTuple):
-    """Weight format that all layers of a launch share.
+    """Weight format of all layers in a launch.
 
     Attributes:
-        bits: bits of a code, 8 or 4; 0 for dense weights.
+        bits: bits per code, 8 or 4; 0 for dense weights.
         block: number of weights that share a scale: I, or a power of two that divides I.
         group: number of scales that share a group scale; 0 without double quantization.
         levels: float32 [16], value of each 4-bit code.
-        scale_levels: float32 [256], value of each quantized scale; None without double quantization.
+        scale_levels: float32 [256], value of each 8-bit scale code; None without double quantization.
     """
 
     bits: int = 0
@@ -54,7 +55,7 @@ class Format(NamedTuple):
     scale_levels: Any = None
 
     def constants(self, num_inputs: int, span: int) -> dict[str, int]:
-        """Return the constants of `load_weights` for rows of I weights, read in spans of `span` weights."""
+        """Return the compile-time constants of `load_weights`; `num_inputs` is I, and `span` the SPAN of the kernel."""
         unit = span if self.block in (1, num_inputs) else min(self.block, span)
         return {"BITS": self.bits, "BLOCK": self.block, "GROUP": self.group, "UNIT": unit}
 
@@ -67,17 +68,17 @@ def load_weights(
     group_scales,
     offset,
     levels,
-    row,  # int64 [1, O, 1], o I for each output o
+    row,  # int64 [1, O, 1], index of each output's first weight: o * I
     first,  # [W], first input of each span
     is_output,  # [1, O, 1]
     num_inputs,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-    UNIT: tl.constexpr,  # neighbours of a span that share a scale
-    SPAN: tl.constexpr,  # inputs of a span
+    UNIT: tl.constexpr,  # adjacent inputs of a span whose weights share a scale
+    SPAN: tl.constexpr,  # inputs per span
 ):
-    """Load weights [W, O, SPAN], zero outside the matrix; quantized weights are returned in float32."""
+    """Return weights [W, O, SPAN], with zeros outside the matrix; quantized weights are dequantized to float32."""
     i = first[:, None, None] + tl.arange(0, SPAN)[None, None, :]
     is_input = i < num_inputs
     if BITS == 0:
@@ -102,7 +103,7 @@ def load_weights(
 def load_scales(
     scales, scale_levels, group_scales, offset, number, inside, first_scale, GROUP: tl.constexpr, NESTED: tl.constexpr
 ):
-    """Load the fp32 scales with the indices `number`; without NESTED, 0 where `inside` is False."""
+    """Return the fp32 scales with indices `number`; without NESTED, scales are 0 where `inside` is False."""
     if NESTED:
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
         group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)

@@ -1,1 +1,1 @@
-"""Pipeline parallelism: stages, schedule, runtime and the cost model that balances stages."""
+"""Pipeline parallelism: stages, schedule, runtime, and the cost model that balances the stages."""

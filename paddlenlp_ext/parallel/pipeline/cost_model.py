@@ -1,13 +1,14 @@
-"""Estimate the FLOPs per token of a decoder layer and of the lm_head, counted in multiplications.
+"""Estimate the cost per token of a decoder layer and of the lm_head, in multiplications.
 
-    component                    forward   backward                        recompute
-    frozen matrix                1         1 (input gradient)              + 1
-    trainable matrix             1         2 (input and weight gradient)   + 1
-    attention, per visible key   2         5 (scores are recomputed)       + 2
-    lm_head                      like a matrix, for target tokens only
+Cost of a matrix per matrix element, and cost of attention per visible key and per element of a query head:
 
-Costs are computed, not measured: every launch must split the model in the same way, so that a resumed run reproduces an
-uninterrupted run bitwise.
+    component          forward   backward                        recomputation
+    frozen matrix      1         1 (input gradient)              1
+    trainable matrix   1         2 (input and weight gradient)   1
+    attention          2         5 (scores are recomputed)       2
+
+The lm_head is a matrix that only target tokens use. The costs are estimated and not measured, because every launch must
+split the model into the same stages. Otherwise a resumed run would not reproduce an uninterrupted run bitwise.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ _MAX_SAMPLED_ROWS = 512
 
 
 class Row(Protocol):
-    """Tokenized row; only its `loss_mask` is read, bool [L], which marks the target tokens."""
+    """Interface of a tokenized row of L tokens."""
 
     @property
     def loss_mask(self) -> Any:
-        """Return the mask of the target tokens."""
+        """Return the mask of the target tokens, bool [L]."""
         ...
 
 
 class Rows(Protocol):
-    """Rows by index: a list, or a `TokenizedDataset`."""
+    """Interface of a sequence of rows: a list or a `TokenizedDataset`."""
 
     def __len__(self) -> int: ...
 
@@ -43,9 +44,9 @@ class FlopEstimate:
 
     Attributes:
         target_fraction: fraction of tokens that are target tokens.
-        keys: mean number of keys that a token attends to.
-        trains_matrices: whether decoder layers and lm_head are trained; False for adapters.
-        recompute: activations that the backward pass recomputes, or None.
+        keys: mean number of keys per token in attention.
+        trains_matrices: whether the matrices of decoder layers and lm_head are trained; False with an adapter.
+        recompute: which activations the backward pass recomputes; None without recomputation.
     """
 
     target_fraction: float = 1.0
@@ -71,7 +72,7 @@ class FlopEstimate:
         return cls(target_fraction, keys, trains_matrices, recompute)
 
     def layer_cost(self, config: Any) -> float:
-        """Return the cost of a layer, averaged over the layers."""
+        """Return the cost per token of a decoder layer, averaged over the layers."""
         projections = config.attention_weights
         mlp = 3 * config.hidden_size * config.active_size
         attention = config.num_attention_heads * (config.head_dim + config.value_dim) / 2 * self.keys
@@ -80,7 +81,7 @@ class FlopEstimate:
         return products * (projections + mlp) + 7 * attention + recompute
 
     def lm_head_cost(self, config: Any) -> float:
-        """Return the cost of the lm_head, averaged over all tokens."""
+        """Return the cost per token of the lm_head, averaged over all tokens."""
         return (3 if self.trains_matrices else 2) * self.target_fraction * config.num_outputs * config.hidden_size
 
     def _recompute_cost(self, projections: float, mlp: float, attention: float, config: Any) -> float:

@@ -1,14 +1,14 @@
-"""Pipeline schedule: the order in which processes run micro-batches through their chunks of layers and send results.
+"""Pipeline schedule: the order of forward passes, backward passes and transfers on each process.
 
-The schedule is 1F1B (one forward, one backward; PipeDream, Narayanan et al. 2019). In the interleaved schedule
-(arXiv:2104.04473) a process has several chunks. Example with four micro-batches and two processes, where a backward
-pass takes twice as long as a forward pass:
+A chunk is a group of consecutive layers. With one chunk per process, the schedule is 1F1B (one forward, one backward;
+PipeDream, Narayanan et al. 2019). With several chunks per process, it is interleaved 1F1B (arXiv:2104.04473). Example
+with four micro-batches and two processes, where a backward pass takes twice as long as a forward pass:
 
     process 0   F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
     process 1      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3
 
-Every process computes the full schedule and runs its entries in the common order. Sender and receiver reach their
-transfers in the same order, so that blocking sends cannot deadlock.
+Every process computes the schedule of all processes and runs its own entries. Sender and receiver therefore run their
+transfers in the same order, so blocking sends cannot deadlock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Pass:
     """Forward or backward pass of one micro-batch through one chunk of layers.
 
     Attributes:
-        chunk: index over all processes in layer order; chunk c belongs to process c % degree.
+        chunk: index of the chunk in layer order; process c % degree holds chunk c.
         micro: index of the micro-batch.
         backward: True for the backward pass.
     """
@@ -40,7 +40,14 @@ class Pass:
 
 @dataclass(frozen=True)
 class Transfer:
-    """Message from a pass to the process of the next chunk: hidden states, or their gradient in a backward pass."""
+    """Transfer of hidden states to the next chunk, or of their gradient to the previous chunk.
+
+    Attributes:
+        producer: pass that computes the tensor.
+        consumer: pass that needs the tensor.
+        source: process that sends the tensor.
+        target: process that receives the tensor.
+    """
 
     producer: Pass
     consumer: Pass
@@ -53,7 +60,7 @@ Entry = Pass | Transfer
 
 @lru_cache(maxsize=64)
 def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, training: bool) -> tuple[Entry, ...]:
-    """Return the passes and transfers of one process, in order.
+    """Return the passes and transfers of one process in the order of execution.
 
     Args:
         process: index of the process in the pipeline.
@@ -72,17 +79,17 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
             continue
         consumer = Pass(next_chunk, producer.micro, producer.backward)
         source, target = producer.chunk % degree, next_chunk % degree
-        if process in (source, target):  # when the consumer starts, before passes that start at the same time
+        if process in (source, target):  # the transfer precedes the passes that start at the same time as the consumer
             order = (starts[consumer], 0, next_chunk, producer.micro)
             timed.append((order, Transfer(producer, consumer, source, target)))
     return tuple(entry for _, entry in sorted(timed, key=lambda pair: pair[0]))
 
 
 def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -> dict[Pass, int]:
-    """Return the start time of each pass.
+    """Return the start time of each pass, by a greedy simulation of all processes.
 
-    Every process runs the pass that can start earliest, backward passes first. The number of micro-batches in flight is
-    limited.
+    The next pass of a process is the pass that can start earliest, and a backward pass if two can start at the same
+    time. `_max_in_flight` limits the micro-batches in flight.
     """
     waiting = [_own_passes(process, degree, num_chunks, num_micro, training) for process in range(degree)]
     limits = [
@@ -92,7 +99,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
     free_at, in_flight = [0] * degree, [0] * degree
 
     def earliest_start(pass_: Pass, process: int) -> int | None:
-        """Return the earliest possible start of a pass; None while a dependency is not scheduled."""
+        """Return the earliest start time of a pass, or None if one of its dependencies is not scheduled yet."""
         ends = [starts[other] + other.length if other in starts else None for other in _dependencies(pass_, num_chunks)]
         return None if None in ends else max(free_at[process], *ends, 0)  # type: ignore[type-var]
 
@@ -108,7 +115,7 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
             for process, queue in queues
             if (begin := earliest_start(queue[0], process)) is not None
         ]
-        if not possible:  # a micro-batch must enter before one can leave
+        if not possible:  # all processes wait: another micro-batch must enter before a backward pass can start
             limits = [limit + 1 for limit in limits]
             continue
         begin, _, process, queue = min(possible, key=lambda item: item[:3])
@@ -121,7 +128,10 @@ def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -
 def _own_passes(
     process: int, degree: int, num_chunks: int, num_micro: int, training: bool
 ) -> tuple[list[Pass], list[Pass]]:
-    """Return the passes of a process in order: `degree` micro-batches in one chunk, then in the next chunk."""
+    """Return the forward passes and the backward passes of a process in the interleaved order.
+
+    A process runs a group of `degree` micro-batches through one chunk, and then the same group through its next chunk.
+    """
     own: Sequence[int] = range(process, num_chunks, degree)
     groups = [range(first, min(first + degree, num_micro)) for first in range(0, num_micro, degree)]
     forwards = [Pass(chunk, micro, False) for group in groups for chunk in own for micro in group]
@@ -138,7 +148,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return the maximum number of micro-batches in flight, whose activations a process holds."""
+    """Return how many forward passes a process may run before their backward passes, which bounds the activations."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

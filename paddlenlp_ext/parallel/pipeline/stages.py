@@ -1,9 +1,9 @@
 """Assignment of layers to pipeline stages.
 
-Chunks are consecutive layers of balanced cost, including the lm_head. The first chunk has the embedding, and the last
-chunk has the last norm and the lm_head. If lm_head and embedding are tied, both chunks hold the weight. A process knows
-names and shapes of the parameters of other stages, without their values, so that decisions that depend on all
-parameters are the same on every stage.
+The model is divided into chunks of consecutive layers with balanced costs. The first chunk contains the embedding, and
+the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, both chunks hold the
+weight. Every process keeps the names and shapes of all parameters, and the values only of its stage. A decision that
+depends on all parameters is therefore the same on every stage.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
-_IN_TIED_HEAD = (  # name suffixes of embedding tensors that a tied lm_head reads too
+_IN_TIED_HEAD = (  # name suffixes of embedding tensors that a tied lm_head also reads
     *("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices"),
     *(".lora_embedding_A", ".lora_embedding_B"),
 )
@@ -37,9 +37,9 @@ class StagePlan:
 
     Attributes:
         degree: number of processes.
-        bounds: chunk c has layers bounds[c] to bounds[c + 1] - 1 and belongs to process c % degree.
+        bounds: chunk c has the layers bounds[c] to bounds[c + 1] - 1; process c % degree holds chunk c.
         loads: cost of each chunk in multiplications per token (cost_model.py); the last chunk includes the lm_head.
-        is_tied: whether lm_head and embedding share their weight.
+        is_tied: whether the lm_head is tied to the embedding.
     """
 
     degree: int
@@ -49,7 +49,7 @@ class StagePlan:
 
     @property
     def num_chunks(self) -> int:
-        """Total number of chunks of all processes."""
+        """Number of chunks on all processes together."""
         return len(self.bounds) - 1
 
     @property
@@ -58,7 +58,10 @@ class StagePlan:
         return self.degree - 1
 
     def holders(self, name: str) -> tuple[int, ...]:
-        """Return the processes that hold a parameter: all if it is outside layers, embedding, last norm and lm_head."""
+        """Return the processes that hold a parameter or buffer.
+
+        All processes hold a tensor that is outside the layers, the embedding, the last norm and the lm_head.
+        """
         layer = _LAYER.match(name)
         if layer is not None:
             number = int(layer[1])
@@ -70,7 +73,7 @@ class StagePlan:
         return (self.last,) if is_last else tuple(range(self.degree))
 
     def table(self) -> str:
-        """Return one line per process with its layers and its cost relative to an even split."""
+        """Return one line per process with its layers, and its cost as a multiple of the mean cost."""
         even = sum(self.loads) / self.degree
         lines = []
         for process in range(self.degree):
@@ -82,16 +85,16 @@ class StagePlan:
 
 
 def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstimate | None = None) -> StagePlan:
-    """Assign a decoder's layers to stages; no weights are needed.
+    """Assign the layers of a decoder to stages.
 
     Args:
         config: `DecoderConfig` of the model.
         degree: number of processes.
         chunks_each: number of chunks per process (`virtual_pp_degree`).
-        work: cost of a token; by default all weights are trained and all tokens are target tokens.
+        work: estimate of the cost per token; by default all weights are trained and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks; the message suggests a valid degree.
+        ValueError: there are fewer layers than chunks.
     """
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
@@ -108,7 +111,13 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
 
 
 def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
-    """Record the stages of each tensor, and free the values of tensors that process `own` does not hold."""
+    """Record in the `Placement` of each tensor which stages hold it, and free the values that other stages hold.
+
+    Args:
+        model: the model.
+        plan: assignment of layers to processes.
+        own: index of this process in the pipeline.
+    """
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         stages = plan.holders(name)
         set_placement(tensor, stages=stages, is_on_stage=own in stages)
@@ -119,21 +128,21 @@ def assign_stages(model: nn.Layer, plan: StagePlan, own: int) -> None:
 
 
 def allocate_own_parameters(model: nn.Layer) -> None:
-    """Allocate the parameters of this stage in a model that was built without values."""
+    """Initialize the parameters of this stage in a model that was built without values."""
     for parameter in model.parameters():
         if is_on_stage(parameter) and not has_storage(parameter):
             parameter.initialize()
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this stage is the first that holds a tensor, and therefore counts it in sums over stages."""
+    """Return whether this stage counts a tensor in a sum over stages; the first stage that holds the tensor does."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
 
 @paddle.no_grad()
 def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
-    """Sum the gradients of parameters that several stages hold (tied weights) over these stages, in place.
+    """Sum, in place, the gradients of a parameter over the stages that hold the parameter (tied weights).
 
     Args:
         parameters: parameters of this stage, in the order of the model.
@@ -149,7 +158,7 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis)
 
 
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
-    """Sum the gradients of the first and last stage on the first stage, and send the sum back."""
+    """Add the gradient of the last stage to the gradient of the first stage, and send the sum to the last stage."""
     first, last = placement_of(parameter).stages
     if parameter.grad is None:
         parameter.grad = zero_gradient(parameter)
@@ -168,8 +177,11 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Return the bounds that minimize the largest chunk cost, then the sum of squares; no chunk is empty."""
-    # number of layers assigned -> (largest cost, sum of squares, bounds)
+    """Return the bounds with the smallest cost of the largest chunk, found by dynamic programming.
+
+    Among equal bounds, the sum of the squared costs decides. Every chunk has at least one layer.
+    """
+    # number of assigned layers -> (largest cost, sum of squared costs, bounds)
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0, 0, (0,))}
     for chunk in range(num_chunks):
         longer: dict[int, tuple[float, float, tuple[int, ...]]] = {}

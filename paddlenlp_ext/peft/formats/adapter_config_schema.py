@@ -34,10 +34,13 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT.or_null(), "bias base_model_name_or_path encoder_reparameterization_type task_type peft_type"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "layers_to_transform"),
     (either(FLAG, TEXT).or_null(), "init_lora_weights init_weights init_ia3_weights"),
-    (object_of(either(whole(1, 65536), list_of(FLAG))).or_null(), "rank_pattern"),  # AdaLoRA validates its own pattern
+    (
+        object_of(either(whole(1, 65536), list_of(FLAG))).or_null(),
+        "rank_pattern",
+    ),  # methods/adalora.py checks AdaLoRA's flags
     (object_of(number(above=0)).or_null(), "alpha_pattern"),
     (either(_TOKENS, object_of(_TOKENS)).or_null(), "trainable_token_indices token_indices"),
-    # ranks, sizes and counts; PEFT writes 0 for a size that another option determines
+    # ranks, sizes and counts; PEFT writes 0 for the block size if the number of blocks is set, and vice versa
     (_RANK, "r"),
     (_RANK.or_null(), "init_r target_r mini_r rank size num_virtual_tokens"),
     (_SIZE, "boft_block_size boft_block_num boft_n_butterfly_factor oft_block_size"),

@@ -1,4 +1,4 @@
-"""Write adapter folders in the layout of Hugging Face PEFT: adapter_config.json, and tensors with PEFT's keys."""
+"""Write adapter folders in the layout of Hugging Face PEFT: adapter_config.json and adapter_model.safetensors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def fields_and_tensors(
 
     Args:
         adapter: adapter to write.
-        peft_type: method to record in the file, which may differ from the trained method.
+        peft_type: method to record in the file; it may differ from the trained method.
         fields: the method's fields of adapter_config.json.
         tensors: the adapter's tensors.
     """
@@ -70,9 +70,9 @@ def fields_and_tensors(
 
 
 def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
-    """Return tensor name -> Hugging Face PEFT's key, for the keys that are not just the name with a prefix.
+    """Return a dict from tensor names to Hugging Face PEFT's keys, unless the key is the name with `key_prefix`.
 
-    These are the keys of base parameters in adapted layers, of experts, and of trained token rows.
+    The dict has the base parameters in adapted layers, experts, and trained token rows.
     """
     model, config, layers = adapter.base_model, adapter.peft_config, adapter.injected
     keys = dict(config.own_keys)
@@ -83,7 +83,7 @@ def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
             inner = _TOKENS if trains_rows_beside_method(layer, config) else ""
             keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
     keys |= {
-        name: f"base_model.model.{name.removesuffix('.weight')}"  # transformers: parameters, not layers
+        name: f"base_model.model.{name.removesuffix('.weight')}"  # expert weights in transformers have no `.weight`
         for name in adapter.replaced.names
         if isinstance(owner_of(model, name)[0], GroupedLinear)
     }
@@ -95,11 +95,7 @@ def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
 def _base_fields(config: Any, quantization: QuantizationConfig | None) -> dict[str, Any]:
     """Return the fields of adapter_config.json that describe how the base model was loaded for training.
 
-    Merging and prediction load the base model in the same way. Hugging Face PEFT warns that it ignores these fields.
-
-    Args:
-        config: config of the base model.
-        quantization: quantization of the base model; None for floating-point weights.
+    Merging and prediction load the base model in the same way. Hugging Face PEFT ignores these fields with a warning.
     """
     fields = {} if quantization is None else {"base_quantization": options_to_dict(quantization)}
     return fields | ({"base_config_overrides": dict(config.config_overrides)} if config.config_overrides else {})

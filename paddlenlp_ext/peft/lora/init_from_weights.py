@@ -3,7 +3,7 @@
     s B0 A0 = component of W that the decomposition selects; W - s B0 A0 stays frozen or is quantized
 
 Adapter files written by this package contain A0 and B0 (`subtracted_init.py`). Files written by Hugging Face PEFT and
-PaddleNLP do not: loading such a file decomposes the base weights again, as in these libraries.
+PaddleNLP do not contain A0 and B0, so loading such a file decomposes the base weights again.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -29,7 +29,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 @dataclass(kw_only=True)
 class InitFromWeightsConfig(InitBeforeQuantizationConfig):
-    """Options of LoRA variants that decompose the weight for initialization; s is 1 unless `lora_alpha` is set."""
+    """Options of LoRA variants that start from a decomposition of the weight; s is 1 unless `lora_alpha` is set."""
 
     starts_from_weights: ClassVar[bool] = True  # type: ignore[override]
 

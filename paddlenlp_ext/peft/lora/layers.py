@@ -5,8 +5,8 @@
     embedding    e(t) = E[t] + s (A^T)[t] B^T                         A [r, V], B [D, r]
                  logits of a tied lm_head: h E^T + s (dropout(h) B) A
 
-As in Hugging Face PEFT, A and B of an embedding are factors of the transposed table: A has a column for each token and
-starts at zero, and B starts normally distributed.
+As in Hugging Face PEFT, B A is an update of the transposed embedding table. A has a column for each token and starts at
+zero. B starts with normally distributed values.
 
 Shapes: r rank, in/out features of the adapted linear, V vocabulary, D hidden.
 """
@@ -37,10 +37,8 @@ class LoRALinear(LinearAdapter):
     """Linear layer with a low-rank update.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, the rank of the update.
         scaling: s, the factor of the update.
-        dropout: dropout probability on the adapter input during training.
         seed, name: determine the initial values of A.
     """
 
@@ -58,7 +56,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], in one fused op if base and update have the same input (no dropout)."""
+        """Map x [..., in] to [..., out]; without dropout, base and update are computed by one fused op."""
         base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
             y = self.base(x) + self.lora_update(x)
@@ -67,7 +65,10 @@ class LoRALinear(LinearAdapter):
         return y if bias is None else y + bias.astype(y.dtype)
 
     def lora_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B [out], or None; in a row-parallel layer, only the first rank adds the bias."""
+        """Return s times the bias of B, [out]; None if B has no bias.
+
+        In a row-parallel layer, the outputs of all ranks are added, so only the first rank adds the bias.
+        """
         bias = getattr(self.lora_B, "bias", None)
         if bias is None:
             return None
@@ -89,21 +90,17 @@ class LoRALinear(LinearAdapter):
         return None if bias is None else bias.astype("float32")
 
     def fusable_base(self) -> FrozenLinear | None:
-        """Return the base's operands for the op that fuses base and update; None if the op cannot be used."""
+        """Return the base as an operand of the op that fuses base and update; None if the op cannot be used."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the update s dropout(x) A^T B^T, computed with r (in + out) multiplications per token.
-
-        Args:
-            x: [..., in].
-        """
+        """Return s dropout(x) A^T B^T for x [..., in], with r (in + out) multiplications per token."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """Return the matrix [out, r] that multiplies the output of A: B, unless a variant overrides this."""
+        """Return the matrix [out, r] that multiplies the output of A; LoRA returns B."""
         return self.lora_B.weight
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
@@ -111,7 +108,6 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.astype("float32"), self.lora_B.weight.astype("float32") * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard B along the base's output features and A along the base's input features."""
         a_axis, b_axis = factor_axes(style)
         axes = {"lora_A.weight": a_axis, "lora_B.weight": b_axis}
         return {**axes, "lora_B.bias": b_axis} if hasattr(self.lora_B, "bias") else axes
@@ -127,7 +123,10 @@ class LoRAHead(LoRALinear, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the logits' update: s dropout(h) A^T and B; if B has a bias, also ones and the bias."""
+        """Return the factors of the update of the logits: s dropout(h) A^T and B.
+
+        If B has a bias, the result also contains a column of ones and the bias.
+        """
         if not self.enabled:
             return []
         inner = paddle.matmul(self.apply_dropout(hidden), self.lora_A.weight, transpose_y=True) * self.scaling
@@ -143,7 +142,7 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
     Args:
         base: token embedding.
         rank, scaling, seed, name: as for `LoRALinear`.
-        dropout: dropout probability on the input of a tied lm_head during training; not applied to lookups.
+        dropout: dropout probability on the input of a tied lm_head during training; lookups have no dropout.
         adapts_tied_head: apply the update in a tied lm_head too.
     """
 
@@ -172,13 +171,12 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return self.base.weight
 
     def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map token ids [...] to embeddings [..., D]."""
         vectors, inner = self.base(input_ids), self.base.lookup(self.lora_embedding_A.T, input_ids)
         update = paddle.matmul(inner, self.lora_embedding_B, transpose_y=True) * self.scaling
         return vectors + update.astype(vectors.dtype)
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors s dropout(h) B and A^T of the update of a tied lm_head's logits."""
+        """Return the factors of the update that a tied lm_head adds to the logits: s dropout(h) B and A^T."""
         if not (self.enabled and self.adapts_tied_head):
             return []
         dropped = F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden
@@ -190,5 +188,4 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return self.base.weight.astype("float32") + paddle.matmul(a.T, b.T) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A along the vocabulary, like the rows of the base's weight."""
         return {"lora_embedding_A": 1 if style == "vocab" else None, "lora_embedding_B": None}

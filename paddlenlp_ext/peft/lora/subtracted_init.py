@@ -1,10 +1,13 @@
-"""LoRA with nonzero initial factors A0 and B0, whose product is subtracted so that the initial model equals its base.
+"""LoRA with nonzero initial factors A0 and B0. Their product is subtracted, so the initial model equals its base.
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
-PiSSA, OLoRA, LoftQ, QERA and LoRA-GA share this module. Their papers overwrite the base with W - s B0 A0. Leaving W
-unchanged computes the same function with one more product of rank r, and has three advantages: a disabled adapter gives
-the base's results bitwise, loading an adapter recomputes nothing, and half-precision weights are not rounded again.
+PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. Their papers overwrite W with W - s B0 A0. Here W is unchanged,
+and the layer subtracts s (x A0^T) B0^T. This costs one more product of rank r, and has three advantages:
+
+- With the adapter disabled, results are bitwise equal to the base's results.
+- Loading an adapter does not recompute A0 and B0.
+- Half-precision weights are not rounded again.
 
 Files contain a plain LoRA of rank 2r over the original base, which every LoRA reader can load:
 
@@ -35,12 +38,13 @@ A_START, B_START = "lora_A_start", "lora_B_start"
 
 
 class LoRALinearWithInit(LoRALinear):
-    """Linear layer with a low-rank update relative to initial factors.
+    """Linear layer with a low-rank update, from which the product of the initial factors is subtracted.
 
     Args:
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
-        persist_init: whether to save A0 and B0 with the adapter; otherwise loading recomputes them.
-        base_is_residual: whether s B0 A0 was subtracted from the base before quantization, and not by the layer.
+        persist_init: save A0 and B0 with the adapter; False: loading the adapter recomputes A0 and B0.
+        base_is_residual: whether s B0 A0 was subtracted from the base before quantization; the layer then does not
+            subtract it.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files
@@ -59,7 +63,7 @@ class LoRALinearWithInit(LoRALinear):
     ) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         self.base_is_residual = base_is_residual
-        # float32, because A0 and B0 must equal the factors that were subtracted from the base.
+        # A0 and B0 in files must equal the factors that were subtracted from the base in float32.
         start_dtype = paddle.float32 if base_is_residual else self.dtype
         zeros_A = paddle.zeros([rank, self.in_features], dtype=start_dtype)
         zeros_B = paddle.zeros([self.out_features, rank], dtype=start_dtype)
@@ -77,8 +81,8 @@ class LoRALinearWithInit(LoRALinear):
         """Set A and B, and the subtracted factors A0 and B0.
 
         Args:
-            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer takes its shard.
-            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: the same as `a` and `b`.
+            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer copies its shard.
+            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: equal to `a` and `b`.
         """
         set_local_shard(self.lora_A.weight, a)
         set_local_shard(self.lora_B.weight, b)
@@ -86,7 +90,7 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; initially, the two updates cancel exactly."""
+        """Map x [..., in] to [..., out]; at the start, the update and the subtracted product cancel exactly."""
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
@@ -102,7 +106,6 @@ class LoRALinearWithInit(LoRALinear):
         return paddle.concat([a, self.lora_A_start.astype("float32")]), paddle.concat([b, b_start], axis=1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A0 and B0 like A and B."""
         axes = super().sharding_axes(style)
         return {**axes, A_START: axes[A_WEIGHT], B_START: axes[B_WEIGHT]}
 
@@ -125,7 +128,7 @@ class SubtractedInitConfig(LowRankConfig):
     Class attributes:
         variant: JSON key that enables the method, also its name in files and in PEFT's `init_lora_weights`.
         recorded_options: options of the method that are stored under `METADATA_FIELD`.
-        missing_init_reason: end of an error message: why PEFT's files of this method lack the initial factors, and the
+        missing_init_reason: end of the error message for PEFT's files, which lack the initial factors: reason and
             remedy.
     """
 
@@ -138,7 +141,7 @@ class SubtractedInitConfig(LowRankConfig):
     missing_init_reason: ClassVar[str]
 
     def recorded_fields(self, model: TrainableModel) -> dict[str, Any]:
-        """Return the method's fields that are saved under `METADATA_FIELD`; `model` has the adapter."""
+        """Return the method's fields to save under `METADATA_FIELD`, given the model with the adapter."""
         return {name: getattr(self, name) for name in self.recorded_options}
 
     def with_recorded_options(self, recorded_fields: Mapping[str, Any]) -> SubtractedInitConfig:
@@ -186,7 +189,7 @@ def to_rank_2r(tensors: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def from_rank_2r(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Convert a plain LoRA of rank 2r back to the adapter's tensors (inverse of `to_rank_2r`); pass others through."""
+    """Convert a plain LoRA of rank 2r back to the adapter's tensors (inverse of `to_rank_2r`)."""
     own = {}
     for name, array in tensors.items():
         if name.endswith(A_WEIGHT):

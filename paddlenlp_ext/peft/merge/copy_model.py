@@ -1,4 +1,4 @@
-"""Copy a base model into a new folder, which the merge commands do if no adapter is given."""
+"""Copy a base model to a new folder, as the merge commands do without an adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def copy_model(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the weights of a model, dequantized, with its config and tokenizer, as a Hugging Face folder.
+    """Write the dequantized weights of a model, its config and its tokenizer as a Hugging Face folder; return its path.
 
     Only one tensor at a time is in memory.
 
@@ -32,9 +32,6 @@ def copy_model(
         output: folder to create.
         dtype: dtype of floating-point tensors; None: each tensor keeps its dtype.
         overwrite: replace an existing model at `output`.
-
-    Returns:
-        The created folder.
 
     Raises:
         ValueError: the base model does not exist, or `output` already exists.

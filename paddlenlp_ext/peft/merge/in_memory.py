@@ -1,4 +1,4 @@
-"""Merge an adapter into the weights of a model in memory; merging into files uses the same formulas."""
+"""Merge an adapter into the weights of a model in memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLayer
 
 
 def merge_in_place(adapter: Adapter) -> None:
-    """Merge an adapter into the weights of its base and remove it; all weights are trainable afterwards.
+    """Merge an adapter into the weights of its base, and remove the adapter; all weights are trainable afterwards.
 
-    Quantized weights are dequantized first, so the merged model computes the function that was trained.
+    Quantized weights are dequantized first, so that the merged model computes the trained function.
 
     Raises:
-        ValueError: as in `require_mergeable_layers`; the model is unchanged.
+        ValueError: a layer of the adapter cannot be merged; the model is unchanged.
     """
     require_mergeable_layers(adapter)
     model = adapter.base_model
@@ -42,7 +42,7 @@ def merge_in_place(adapter: Adapter) -> None:
 
 
 class MergedAdapter:
-    """Adapter that is merged in place; the base's original weights stay in memory, so that undoing is exact.
+    """Adapter merged in place; the base's original weights stay in memory, so that undoing the merge is exact.
 
     Args:
         adapter: active adapter of the model.
@@ -62,7 +62,7 @@ class MergedAdapter:
             )
         self._adapter = adapter
         self._values: dict[str, dict[str, paddle.Tensor]] = {}
-        """Layer -> parameter name -> values that are not in use: merged after `undo`, original after `apply`."""
+        """Layer -> parameter name -> unused parameter: original while the adapter is merged, merged after `undo`."""
         for name, layer in adapter_layers_of(adapter.base_model, WeightAdapter):
             self._values[name] = _merged_parameters(layer)
             if safe_merge and not all(bool(paddle.isfinite(each).all()) for each in self._values[name].values()):
@@ -70,19 +70,19 @@ class MergedAdapter:
         self.apply()
 
     def apply(self) -> None:
-        """Put the merged weights in place, and remove the adapter layers from the model."""
+        """Put the merged weights into the model, and remove the adapter layers."""
         for name, layer in reversed(self._adapter.injected.items()):
             replace_layer(self._adapter.base_model, name, layer.base)
         self._swap()
 
     def undo(self) -> None:
-        """Put the base's original weights and the adapter layers back in place."""
+        """Put the base's original weights and the adapter layers back into the model."""
         self._swap()
         attach_adapters(self._adapter.base_model, self._adapter.injected)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
-        """Context manager: undo the merge for the duration of the block."""
+        """Context manager: undo the merge within the block."""
         self.undo()
         try:
             yield
@@ -97,7 +97,7 @@ class MergedAdapter:
 
 
 def _merged_parameters(layer: WeightAdapter) -> dict[str, paddle.Tensor]:
-    """Return the merged parameters of a layer, frozen and in the dtypes of the base's parameters."""
+    """Return the merged weight, and the merged bias if it changes, as frozen parameters in the base's dtypes."""
     base, merged = layer.base, {"weight": merged_weight(layer)}
     bias = merged_bias(layer)
     if bias is not None:
@@ -116,7 +116,7 @@ def require_mergeable_layers(adapter: Adapter) -> None:
     """Check that every layer of an adapter can be merged.
 
     Raises:
-        ValueError: an adapter layer is not equivalent to a weight update, or merging it would also change a tied layer.
+        ValueError: an adapter layer is not equivalent to a weight update, or merging would also change a tied lm_head.
     """
     config = adapter.peft_config
     require_mergeable_method(config)

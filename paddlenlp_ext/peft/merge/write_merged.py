@@ -46,7 +46,7 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
     """Group the tensors of a stored adapter by layer: layer name -> name within the layer -> value.
 
     Raises:
-        ValueError: the base lacks layers of the adapter; the message names them.
+        ValueError: the base lacks layers of the adapter; the message names the layers.
     """
     names = set(source.names())
     modules: dict[str, dict[str, np.ndarray]] = {}
@@ -80,15 +80,15 @@ def write_merged_weights(
     to_files: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     left_out: Collection[str] = (),
 ) -> None:
-    """Write every tensor of the base: dequantized, and merged if the adapter changes it.
+    """Write every tensor of the base, dequantized and merged with the adapter.
 
     Args:
         folder: folder of the merged model.
         source: weights of the base, quantized as in the adapter's training.
         stored: adapter to merge.
         modules: result of `tensors_by_module`.
-        dtype: dtype of floating-point tensors; None: the dtype of each tensor in the base.
-        to_files: converts tensors to the names and layout of the base's files (`DecoderConfig.to_files`).
+        dtype: dtype of floating-point tensors; None: each tensor keeps its dtype.
+        to_files: function that converts tensors to the names and layout of files (`DecoderConfig.to_files`).
         left_out: names of tensors to leave out.
     """
     wrap, replaced = _adapter_factory(source, stored, modules), stored.replaced()
@@ -109,7 +109,7 @@ def write_merged_weights(
 
 
 def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
-    """Round each float32 parameter of a model to the dtype in which `source` stores the parameter."""
+    """Round each float32 parameter of a model to its dtype in `source`."""
     stored = set(source.names())
     for name, parameter in model.named_parameters():
         dtype = source.dtype(name) if name in stored else "float32"
@@ -154,10 +154,7 @@ def _merge_tensor(
     wrap: Callable[[str, nn.Layer], WeightAdapter],
     replacement: np.ndarray | None,
 ) -> np.ndarray:
-    """Return the merged weight or bias (`leaf`) of a layer.
-
-    If `replacement` is not None, it is used instead of the base's value.
-    """
+    """Return the merged weight or bias (`leaf`) of a layer; a `replacement` takes precedence over the base's value."""
     packed = source.packed(module) if leaf == "weight" else None
     if packed is None:
         base = _new_base(module, source.shape(f"{module}.weight"), has_bias=leaf == "bias")
@@ -172,7 +169,7 @@ def _merge_tensor(
 
 
 def _new_base(module: str, shape: Sequence[int], has_bias: bool) -> nn.Layer:
-    """Return a layer of the same class as the base's `module`, with a weight of the given shape to fill."""
+    """Return a new layer with a weight of the given shape, for the base's tensors of `module`."""
     if len(shape) == 1:
         return RMSNorm(shape[0], epsilon=0.0)
     if len(shape) == 3:
@@ -191,8 +188,14 @@ def write_companions(
 ) -> None:
     """Write config, generation config, tokenizer and chat template; the adapter's tokenizer has precedence.
 
-    `config_overrides` are the config keys that the adapter's training changed. The adapter's run_config.json is copied
-    too, because it names the chat template.
+    run_config.json of the adapter is copied because it names the chat template.
+
+    Args:
+        folder: folder of the merged model.
+        base: folder or .gguf file of the base model.
+        adapter: adapter folder.
+        dtype: dtype to record in config.json; None: keep the recorded dtype.
+        config_overrides: config keys that the adapter's training changed.
     """
     config = {**read_model_config(base), **config_overrides}
     config.pop("quantization_config", None)  # merged weights are not quantized
@@ -224,7 +227,7 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def write_model_card(
     folder: Path, stored: AdapterFiles, base: str | os.PathLike[str], merged_into: str, effect: float, difference: float
 ) -> None:
-    """Write README.md with the adapter and base of a merged model, and the measured differences.
+    """Write README.md, which names the adapter and the base of a merged model, and the measured logit differences.
 
     Args:
         folder: folder of the merged model.

@@ -1,1 +1,1 @@
-"""Modules of methods that are too large for one file; each module is named after its method."""
+"""Internal modules of large methods; the name of a module starts with the name of the method."""

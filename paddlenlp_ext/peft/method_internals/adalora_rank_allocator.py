@@ -1,6 +1,6 @@
-"""Rank allocation of AdaLoRA: budget schedule and pruning of singular values (arXiv:2303.10512, section 3.2).
+"""Rank allocation of AdaLoRA: budget schedule, and pruning of singular values (arXiv:2303.10512, section 3.2).
 
-For every entry w of P, Λ and Q with gradient g, two running averages are updated at each step:
+Each step updates two running averages for every entry w of P, Λ and Q with the gradient g:
 
     I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
 
@@ -58,7 +58,7 @@ class BudgetSchedule:
         return self.total_steps - self.final
 
     def budget(self, step: int) -> int:
-        """Return the number of singular values that remain after step `step`, counted from 1."""
+        """Return the number of singular values that remain after step `step`; the first step is 1."""
         if step <= self.warmup:
             return self.initial
         if step >= self.last_update_step:
@@ -78,7 +78,7 @@ Triplets = Mapping[str, paddle.Tensor]
 
 
 class SupportsFeatureMean(Protocol):
-    """Layer that can average over its features, even if the features are sharded."""
+    """Layer that can average a matrix over features, even if the features are sharded."""
 
     def mean_over_features(self, matrix: paddle.Tensor, axis: int) -> paddle.Tensor:
         """Return the mean of a matrix over features: axis 1 for Q [r, in], axis 0 for P [out, r]."""
@@ -132,16 +132,16 @@ class ImportanceAverages:
 
 
 def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
-    """Select the `budget` triplets with the highest scores in the model.
+    """Select the triplets with the highest scores in the model, at most `budget`.
 
-    Triplets that tie with the highest pruned score are pruned too; fewer than `budget` may remain.
+    If several triplets have the score of the best pruned triplet, all of them are pruned.
 
     Args:
         scores: layer -> scores [r].
-        budget: number of triplets to select.
+        budget: maximum number of triplets to select.
 
     Returns:
-        Layer -> bool [r], True for selected triplets.
+        A dict from layers to masks, bool [r], True for selected triplets.
     """
     all_scores = np.concatenate(list(scores.values()))
     num_pruned = all_scores.size - budget

@@ -1,7 +1,5 @@
 """Layers of prefix tuning: attention with prefix keys and values, and the shared prefix encoder.
 
-`decoder_keys_and_values` computes keys and values of input vectors; prompt tuning uses it too.
-
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection.
 """
 
@@ -23,11 +21,13 @@ from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.peft.layers import AdapterLayer, ShardGroup, generator_for, kaiming_uniform
 from paddlenlp_ext.sharding_spec import Style, set_placement
 
-_INIT_STD = 0.02  # standard deviation of random initial keys and values, much smaller than a model's values
+_INIT_STD = (
+    0.02  # standard deviation of random initial keys and values, much smaller than the keys and values of a model
+)
 
 
 class PrefixEncoder(nn.Layer):
-    """Prefix encoder: the part of the projection that all layers share, with the parameters E, W_1 and b_1.
+    """First layer of the prefix projection, which all decoder layers share, with the parameters E, W_1 and b_1.
 
     Args:
         num_tokens: P.
@@ -72,7 +72,7 @@ class PrefixAttention(AdapterLayer):
         self.dtype = base.o_proj.compute_dtype
         self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
         shape = (num_tokens, *base.prefix_shape)
-        # In a tuple, the encoder is not registered as a sublayer, so its parameters belong to the model.
+        # A tuple keeps the encoder from being registered as a sublayer: the model has its parameters only once.
         self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)
@@ -83,7 +83,7 @@ class PrefixAttention(AdapterLayer):
             self.prefix_bias = new_parameter(self, np.zeros(self.size, np.float32), self.dtype)
 
     def keys_and_values(self) -> KeyValuePrefix:
-        """Return the prefix keys and values, [P, K, H] each; in latent attention, the latents and shared keys."""
+        """Return the prefix keys and values, both [P, K, H]; for latent attention, the latents and the shared keys."""
         full_shape = [self.num_tokens, *self.base.prefix_shape]
         if self.hidden_size is None:
             prefix = self.prefix
@@ -91,19 +91,19 @@ class PrefixAttention(AdapterLayer):
             flat = project(self.encoder[0](), self.prefix_weight, self.prefix_bias)
             prefix = self._local_heads(flat.reshape(full_shape))
         if self.dropout and self.training:
-            # The mask covers all heads, so that results do not depend on the number of tensor-parallel ranks.
+            # Every rank draws the mask of all heads, so that results do not depend on the tensor-parallel degree.
             mask = F.dropout(paddle.ones(full_shape, self.dtype), self.dropout)
             prefix = prefix * self._local_heads(mask)
         return self.base.split_prefix(prefix)
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; a cache already contains the prefix."""
+        """Map x [B, S, D] to [B, S, D]; in a pass with a cache, the cache contains the prefix."""
         if inputs.cache is None:
             inputs = dataclasses.replace(inputs, prefix=self.keys_and_values())
         return self.base(x_BSD, inputs)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the prefix by heads, like the base's keys; a projection's output is sharded after it is computed."""
+        # A projection is replicated. `keys_and_values` selects this rank's heads of the projected prefix.
         axis = self._head_axis if style == "colwise" else None
         return {name: axis if name == "prefix" else None for name in self.own_state()}
 
@@ -115,7 +115,7 @@ class PrefixAttention(AdapterLayer):
 
     @property
     def _head_axis(self) -> int | None:
-        """Axis of the heads in a prefix [P, ...]; None if there is no such axis."""
+        """Axis of the heads in a prefix [P, ...]; None if the prefix has no heads, as in latent attention."""
         return None if self.base.prefix_head_axis is None else 1 + self.base.prefix_head_axis
 
     def _local_heads(self, prefix: paddle.Tensor) -> paddle.Tensor:
@@ -126,7 +126,7 @@ class PrefixAttention(AdapterLayer):
 
 
 def prefix_width(attention: AttentionLayer) -> int:
-    """Return the size of a trained key (K * H), or of the vector that latent attention caches, per position."""
+    """Return the number of values that a key has per position: K * H, or the cached values of latent attention."""
     return math.prod(attention.prefix_shape[-2:])
 
 
@@ -144,9 +144,9 @@ def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int
         vectors_PD: input vectors [P, D].
 
     Returns:
-        Layer number -> (keys, values), for the layers of this process.
+        A dict from layer numbers to (keys, values), for the layers of this process.
     """
     cache = KVCache([0])
-    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only its length is used
+    ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only the shape is used
     decoder.forward_embeddings(vectors_PD.unsqueeze(0), decoder.attention_inputs(ids_1P, None, None, cache))
     return cache.as_prefix()

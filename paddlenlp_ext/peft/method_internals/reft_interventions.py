@@ -8,23 +8,22 @@
 | NodireftIntervention | h + P^T f(W h + b) | any P |
 | TinyIntervention | h + h A diag(a) B diag(b) | |
 
-The first four types are from pyreft, the library of Wu et al. 2024 (arXiv:2404.03592); the last type is from PaddleNLP.
-f is `act_fn`. All values are computed and stored in float32, because R would not stay orthonormal in bfloat16; the cost
-is small, because few positions are changed.
+The first four types are from pyreft, the library of Wu et al. 2024 (arXiv:2404.03592). The last type is from PaddleNLP.
+f is `act_fn`. Parameters and computations are in float32, because R would not stay orthonormal in bfloat16. Float32
+costs little, because few positions are changed.
 
 `OrthonormalColumns` parametrizes R by Householder reflections:
 
     R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
     v_i = e_i + column i of A below its diagonal
 
-A product of reflections is always orthogonal, so R stays orthonormal after every optimizer step. `frame` is frozen and
-determines the initial R; `reflectors` is trained and starts at zero, where H(0)[:, :r] = -E. The parametrization
+A product of reflections is orthogonal, so R stays orthonormal after every optimizer step. `frame` is frozen and
+determines the initial R. `reflectors` is trained and starts at zero, where H(0)[:, i] = -e_i. The parametrization
 equals `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic trivialization:
-Lezcano-Casado 2019, arXiv:1909.09501). PyTorch's frame is a full D x D matrix; here it is a product of r reflections,
-which takes D x r values.
+Lezcano-Casado 2019, arXiv:1909.09501), but `frame` has D x r values and PyTorch's frame has D x D.
 
-The product is applied in compact form: H = I - V T V^T, where T^-1 is the strict upper triangle of V^T V plus half of
-the diagonal (Puglisi 1992; Joffrain et al. 2006).
+The product H(A) is computed in compact form: H = I - V T V^T. T^-1 is the strict upper triangle of V^T V plus half of
+its diagonal (Puglisi 1992; Joffrain et al. 2006).
 
 Shapes: P selected positions, D hidden size, r rank, r <= D.
 """
@@ -44,7 +43,7 @@ from paddlenlp_ext.peft.layers import kaiming_uniform
 
 
 class OrthonormalColumns(nn.Layer):
-    """Matrix R [D, r], float32, with R^T R = I for every value of its parameter.
+    """Trained matrix R [D, r], float32, with R^T R = I.
 
     Args:
         start: initial R, [D, r] with orthonormal columns.
@@ -77,7 +76,7 @@ def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
 
 
 def random_orthonormal(values: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis of the columns of `values` [D, r], with the signs that `reflectors_of` needs."""
+    """Return an orthonormal basis of the column space of `values` [D, r], with signs suitable for `reflectors_of`."""
     rest = np.linalg.qr(values.astype(np.float64))[0]
     start = rest.copy()
     for index in range(values.shape[1]):
@@ -89,10 +88,10 @@ def random_orthonormal(values: np.ndarray) -> np.ndarray:
 
 
 def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
-    """Return reflectors with H(reflectors)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
+    """Return A with H(A)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
 
     Args:
-        orthonormal: [D, r] from `random_orthonormal`, whose signs ensure that every column has a reflection.
+        orthonormal: [D, r] from `random_orthonormal`; with other signs, a reflection may not exist.
     """
     rest = orthonormal.astype(np.float64)
     vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]
@@ -100,7 +99,7 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
 
 
 def _reflect_away(rest: np.ndarray, index: int) -> np.ndarray:
-    """Reflect `rest` in place, so that column i = `index` becomes e_i; return the reflection vector v (v_i = 1)."""
+    """Reflect the columns of `rest` in place so that column i = `index` becomes e_i; return the vector v (v_i = 1)."""
     vector = -rest[:, index]
     vector[:index] = 0.0
     vector[index] += 1.0
@@ -121,7 +120,7 @@ TINY = "TinyIntervention"
 
 @dataclass(frozen=True)
 class _InterventionKind:
-    """Properties of a low-rank intervention: whether the basis is orthonormal, and whether R h is subtracted."""
+    """Formula of a low-rank intervention: whether R is orthonormal, and whether R h is subtracted."""
 
     orthonormal: bool
     subtracts: bool
@@ -147,7 +146,8 @@ def build_intervention(
         rank: r.
         act_fn: one of `ACTIVATIONS`; only "linear" for TinyIntervention.
         add_bias: use the bias c in NoreftIntervention.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer, which also determines the initial values.
 
     Raises:
         ValueError: the rank exceeds the hidden size.
@@ -162,15 +162,13 @@ def build_intervention(
 class LowRankIntervention(nn.Layer):
     """Intervention that changes hidden states within a subspace of dimension r.
 
-    It starts as the identity if the formula allows it:
-
-    | type | start |
-    | --- | --- |
-    | Loreft, linear | W = R |
-    | Loreft with an activation | W random, not the identity |
-    | Direft | W = 0 |
-    | Direft, relu | W random, not the identity: the gradient vanishes at W = 0 |
-    | Noreft, Nodireft | P = 0 |
+    | type | start | initial intervention |
+    | --- | --- | --- |
+    | Loreft, linear | W = R | identity |
+    | Loreft with an activation | W random | not the identity |
+    | Direft | W = 0 | identity |
+    | Direft, relu | W random, because the gradient is 0 at W = 0 | not the identity |
+    | Noreft, Nodireft | P = 0 | identity |
     """
 
     def __init__(

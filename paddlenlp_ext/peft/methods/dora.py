@@ -1,13 +1,13 @@
 """DoRA: Weight-Decomposed Low-Rank Adaptation (Liu et al. 2024, arXiv:2402.09353).
 
-    W' = m (W + s B A) / c        c_i = |row i of W + s B A|, a constant in the backward pass (section 4.3)
+    W' = m (W + s B A) / c        c_i = |row i of W + s B A|, treated as a constant in the backward pass (section 4.3)
 
 Each row of the weight is decomposed into a trained magnitude m [out] and a direction, which LoRA updates. m starts as
 the row norms of W, so the initial model equals its base. The squared norms are computed without forming W + s B A:
 
     c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
 
-Dropout applies to the inputs of the adapter only, as in Hugging Face PEFT; the base reads x unchanged.
+As in Hugging Face PEFT, dropout applies to the input of the adapter, and not to the input of the base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -32,13 +32,10 @@ from paddlenlp_ext.sharding_spec import Style
 @PEFT_METHODS.register("use_dora")
 @dataclass(kw_only=True)
 class DoRAConfig(RandomInitConfig):
-    """Options of DoRA: LoRA on the direction of each weight row, with a trained magnitude.
+    """Options of DoRA: LoRA on the direction of each weight row, and a trained magnitude.
 
     >>> DoRAConfig(r=4).lora_alpha
     8
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     starts_from_weights: ClassVar[bool] = True  # type: ignore[override]
@@ -76,7 +73,6 @@ class DoRALinear(LoRALinear):
         self.lora_magnitude_vector = self.new_parameter(squares_O.sqrt().numpy())
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         result = self.base(x)
         scale_O = self.lora_magnitude_vector / self.direction_norms().astype(self.dtype)
         if self.dropout and self.training:
@@ -108,11 +104,10 @@ class DoRALinear(LoRALinear):
         return directed * (self.lora_magnitude_vector.astype("float32") / lengths_O).unsqueeze(1) - weight
 
     def low_rank_factors(self) -> None:
-        """Return None: rescaling the rows of W is not a low-rank change."""
+        """Return None, because scaling the rows of W is not a low-rank update."""
         return None
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A and B as in LoRA, and m and |w_i|^2 along the outputs."""
         axis = 0 if style == "colwise" else None
         return {**super().sharding_axes(style), "lora_magnitude_vector": axis, "base_squared_norms": axis}
 

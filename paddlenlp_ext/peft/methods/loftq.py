@@ -3,15 +3,15 @@
     A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
-LoRA over a quantized base, initialized with the leading singular triplets of the quantization error: base and adapter
-together start closer to W than the base alone. A and B each get the square roots of the singular values, as in Hugging
-Face PEFT.
+LoftQ is a LoRA over a quantized base. A and B start as the leading singular triplets of the quantization error, so the
+initial model is closer to the full-precision model than the base is. As in Hugging Face PEFT, A and B are both
+multiplied by the square roots of the singular values.
 
 | base | initialization |
 | --- | --- |
-| quantized, T = 1 | the base is Q(W); the adapter fits every base that was quantized in this way |
-| quantized, T > 1 | the base is Q_T, quantized without s B_{T-1} A_{T-1}, which the adapter stores |
-| full precision | there is no quantization error: A and B start as in LoRA |
+| quantized, T = 1 | the base is Q(W), so the adapter fits every base that was quantized in the same format |
+| quantized, T > 1 | the base is Q(W - s B_{T-1} A_{T-1}); the adapter stores A_{T-1} and B_{T-1} |
+| full precision | there is no quantization error, so A and B start as in LoRA |
 
 Files contain a plain LoRA of rank 2r over the original base (`lora/subtracted_init.py`).
 
@@ -47,9 +47,6 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     >>> LoftQConfig(r=8, iters=3).svd
     'fast'
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "loftq"
@@ -69,10 +66,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
         maximum=100,
     )
     svd: str = option(
-        "fast",
-        help="LoftQ: SVD algorithm: fast (randomized) or exact (full)",
-        choices=SVD_CHOICES,
-        key="loftq_svd",
+        "fast", help="LoftQ: SVD algorithm: fast (randomized) or exact (full)", choices=SVD_CHOICES, key="loftq_svd"
     )
 
     def find_initial_factors(

@@ -3,8 +3,8 @@
     y = x W^T + x delta^T        delta W = s W1 (x) W2        s = alpha / r
     W1 [a, c] = 0, W2 [b, d] ~ Kaiming-uniform        out = a b, in = c d
 
-If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r; with `decompose_both`, so is a large W1. The
-forward pass does not compute delta W: with x reshaped to [c, d], x delta^T = s W1 x W2^T.
+If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r. With `decompose_both`, W1 is such a product
+if max(a, c) > 2 r. The forward pass does not compute delta W: for x reshaped to [c, d], x delta^T = s W1 x W2^T.
 
 Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
 """
@@ -36,9 +36,6 @@ class LoKrConfig(LycorisConfig):
 
     >>> LoKrConfig(r=4, decompose_factor=8).alpha
     4
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "LOKR"
@@ -78,7 +75,7 @@ class LoKrConfig(LycorisConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
-        """Read PaddleNLP's fields; `scaling` is ignored, because PaddleNLP writes 0 after training with scale 1."""
+        """Read PaddleNLP's fields except `scaling`, because PaddleNLP writes 0 after training with scale 1."""
         read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
         read |= {"dtype", "tensor_parallel_degree"}  # do not affect results
         refuse_unread_fields(fields, read)
@@ -92,7 +89,7 @@ class LoKrConfig(LycorisConfig):
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Return the factors, whose layout is [out, in] too, without each layer's copy of alpha."""
+        """Return the factors, without the copies of alpha; PaddleNLP's factors have the same layout."""
         return {name: value for name, value in tensors.items() if not name.endswith(".lokr_alpha")}
 
 
@@ -100,8 +97,7 @@ class LoKrLinear(LinearAdapter):
     """Linear layer with a Kronecker-factored update.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
-        rank: r, the rank of the update.
+        rank: r, the inner dimension of decomposed factors.
         scaling: s, the factor of the update.
         factor: as in `factorize`.
         decompose_both: also decompose a large W1.
@@ -131,10 +127,10 @@ class LoKrLinear(LinearAdapter):
             new_factor("lokr_w2", (b, d))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; a token takes a d (b + c) or b c (a + d) multiplications, not a b c d."""
+        """Map x [..., in] to [..., out] with a d (b + c) or b c (a + d) multiplications per token."""
         w1, w2 = self.matrices("lokr_w1"), self.matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
-        if self.in_features <= self.out_features:  # transpose the smaller side
+        if self.in_features <= self.out_features:  # transpose the smaller of input and output
             inner = _apply_to_last_axis(_apply_to_middle_axis(inner, w1), w2)
         else:
             inner = _apply_to_middle_axis(_apply_to_last_axis(inner, w2), w1)
@@ -146,7 +142,6 @@ class LoKrLinear(LinearAdapter):
         return paddle.kron(w1, w2) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard W1 like the base: rows are the slow index of outputs, columns the slow index of inputs."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         axes = {
             "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
@@ -156,7 +151,7 @@ class LoKrLinear(LinearAdapter):
         return {name: axes.get(name) for name in self.own_state()}
 
     def matrices(self, name: str) -> list[paddle.Tensor]:
-        """Return the matrices whose product is the factor `name`: one, or two if the factor is decomposed."""
+        """Return the matrices whose product is the factor `name`: two if the factor is decomposed, otherwise one."""
         factor = getattr(self, name, None)
         return [getattr(self, f"{name}_a"), getattr(self, f"{name}_b")] if factor is None else [factor]
 
@@ -180,10 +175,8 @@ def _apply_to_middle_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> pa
 def factorize(size: int, factor: int = -1) -> tuple[int, int]:
     """Split `size` into two integer factors.
 
-    Args:
-        size: number of features.
-        factor: the first factor, if it divides `size`. Otherwise the largest divisor of `size` that is at most
-            sqrt(size) and, unless -1, at most `factor` comes first.
+    The first factor is `factor` if it divides `size`. Otherwise it is the largest divisor of `size` that is at most
+    sqrt(size) and at most `factor`; -1 means no limit.
     """
     if factor > 0 and size % factor == 0:
         return factor, size // factor

@@ -4,13 +4,13 @@
     A0 = f V_[1..r]^T,  B0 = f U_[r+1..2r],  f = out^(1/4) / sqrt(gamma)
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA whose first step changes W along the best rank-2r approximation of the full fine-tuning gradient: A and B start as
-singular vectors of G. s B0 A0 is subtracted, so the initial model equals its base (`lora/subtracted_init.py`). f is
-the paper's scale for stable activations (theorem 3.2).
+A and B start as singular vectors of G, so that the first step changes W along the best rank-2r approximation of the
+gradient of full fine-tuning. s B0 A0 is subtracted, so the initial model equals its base (`lora/subtracted_init.py`).
+f is the paper's scale for stable activations (theorem 3.2).
 
-Gradients are summed layer by layer in host memory during the backward pass, without gradient tensors of the weights.
-The first batches of the run are used, and training sees them again. Until `before_training` has run, A and B are as in
-LoRA. Files contain a plain LoRA of rank 2r over the original base.
+`before_training` sums the gradients of the first batches, layer by layer in host memory during the backward pass. The
+weights need no gradient tensors. Training uses these batches again. Before `before_training`, A and B have the initial
+values of LoRA. Files contain a plain LoRA of rank 2r over the original base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -40,21 +40,18 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 class LoRAGAAdapter(Adapter):
-    """LoRA that is initialized from the gradients of a new run's first batches."""
+    """Adapter that is initialized from the gradients of the first batches of a new run."""
 
     peft_config: LoRAGAConfig
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
-        """Initialize A and B of every layer from its gradient.
-
-        Args:
-            run_batch: runs forward and backward of the next micro-batch.
+        """Initialize A and B of every layer from the gradient of its weight.
 
         Raises:
             ValueError: a gradient is not finite, or a layer has fewer features than the rank.
         """
         if self.peft_config.path:
-            return  # a continued adapter is already initialized
+            return  # a stored adapter is already initialized
         layers = {name: layer for name, layer in adapter_layers_of(self.base_model, LoRAGALinear) if layer.is_on_stage}
         for layer in layers.values():
             layer.gradient = GradientSum(layer.out_features, layer.in_features)
@@ -81,9 +78,6 @@ class LoRAGAConfig(SubtractedInitConfig):
 
     >>> LoRAGAConfig(r=8, ga_batches=4).ga_stable_gamma
     16.0
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "lora_ga"
@@ -109,7 +103,7 @@ class LoRAGAConfig(SubtractedInitConfig):
 
 
 class GradientSum:
-    """Sum over batches of one weight's gradient: `total`, float32 [out, in], in host memory."""
+    """Gradient of one weight, summed over batches: `total`, float32 [out, in], in host memory."""
 
     def __init__(self, out_features: int, in_features: int) -> None:
         self.total = paddle.zeros([out_features, in_features], "float32").cpu()
@@ -131,20 +125,19 @@ class LoRAGALinear(LoRALinearWithInit):
     """Linear layer with a low-rank update initialized from a gradient; takes the arguments of `LoRALinearWithInit`.
 
     Attributes:
-        gradient: accumulates dL/dW while gradients are collected; otherwise None.
+        gradient: sum of dL/dW while `before_training` runs; otherwise None.
     """
 
     gradient: GradientSum | None = None
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         y = super().adapter_forward(x)
         if self.gradient is not None and not y.stop_gradient:
             y.register_hook(partial(_collect, self.gradient, x.detach()))
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient [out, in] of the unsharded weight from each rank's shard or partial sum."""
+        """Return the gradient of the unsharded weight: gather the shards of all ranks, or add their partial sums."""
         if self.shard_group is None:
             return shard
         if self.style == "replicated":
@@ -161,7 +154,7 @@ def gradient_factors(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return A0 [r, in] and B0 [out, r] for a gradient [out, in].
 
-    If the gradient has fewer than 2r triplets (few key-value heads or a large rank), B0 uses the last r.
+    If the gradient has fewer than 2r triplets (few key-value heads, or a large rank), B0 uses the last r triplets.
 
     Args:
         gradient: float32 [out, in].

@@ -3,8 +3,9 @@
     y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with rsLoRA
 
-LoRA sums r outer products of a column of B and a row of A; the mixer M weights all r * r outer products. B M is one
-matrix, so a trained adapter can be saved as a plain LoRA, with `mixer_to_lora` or `save_as_lora`.
+LoRA adds r outer products of a column of B and a row of A. The mixer M has a weight for each of the r * r outer
+products. M can be multiplied into B, so a trained adapter can be saved as a plain LoRA with `mixer_to_lora` or
+`save_as_lora`.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -34,7 +35,7 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class MoSLoRAAdapter(Adapter):
-    """Adapter that saves a finished run as a plain LoRA if `mixer_to_lora` is set."""
+    """Adapter that saves the final adapter as a plain LoRA if `mixer_to_lora` is set."""
 
     peft_config: MoSLoRAConfig
 
@@ -53,13 +54,10 @@ class MoSLoRAAdapter(Adapter):
 @PEFT_METHODS.register("lora_use_mixer")
 @dataclass(kw_only=True)
 class MoSLoRAConfig(RandomInitConfig):
-    """Options of MoSLoRA: LoRA with a mixer between its two matrices.
+    """Options of MoSLoRA: LoRA with a mixer between the two matrices.
 
     >>> MoSLoRAConfig(r=4, mixer_to_lora=True).lora_alpha
     8
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "MOSLORA"
@@ -103,7 +101,6 @@ class MoSLoRALinear(LoRALinear):
         return _fold_mixer(self.lora_A.weight, self.lora_AB.weight, self.lora_B.weight, self.scaling)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A and B as in LoRA; the mixer is replicated."""
         return {**super().sharding_axes(style), "lora_AB.weight": None}
 
 

@@ -4,16 +4,16 @@
     U S V^T = (W - Q(W)) R^(1/2)
     s B0 A0 = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (x A0^T) B0^T + s (dropout(x) A^T) B^T
 
-LoRA over a quantized base with a frozen correction of its quantization error. Among all updates of rank r, s B0 A0
-minimizes the error of the layer's *output* (theorem 1), whereas LoftQ minimizes the error of the weight. With
-`independent` inputs only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
+QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
+of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
+With `inputs` "independent", only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
 
-The paper trains A0 and B0. Here they stay frozen, and a new LoRA is trained, because training A0 and B0 at LoRA's
-learning rates gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite sign
-(`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the quantized base.
+The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained, because training A0 and B0 at the
+learning rates of LoRA gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite
+sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the quantized base.
 
-The statistics come from the first batches of the run, which training uses again. The original weights are read a second
-time, one by one. Layers with the same input, such as q, k and v, share one R.
+R is computed from the first batches of the run, which training uses again. To compute W - Q(W), the original weights
+are read again, one at a time. Layers with the same input, such as q, k and v, share one R.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -52,34 +52,31 @@ logger = get_logger("paddlenlp_ext.peft")
 
 INPUT_CHOICES = ("correlated", "independent")
 """Values of `inputs`: use the full R, or only its diagonal."""
-_MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to the largest; smaller eigenvalues are rounding errors of float32 sums
-_MAX_RELATIVE_ERROR = 0.5  # of the weight's norm; every quantized format has a smaller error
+_MIN_RELATIVE_EIGENVALUE = 1e-6  # relative to the largest eigenvalue; smaller values are float32 rounding errors
+_MAX_RELATIVE_ERROR = 0.5  # relative to the norm of the weight; every quantized format has a smaller error
 
 
 class QERAAdapter(Adapter):
-    """Adapter that corrects its quantized layers with input statistics from a new run's first batches."""
+    """Adapter that computes the corrections of quantized layers from the inputs in the first batches of a new run."""
 
     peft_config: QERAConfig
 
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Compute the correction of every layer with a quantized base.
 
-        Args:
-            run_batch: runs forward and backward of the next micro-batch.
-
         Raises:
             ValueError: the original weights are unavailable, an input is not finite, or a layer has fewer features
                 than the rank.
         """
         if self.peft_config.path:
-            return  # a continued adapter already has corrections
+            return  # a stored adapter already has corrections
         layers = {
             name: layer
             for name, layer in adapter_layers_of(self.base_model, QERALinear)
             if layer.is_on_stage and layer.is_quantized
         }
         source = _open_original_weights(self.base_model.config) if layers else None
-        self._record_inputs(layers, run_batch)  # on every pipeline stage, even without quantized layers
+        self._record_inputs(layers, run_batch)  # all pipeline stages must run the batches
         error_before = error_after = 0.0
         for name, layer in layers.items():
             assert source is not None and layer.inputs is not None
@@ -110,9 +107,6 @@ class QERAConfig(SubtractedInitConfig):
 
     >>> QERAConfig(r=8, inputs="independent").batches
     8
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "qera"
@@ -142,10 +136,10 @@ class QERAConfig(SubtractedInitConfig):
 
 
 class InputCorrelation:
-    """Accumulator of the input correlation R for the layers with one input: float32 [in, in], or [in] if diagonal.
+    """Accumulator of R for the layers that share an input: float32 [in, in], or [in] for only the diagonal.
 
     Args:
-        correlated: accumulate the full R instead of its diagonal.
+        correlated: accumulate the full R; False: only the diagonal.
     """
 
     def __init__(self, correlated: bool) -> None:
@@ -166,7 +160,7 @@ class InputCorrelation:
 
     @cached_property
     def root(self) -> CorrelationRoot:
-        """Square root of R, computed once for all layers with this input.
+        """Square root of R, computed once for all layers that share the input.
 
         Raises:
             ValueError: an input was not finite.
@@ -193,7 +187,7 @@ class CorrelationRoot(NamedTuple):
         return (matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors)) * self.scale
 
     def times_inverse(self, matrix: paddle.Tensor) -> paddle.Tensor:
-        """Return matrix diag(scale)^-1 Q^T for a matrix [..., in], which inverts `times`."""
+        """Return matrix diag(scale)^-1 Q^T for a matrix [..., in] (inverse of `times`)."""
         matrix = matrix / self.scale
         return matrix if self.eigenvectors is None else paddle.matmul(matrix, self.eigenvectors, transpose_y=True)
 
@@ -210,7 +204,7 @@ class InputRecorder:
         self._last: tuple[paddle.Tensor, InputCorrelation] | None = None
 
     def record(self, layer: QERALinear, x: paddle.Tensor) -> None:
-        """Add a layer's input x [..., in], or this rank's shard of x, once for all layers with this input."""
+        """Add the input x [..., in] of a layer, or this rank's shard of x, once for all layers that share x."""
         if self._last is None or self._last[0] is not x:
             layer.inputs = layer.inputs or InputCorrelation(self._correlated)
             layer.inputs.add(layer.full_inputs(x.detach().reshape([-1, x.shape[-1]])))
@@ -222,8 +216,8 @@ class QERALinear(LoRALinearWithInit):
     """Linear layer with a low-rank update and a frozen low-rank correction; takes the arguments of `LoRALinear`.
 
     Attributes:
-        recorder: set while inputs are recorded; otherwise None.
-        inputs: R of the layer's inputs until the correction is computed; otherwise None.
+        recorder: recorder of the inputs while `before_training` runs the first batches; otherwise None.
+        inputs: correlation R of the layer's inputs, until the correction is computed; otherwise None.
         is_quantized: whether the base is quantized.
     """
 
@@ -246,12 +240,12 @@ class QERALinear(LoRALinearWithInit):
         return lora_linear(x, base, a, b, self.scaling)
 
     def set_correction(self, a: paddle.Tensor, b: paddle.Tensor) -> None:
-        """Add b a, with a [r, in] and b [out, r] of the unsharded layer, to the weight as a frozen correction."""
+        """Set the frozen correction b a, given a [r, in] and b [out, r] of the unsharded layer."""
         set_local_shard(self.lora_A_start, a)
         set_local_shard(self.lora_B_start, b / -self.scaling)
 
     def full_inputs(self, x_TI: paddle.Tensor) -> paddle.Tensor:
-        """Gather the inputs [tokens, in] of the unsharded layer from this rank's shard."""
+        """Gather the ranks' shards of the inputs; return the inputs [tokens, in] of the unsharded layer."""
         return x_TI if self.shard_group is None or self.style != "rowwise" else self.shard_group.all_gather(x_TI, 1)
 
     def quantization_error(self, source: WeightSource, name: str) -> paddle.Tensor:
@@ -278,11 +272,7 @@ class QERALinear(LoRALinearWithInit):
 
 
 def _open_original_weights(config: Any) -> WeightSource:
-    """Open the full-precision weights of the model with this config.
-
-    Raises:
-        ValueError: the model was not loaded from a folder, or the folder has quantized weights.
-    """
+    """Open the full-precision weights of the model that has the given config."""
     remedy = "load the original model with weight_quantize_algo, or train with lora only"
     name_or_path = config.name_or_path
     if not name_or_path:
@@ -296,19 +286,16 @@ def _open_original_weights(config: Any) -> WeightSource:
 def minimize_output_error(
     error: paddle.Tensor, root: CorrelationRoot, rank: int, name: str
 ) -> tuple[paddle.Tensor, paddle.Tensor, float, float]:
-    """Return the factors A [r, in] and B [out, r] that minimize the remaining output error.
+    """Return A [r, in] and B [out, r] that minimize the output error, and the squared error without and with B A.
 
-    The SVD of error R^(1/2) follows from the SVD of error Q diag(scale) by rotating the right singular vectors with Q.
-    A and B each get the square roots of the singular values.
+    The SVD of error R^(1/2) follows from the SVD of error Q diag(scale), because Q only rotates the right singular
+    vectors. A and B are both multiplied by the square roots of the singular values.
 
     Args:
         error: W - Q(W), float32 [out, in].
         root: square root of R.
         rank: r.
         name: dotted name of the layer, for errors.
-
-    Returns:
-        A, B, and the squared output error without and with the correction.
 
     Raises:
         ValueError: the layer has fewer than `rank` triplets.
@@ -325,7 +312,7 @@ def minimize_output_error(
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
 
-    On the CPU this uses NumPy, because Paddle takes fifteen times as long.
+    On the CPU NumPy is used, because Paddle takes fifteen times as long.
     """
     if not matrix.place.is_cpu_place():
         values, vectors = paddle.linalg.eigh(matrix.astype("float64"))

@@ -2,8 +2,8 @@
 
     y = Q(W diag(s)) diag(s)^-1 x,   s = mean|x|^a          a in [0, 1) that minimizes the output error
 
-diag(s)^-1 is folded into the norm or linear layer that computes x. Output errors are computed from the second moments H
-of the inputs: a weight error D gives |X D^T|^2 = trace(D H D^T).
+diag(s)^-1 is folded into the norm or linear layer that computes x. The output error of a weight error D is computed
+from the second moments H of the inputs: |X D^T|^2 = trace(D H D^T).
 
 Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
@@ -17,7 +17,7 @@ from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_t
 _EXPONENTS = tuple(step / 20 for step in range(20))
 _SHRINKS = tuple(1 - step / 20 for step in range(11))
 _SEARCH_ROWS = 512
-"""Number of weight rows used to compare exponents; more rows rarely change the choice."""
+"""Number of weight rows used to compare exponents; more rows rarely select another exponent."""
 
 
 def search_scales(
@@ -33,11 +33,11 @@ def search_scales(
         weight_OI: concatenated rows of all linear layers with these inputs.
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
-        integers: format that the weight is rounded to.
+        integers: format of the rounded weight.
         channel_of_input: channel of each input, int [I]; query heads that share a value head share channels.
 
     Raises:
-        ValueError: as in `IntegerFormat`.
+        ValueError: the weight does not fit the format (`IntegerFormat`).
     """
     rows = np.unique(np.linspace(0, len(weight_OI) - 1, min(len(weight_OI), _SEARCH_ROWS)).astype(int))
     weight_OI = weight_OI[rows]
@@ -59,10 +59,10 @@ def search_clipping(weight_OI: np.ndarray, hessian_II: np.ndarray, integers: Int
     Args:
         weight_OI: the weight, float32.
         hessian_II: X^T X of the inputs, or a multiple of it.
-        integers: format that the weight is rounded to.
+        integers: format of the rounded weight.
 
     Raises:
-        ValueError: as in `IntegerFormat`.
+        ValueError: the weight does not fit the format (`IntegerFormat`).
     """
     outputs, inputs = weight_OI.shape
     group = integers.group_of(inputs)

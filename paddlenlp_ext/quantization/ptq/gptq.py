@@ -4,10 +4,12 @@
     e = (w_i - q_i) / U_ii                          error of column i
     w_j = w_j - e U_ij,   j > i                     correction of the later columns
 
-The corrections minimize |X (W - Q)^T|^2 given the already rounded columns. With `act_order` the columns with the
-largest inputs are rounded first; groups still consist of adjacent inputs, and their scales are fitted before any
-correction. Without it, a group's scale is fitted just before its first column is rounded, after all earlier
-corrections.
+The corrections minimize |X (W - Q)^T|^2 for the columns rounded so far.
+
+| option | order of the columns | scales of a group of adjacent inputs |
+| --- | --- | --- |
+| `act_order` | columns with the largest inputs first | fitted to the original weight |
+| otherwise | unchanged | fitted to the corrected weight, just before the group's first column is rounded |
 
 Shapes: O outputs, I inputs, K inputs per group.
 """
@@ -22,7 +24,7 @@ import paddle
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, IntegerWeight
 
 _COLUMNS = 128
-"""Number of columns whose corrections are applied to later columns at once, as in the paper."""
+"""Number of columns whose corrections are applied to later columns in one matrix product, as in the paper."""
 
 
 @dataclass(frozen=True)
@@ -41,15 +43,14 @@ class InverseFactor:
 
     @classmethod
     def from_hessian(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
-        """Return the upper Cholesky factor U of H^-1.
+        """Compute the order of the columns, and the upper Cholesky factor U of H^-1, without computing H^-1.
 
-        The inverse of H is not computed: if L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with
-        both axes reversed.
+        If L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with both axes reversed.
 
         Args:
             hessian_II: X^T X of the inputs, or a multiple of it.
             act_order: sort the columns by the diagonal of H, descending.
-            damping: multiple of the diagonal's mean that is added to the diagonal.
+            damping: the mean of the diagonal of H, times `damping`, is added to the diagonal.
 
         Raises:
             ValueError: H is not positive definite.
@@ -72,7 +73,7 @@ class InverseFactor:
 
 
 def gptq(weight_OI: np.ndarray, factor: InverseFactor, integers: IntegerFormat) -> IntegerWeight:
-    """Quantize a weight with GPTQ, which keeps the layer's output error small.
+    """Quantize a weight with GPTQ.
 
     Args:
         weight_OI: the weight, float32.
@@ -80,7 +81,7 @@ def gptq(weight_OI: np.ndarray, factor: InverseFactor, integers: IntegerFormat) 
         integers: format of the result.
 
     Raises:
-        ValueError: as in `IntegerFormat`.
+        ValueError: the weight does not fit the format (`IntegerFormat`).
     """
     outputs, inputs = weight_OI.shape
     group, order, upper_II = integers.group_of(inputs), factor.order, factor.upper

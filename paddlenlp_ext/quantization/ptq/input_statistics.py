@@ -1,4 +1,4 @@
-"""Statistics of linear layers' inputs, recorded while a decoder layer runs on calibration data.
+"""Statistics of the inputs of linear layers, recorded while a decoder layer runs on calibration data.
 
 Shapes: N rows, I inputs, G groups of rows (experts).
 """
@@ -34,7 +34,7 @@ class InputStatistics:
         """Add the inputs x [N, I] of a batch."""
         x_NI = x_NI.detach().astype("float32")
         self._moments.add_(paddle.matmul(x_NI, x_NI, transpose_x=True))
-        # a matmul, because Paddle's sum along an axis is less accurate on the CPU
+        # On the CPU, a matmul is more accurate than Paddle's sum along an axis.
         self._magnitudes.add_(paddle.matmul(paddle.ones([1, len(x_NI)]), x_NI.abs()))
         self.rows += len(x_NI)
 
@@ -72,7 +72,7 @@ class InputStatistics:
 
 @contextmanager
 def record_inputs(layers: Mapping[str, nn.Layer]) -> Iterator[dict[str, InputStatistics]]:
-    """Record the inputs of linear layers within the block; layers with the same input tensor share statistics."""
+    """Context manager: record the inputs of linear layers; layers with the same input tensor share statistics."""
     statistics: dict[str, InputStatistics] = {}
     last: list[Any] = [None, ""]
 
@@ -99,7 +99,7 @@ def record_inputs(layers: Mapping[str, nn.Layer]) -> Iterator[dict[str, InputSta
 
 @contextmanager
 def record_expert_inputs(layer: GroupedLinear, first: int, end: int) -> Iterator[list[InputStatistics]]:
-    """Record the inputs of the experts `first` to `end` (exclusive) within the block."""
+    """Context manager: record the inputs of the experts from `first` to `end` (exclusive)."""
     statistics = [InputStatistics(layer.weight_shape[2]) for _ in range(first, end)]
 
     def hook(layer: GroupedLinear, arguments: tuple) -> None:

@@ -1,4 +1,4 @@
-"""Integer formats with a scale and zero point per group of inputs: rounding to nearest, and packing.
+"""Integer formats with a scale and a zero point for each group of inputs: rounding to nearest, and packing.
 
     code = clip(round(w / scale) + zero, -2^(bits - 1), 2^(bits - 1) - 1)        w ~ (code - zero) scale
 
@@ -7,9 +7,9 @@
                    scale = (high - low) / (2^bits - 1)
                    zero = round(-low / scale) - 2^(bits - 1)
 
-A group without negative weights leaves its lowest code unused: GPTQ files store zero points minus 1, and programs
-disagree on how to read the lowest stored value. Scales are rounded to the file's dtype before codes are chosen. Arrays
-are NumPy arrays in float32.
+The term -high / (2^bits - 2) keeps the zero point above the lowest code. GPTQ files store zero points minus 1, and
+programs read the lowest stored value differently. Scales are rounded to the dtype of the file before codes are
+computed. Arrays are NumPy arrays in float32.
 
 Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
@@ -58,7 +58,7 @@ class IntegerFormat:
         return group
 
     def fit(self, values_OGK: np.ndarray, shrink: float | np.ndarray = 1.0) -> tuple[np.ndarray, np.ndarray]:
-        """Return the scales and zero points of groups of weights, float32 [O, G] each.
+        """Return the scales and the zero points of groups of weights, both float32 [O, G].
 
         Args:
             values_OGK: the weights.
@@ -77,7 +77,7 @@ class IntegerFormat:
         return scales, np.clip(np.rint(-low / scales) + least, least + 1, -least - 1)
 
     def codes(self, values: np.ndarray, scales: np.ndarray, zeros: np.ndarray) -> np.ndarray:
-        """Return the nearest codes, float32; scales and zero points are broadcast."""
+        """Return the codes nearest to `values`, as float32; scales and zero points are broadcast."""
         least = -(1 << (self.bits - 1))
         return np.clip(np.rint(values / scales) + zeros, least, -least - 1)
 
@@ -115,7 +115,7 @@ class IntegerWeight:
         return ((codes_OGK - self.zeros[..., None]) * self.scales[..., None]).reshape(self.codes.shape)
 
     def packed(self, integers: IntegerFormat) -> QuantizedWeight:
-        """Return the packed weight that a quantized linear layer uses."""
+        """Pack the codes; return the weight for a quantized linear layer."""
         out, inputs = self.codes.shape
         codes = self.codes.reshape(-1)
         if integers.bits == 4:
@@ -141,7 +141,7 @@ def round_to_nearest(
         shrink_OG: clipping factor of each group's range.
 
     Raises:
-        ValueError: as in `IntegerFormat`.
+        ValueError: the weight does not fit the format (`IntegerFormat`).
     """
     values_OGK = weight_OI.reshape(len(weight_OI), -1, integers.group_of(weight_OI.shape[1]))
     scales, zeros = integers.fit(values_OGK, shrink_OG)

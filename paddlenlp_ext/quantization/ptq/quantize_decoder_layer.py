@@ -1,9 +1,9 @@
 """Post-training quantization of one decoder layer.
 
-    1. run the calibration batches through the layer in full precision, recording the inputs of its linear layers
-    2. AWQ: search the scales of each smoothing mapping, and fold them into the producer
-    3. quantize each matrix, and replace the linear layers
-    4. do the same for groups of experts, so that the statistics of only a few experts are in memory at once
+    1. run the calibration batches through the layer in full precision, and record the inputs of the linear layers
+    2. AWQ: search the scales of each smoothing mapping, and fold the scales into the producer
+    3. experts: record and quantize a few experts at a time, because the statistics of all experts need too much memory
+    4. quantize each linear layer
 
 Shapes: G experts, P fused projections of an expert, O outputs, I inputs, F inner features.
 """
@@ -54,12 +54,12 @@ def quantize_decoder_layer(
         layer: the decoder layer.
         names: name within the decoder layer -> name in the model (for errors), for each layer to quantize.
         mappings: AWQ's smoothing mappings of the decoder layer.
-        run: runs the calibration batches through the layer.
+        run: function that runs the calibration batches through the layer.
         options: method and format.
-        errors: totals to which the matrices' errors are added.
+        errors: totals to which the errors of the matrices are added.
 
     Raises:
-        ValueError: as in `quantize_matrix`.
+        ValueError: a matrix cannot be quantized (`quantize_matrix`).
     """
     linears: dict[str, Any] = {name: each for name in names if isinstance(each := layer_at(layer, name), Linear)}
     statistics: dict[str, InputStatistics] = {}
@@ -87,7 +87,7 @@ def quantize_decoder_layer(
 def _apply_smoothing(
     layer: nn.Layer, mapping: SmoothingMapping, statistics: dict[str, InputStatistics], options: PostTrainingOptions
 ) -> None:
-    """Search and apply the scales of a mapping; update the consumers' statistics for the scaled inputs."""
+    """Search and apply the scales of a mapping; update the statistics of the consumers' inputs."""
     inputs = statistics[mapping.consumers[0]]
     consumers = [layer_at(layer, name) for name in mapping.consumers]
     channels = np.arange(consumers[0].in_features) if mapping.channel_of_input is None else mapping.channel_of_input
@@ -106,7 +106,7 @@ def _quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize `gate_up_proj`, `down_proj` or both of all experts; `names` maps them to names in the model."""
+    """Quantize weights of all experts; `names` maps `gate_up_proj`, `down_proj` or both to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())

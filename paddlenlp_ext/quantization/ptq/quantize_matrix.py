@@ -25,7 +25,7 @@ class PostTrainingOptions:
         method: rtn (round to nearest), gptq or awq.
         integers: format of the weights.
         act_order: GPTQ: round the columns with the largest inputs first.
-        damping: GPTQ: multiple of the mean of the Hessian's diagonal that is added to the diagonal.
+        damping: GPTQ: the mean of the Hessian's diagonal, times `damping`, is added to the diagonal.
         clips: AWQ: search a clipping factor for each group's range.
         skipped: patterns of linear layers that stay in full precision.
     """
@@ -45,7 +45,7 @@ class PostTrainingOptions:
 
 @contextmanager
 def prefix_errors(layer: str) -> Iterator[None]:
-    """Prefix errors raised in the block with the name of a layer."""
+    """Context manager: prefix the message of a `ValueError` with the name of a layer."""
     try:
         yield
     except ValueError as error:
@@ -77,17 +77,17 @@ class ErrorTotals:
 def quantize_matrix(
     name: str, weight_OI: np.ndarray, inputs: InputStatistics | None, options: PostTrainingOptions, errors: ErrorTotals
 ) -> QuantizedWeight:
-    """Quantize a matrix; without input statistics, every method rounds to nearest.
+    """Quantize a matrix with the method of the options; without input statistics, round to nearest.
 
     Args:
         name: name of the layer, for errors.
         weight_OI: the weight, float32.
-        inputs: statistics of the matrix's inputs; None if nothing was recorded.
+        inputs: statistics of the inputs; None if no inputs were recorded.
         options: method and format.
-        errors: totals to which the matrix's error is added.
+        errors: totals to which the error of the matrix is added.
 
     Raises:
-        ValueError: as in `IntegerFormat` and `gptq`.
+        ValueError: the weight does not fit the format (`IntegerFormat`), or the inputs are not suitable for GPTQ.
     """
     integers = options.integers
     with prefix_errors(name):

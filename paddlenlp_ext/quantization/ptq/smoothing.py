@@ -2,8 +2,9 @@
 
     (producer(x) / s) (W diag(s))^T = producer(x) W^T
 
-The model's outputs do not change if a norm or linear layer (the producer) is divided by s, and the linear layers that
-read its outputs (the consumers), possibly after an elementwise product, are multiplied by s.
+The producer is a norm or linear layer, and the consumers are the linear layers that read its outputs, possibly after an
+elementwise product. The outputs of the model do not change if the producer is divided by s and the consumers are
+multiplied by s.
 
 Shapes: C channels of the producer, I inputs of a consumer.
 """
@@ -26,7 +27,7 @@ Producer = Linear | RMSNorm | LayerNorm
 
 @dataclass(frozen=True)
 class SmoothingMapping:
-    """Producer and the linear layers that read its outputs, by their names within a decoder layer.
+    """Names, within a decoder layer, of a producer and its consumers.
 
     Attributes:
         producer: name of a norm or linear layer.

@@ -1,1 +1,1 @@
-"""Callbacks of a run: progress, metrics files, loss plot, VisualDL; `Callback` is the base class of a user's own."""
+"""Callbacks of a run: progress, metrics files, loss plot and VisualDL. Custom callbacks subclass `Callback`."""

@@ -1,4 +1,4 @@
-"""Base class of callbacks, and the list through which the trainer calls them."""
+"""Base class of callbacks, and the list of a run's callbacks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 
 
 class Callback:
-    """Base class of callbacks; a subclass overrides the hooks that it needs. A hook must not modify `state`.
+    """Base class of callbacks. A subclass overrides the hooks that it needs. Hooks must not modify `state`.
 
     Examples:
         >>> from paddlenlp_ext import Callback
@@ -20,7 +20,7 @@ class Callback:
     """
 
     def on_train_begin(self, state: TrainerState) -> None:
-        """Handle the start of training, after a checkpoint is restored and before the first step."""
+        """Handle the start of training: a checkpoint, if any, is restored, and the first step has not run."""
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
         """Handle the end of an optimizer step."""
@@ -32,22 +32,22 @@ class Callback:
         """Handle the metrics of an evaluation during training."""
 
     def on_rollback(self, state: TrainerState) -> None:
-        """Handle the return to an earlier checkpoint, which `state` describes (`nan_policy: rollback`)."""
+        """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state of this checkpoint."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
-        """Handle a complete checkpoint in `folder`; with `use_async_save`, `state` may describe a later step."""
+        """Handle a complete checkpoint in `folder`. With `use_async_save`, `state` may be from a later step."""
 
     def on_train_end(self, state: TrainerState) -> None:
-        """Handle the end of training, also after an error or a signal."""
+        """Handle the end of training, including an end by an error or a signal."""
 
 
 class CallbackList:
-    """Callbacks of a run, called in order."""
+    """Callbacks of a run, which the trainer calls in order."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self.callbacks = list(callbacks)
 
     def call(self, hook: str, *arguments: Any) -> None:
-        """Call a hook, such as "on_log", of every callback."""
+        """Call a hook of every callback; `hook` is a method name such as "on_log"."""
         for callback in self.callbacks:
             getattr(callback, hook)(*arguments)

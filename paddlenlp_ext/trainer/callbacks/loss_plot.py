@@ -1,4 +1,4 @@
-"""Plot of the losses of a run, loss.png."""
+"""Plot of a run's training and evaluation losses, loss.png."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the training and evaluation losses of a log history; an empty history writes no file."""
+    """Plot the training and evaluation losses of a log history. Without losses, no file is written."""
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
     evaluations: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
@@ -36,7 +36,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     if not train and not evaluations:
         return
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because it takes a second
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because the import takes a second
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")
@@ -67,7 +67,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 class LossPlot(Callback):
-    """Callback that plots loss.png at the end of training, also after an error or a signal."""
+    """Callback that plots loss.png at the end of training, even if an error or a signal ends it."""
 
     def __init__(self, output_dir: Path) -> None:
         self.path = output_dir / "loss.png"

@@ -1,4 +1,4 @@
-"""Files with the metrics of a run: metrics.jsonl, trainer_state.json and the results files."""
+"""Files with the metrics of a run: metrics.jsonl, trainer_state.json and `<split>_results.json`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 class MetricsFile(Callback):
     """Callback that appends log entries to metrics.jsonl and updates trainer_state.json in output_dir.
 
-    At the start of a run, metrics.jsonl is rewritten from the log history, so a resumed run has no duplicate lines.
+    The start of a run rewrites metrics.jsonl from the log history. A resumed run therefore has no duplicate lines.
     """
 
     def __init__(self, output_dir: Path) -> None:
@@ -50,7 +50,7 @@ def _line(entry: dict[str, Any]) -> str:
 
 
 def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float]:
-    """Return the contents of train_results.json: means over all steps, including the steps before a resume."""
+    """Return the contents of train_results.json. Means and sums include the steps before a resume."""
     seconds = max(state.train_seconds, 1e-9)
     return {
         "epoch": state.epoch,

@@ -1,4 +1,4 @@
-"""Reporters that `report_to` names (VisualDL), and the list of all callbacks that a run has by default."""
+"""Callbacks selected by `report_to` (VisualDL), and the default callbacks of a run."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ _REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
 
 
 def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
-    """Return the default callbacks of a run: metrics file, progress, loss plot, and the reporters of `report_to`.
+    """Return the default callbacks of a run: metrics file, progress, loss plot, and the callbacks of `report_to`.
 
     Args:
         train: `config.train`.
-        output_dir: folder of the run, which must exist.
+        output_dir: existing folder of the run.
 
     Raises:
-        ValueError: the package of a reporter is not installed.
+        ValueError: `report_to` requires a package that is not installed.
     """
     names = [name for name in train.report_to if name != "none"]
     return [

@@ -3,7 +3,7 @@
 checkpoint-100/
     model.safetensors or adapter_model.safetensors, their config, tokenizer files
     training_state.*      optimizer state, and the training state of the adapter method and the objective
-    trainer_state.json    progress
+    trainer_state.json    training progress: step, data position, log history
     run_config.json       flat configuration
     manifest.json         size and SHA-256 sum of every other file
 """
@@ -31,12 +31,12 @@ from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_jso
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-# Name prefixes of the model's and the objective's training state.
+# Prefixes of tensor names: training state of the model's hooks, and training state of the objective.
 _HOOKS, _OBJECTIVE = "hooks/", "objective/"
-# Name prefix of the model's tensors while they are gathered, removed before they are written.
+# Prefix of the model's tensor names while tensors are gathered. The written names have no prefix.
 _WEIGHTS = "weights/"
 HAS_MANIFEST = "has_manifest"
-"""Key of training_state.json; checkpoints of earlier versions lack it, and have no manifest."""
+"""Key of training_state.json. Checkpoints of earlier versions have neither the key nor a manifest."""
 
 
 def write_checkpoint(
@@ -49,15 +49,15 @@ def write_checkpoint(
     config: RunConfig,
     process_group: ProcessGroup,
 ) -> Callable[[], None]:
-    """Write everything that a resumed run needs to a hidden folder.
+    """Write a checkpoint to a hidden folder, and return the function that completes the checkpoint.
 
     Returns:
-        Function that hashes and flushes the files and renames the folder, on the main process; any thread may call it.
-        It is separate because it takes long for large models, and collectives over gloo would time out.
+        Function that hashes and flushes the files and renames the folder on the main process. Any thread may call the
+        function. With large models it takes long enough for gloo collectives to time out, so it is a separate step.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged. The
-            returned function raises it too.
+            returned function raises StorageError too.
     """
     step = state.step
     tensors = {f"{_WEIGHTS}{name}": tensor for name, tensor in model.tensors_to_save().items()}
@@ -87,10 +87,10 @@ def write_checkpoint(
 
 
 def save_finished(folder: Path, model: TrainableModel, tokenizer: Any, process_group: ProcessGroup) -> None:
-    """Write the result of a finished run: the final weights or adapter, and the tokenizer.
+    """Write the final weights or adapter of a finished run, and the tokenizer.
 
     Raises:
-        ValueError: another process runs in the folder.
+        ValueError: another run writes to the folder.
         StorageError: the disk is full or read-only, or a permission is missing.
     """
 
@@ -113,10 +113,10 @@ def _save_tokenizer(folder: Path, tokenizer: Any) -> None:
 
 
 def read_state(folder: Path) -> TrainerState:
-    """Read the progress of the run that wrote a checkpoint.
+    """Read the training progress stored in a checkpoint.
 
     Raises:
-        ValueError: trainer_state.json is missing or damaged, or another version wrote it.
+        ValueError: trainer_state.json is missing or damaged, or was written by an incompatible version.
     """
     stored = read_json_object(folder / STATE_FILE)
     try:
@@ -128,9 +128,9 @@ def read_state(folder: Path) -> TrainerState:
 def restore_checkpoint(
     folder: Path, model: TrainableModel, optimizer: Optimizer, objective: Objective, process_group: ProcessGroup
 ) -> None:
-    """Restore weights, optimizer state and the training state of the model and the objective bit for bit.
+    """Restore weights, optimizer state, and the training state of the model and the objective bit for bit.
 
-    The parallel layout may differ from the layout of the run that wrote the checkpoint.
+    The parallel layout of this run may differ from the layout of the run that wrote the checkpoint.
 
     Raises:
         ValueError: the checkpoint's weights, optimizer state or objective do not fit this run.

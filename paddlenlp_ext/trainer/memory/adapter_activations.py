@@ -1,7 +1,7 @@
 """Table of the activations that each adapter layer saves for its backward pass.
 
-A subclass without a row uses the row of its nearest base class. A linear adapter without any row counts as the method
-that saves the most: a copy of the input and two tensors of the output's width.
+A subclass without a row uses the row of its nearest base class. `LinearAdapter`, the last base class of the linear
+adapters, has the row with the most activations: a copy of the input and two tensors as wide as the output.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ class SavedActivations:
     """Activations saved by one kind of adapter layer, as functions of the layer.
 
     Attributes:
-        size: elements per token, without the layer's input and the result of dropout.
-        saves_input: whether the adapter's backward pass needs the layer's input.
-        changes_input: whether the base reads a changed copy of the input. Paddle's own product saves the input of a
-            frozen base too; the C++ library does not.
-        is_fused: whether base and adapter are one op, which saves its input in the format of the base's product.
+        size: saved elements per token, without the layer's input and the dropout output.
+        saves_input: whether the adapter saves the layer's input for its backward pass.
+        changes_input: whether the adapter passes a modified copy of the input to the base layer. Paddle's matmul saves
+            this copy even if the base layer is frozen; the C++ library does not save it.
+        is_fused: whether a single op computes base layer and adapter, and saves its input in the matmul dtype.
     """
 
     size: Callable[[Any], float]
@@ -59,7 +59,7 @@ def _is_fused(layer: LoRALinear) -> bool:
 
 
 def _lokr_size(layer: LoKrLinear) -> int:
-    """Return the elements per token of the inputs of all matrices, without the layer's input."""
+    """Return the elements per token of the inputs of all LoKr matrices, without the layer's input."""
     w1, w2 = layer.matrices("lokr_w1"), layer.matrices("lokr_w2")
     (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
     between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
@@ -69,18 +69,18 @@ def _lokr_size(layer: LoKrLinear) -> int:
 
 
 def _bottleneck_size(layer: BottleneckAdapter) -> int:
-    """Return the elements per token of the input, and of the bottleneck before and after the activation."""
+    """Return the elements per token of the input plus the bottleneck before and after the activation function."""
     down = layer.adapter_down.weight.shape
     return sum(down) + min(down)
 
 
 def _with_start(layer: LoRALinearWithInit) -> int:
-    """Return the elements per token of x A^T, and of x A0^T unless the base is the residual W - B0 A0."""
+    """Return the elements per token of x A^T, plus x A0^T unless the base layer stores the residual W - B0 A0."""
     return _lora_rank(layer) * (1 if layer.base_is_residual else 2)
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # changes few positions, or only parameters
+    AdapterLayer: SavedActivations(lambda layer: 0),  # saves little: it changes a few positions, or only parameters
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
@@ -88,13 +88,13 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     LoRARouter: SavedActivations(_lora_rank),
     LoRALinearWithInit: SavedActivations(_with_start),
     QERALinear: SavedActivations(_with_start, is_fused=_is_fused),
-    # both products, which the magnitudes scale
+    # x A^T, and the base and adapter outputs before the magnitudes scale them
     DoRALinear: SavedActivations(lambda layer: _lora_rank(layer) + 2 * layer.out_features),
     # x A^T before and after its scaling
     AdaLoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
     SoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
     VeRALinear: SavedActivations(lambda layer: 2 * layer.projections.a.shape[0]),
-    # inputs that are reordered or rotated first
+    # the rotated or permuted input
     MoRALinear: SavedActivations(
         lambda layer: layer.in_features if layer.rotated else 0, saves_input=lambda layer: not layer.rotated
     ),
@@ -109,15 +109,15 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     # the products with U before and after C
     HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1], changes_input=lambda layer: True),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
-    # r^2 inner features, unless the product of the matrices is smaller
+    # r^2 inner features if the layer multiplies by the factors, else nothing
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
-    # the sum of the input's shards
+    # the sum of the input shards
     MiSSLinear: SavedActivations(lambda layer: layer.rank, saves_input=lambda layer: False),
-    # only the input: the update is computed again
+    # only the input: the backward pass recomputes the weight update
     MiSSBatLinear: SavedActivations(lambda layer: 0),
     HiRALinear: SavedActivations(lambda layer: 0),
     SHiRALinear: SavedActivations(lambda layer: 0),
-    # the scaled side
+    # the scaled input or output
     IA3Linear: SavedActivations(
         lambda layer: 0 if layer.scales_input else layer.out_features,
         saves_input=lambda layer: layer.scales_input,

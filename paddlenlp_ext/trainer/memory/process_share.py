@@ -2,11 +2,11 @@
 
     tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
     expert parallelism      some experts of every layer
-    pipeline                the layers of a stage, for all micro-batches in flight (1F1B)
-    sharding (ZeRO)         stage 1: optimizer state of the process's parameters; 2: also their gradients; 3: also their
-                            values, and the values of gathered layers
+    pipeline parallelism    the layers of a stage, for all micro-batches in flight (1F1B)
+    sharding (ZeRO)         stage 1: shards of the optimizer state; stage 2: shards of the gradients too;
+                            stage 3: shards of the parameters too, and the gathered parameters of a few layers
 
-The shapes come from the code that shards the model in a run, without any communication.
+The shapes come from the code that shards the model of a run; no process communicates.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class ProcessShare:
     """Share of one process in a training step.
 
     Attributes:
-        layers: index of each decoder layer whose activations are held at the peak, once per micro-batch in flight.
+        layers: indices of the decoder layers with saved activations at the peak, once per micro-batch in flight.
         has_head: whether the process computes the loss.
         tensor: tensor-parallel degree.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
-        replicas: replicas whose gradients are summed.
+        replicas: number of replicas whose gradients are summed.
         shards_gradients: whether a process holds only its shard of the gradients (ZeRO-2, ZeRO-3).
     """
 
@@ -51,19 +51,19 @@ class ProcessShare:
 def process_shares(
     model: Any, degrees: Degrees, parallel: ParallelConfig, num_micro: int, work: FlopEstimate | None = None
 ) -> Iterator[ProcessShare]:
-    """Split a model without values, and yield the share of one process of each pipeline stage.
+    """Shard a model without values, and yield the share of one process of each pipeline stage.
 
-    Until the next share is requested, the model's parameters have the placement of that process.
+    While the caller uses a share, the parameters of `model` have the shapes and placement of that process.
 
     Args:
         model: a `CausalLM` or `PeftModel`.
-        degrees: processes along each axis.
+        degrees: number of processes along each axis of the mesh.
         parallel: the run's `config.parallel`.
         num_micro: micro-batches of a replica in an optimizer step.
-        work: cost of a token, from which a pipeline assigns its layers.
+        work: estimated FLOPs, which balance the layers over the pipeline stages; None: the default estimate.
 
     Raises:
-        ValueError: the model's shapes do not allow the split.
+        ValueError: the model's shapes cannot be divided by the degrees.
     """
     decoder = model.get_base_model()
     num_layers, is_adapter = decoder.config.num_hidden_layers, decoder is not model
@@ -95,7 +95,7 @@ def _first(size: int) -> ProcessAxis:
 
 
 def _layers_in_flight(plan: StagePlan, stage: int, num_micro: int) -> tuple[int, ...]:
-    """Return the layers whose activations a stage holds when they are most, once per micro-batch."""
+    """Return the layers with saved activations at the peak of a stage, once per micro-batch in flight."""
     held: list[Pass] = []
     most: tuple[int, ...] = ()
     for entry in build_schedule(stage, plan.degree, plan.num_chunks, num_micro, training=True):

@@ -1,1 +1,1 @@
-"""Metrics of generated answers: ROUGE, BLEU and exact match, class labels, and a user's `compute_metrics`."""
+"""Metrics of generated answers: ROUGE, BLEU and exact match, class labels, and custom metrics (`compute_metrics`)."""

@@ -1,13 +1,13 @@
 """Precision, recall and F1 of generated labels, per label and averaged, for rows whose answers are class labels.
 
-The labels are the distinct references. An answer that is not a label counts as wrong: it lowers the recall of the
-reference's label, but no precision. A ratio with a denominator of 0 is 0.
+The labels are the distinct reference answers. A generated answer that is not a label counts as wrong. It lowers the
+recall of the reference label and changes no precision. A ratio with a denominator of 0 is 0.
 
-    precision = correct answers of the label / answers of the label
-    recall    = correct answers of the label / rows of the label
+    precision = correct answers with the label / answers with the label
+    recall    = correct answers with the label / rows with the label as reference
     F1        = 2 precision recall / (precision + recall)
     macro     : unweighted mean over the labels
-    micro     : the ratios of the sums over all labels
+    micro     : ratios of counts summed over all labels
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ RATIOS = ("precision", "recall", "f1")
 
 @dataclass(frozen=True)
 class LabelScore:
-    """Precision, recall and F1 of a label or an average, each between 0 and 1, and the number of its rows."""
+    """Precision, recall and F1 of a label or an average, between 0 and 1, and the number of rows."""
 
     precision: float
     recall: float
@@ -31,7 +31,7 @@ class LabelScore:
 
     @classmethod
     def of_counts(cls, num_correct: int, num_answers: int, num_rows: int) -> LabelScore:
-        """Return the score from counts; F1, the harmonic mean, is 2 correct / (answers + rows)."""
+        """Compute the score from counts; F1 is 2 correct / (answers + rows)."""
         return cls(
             num_correct / num_answers if num_answers else 0.0,
             num_correct / num_rows if num_rows else 0.0,
@@ -47,8 +47,8 @@ class LabelReport:
     Attributes:
         per_label: score of each label, in alphabetical order.
         macro: unweighted means over the labels.
-        micro: ratios over all rows together.
-        num_unknown: number of answers that are not a label.
+        micro: ratios of counts summed over all labels.
+        num_unknown: number of generated answers that are not a label.
     """
 
     per_label: dict[str, LabelScore]
@@ -57,7 +57,7 @@ class LabelReport:
     num_unknown: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the averages and the fraction of unknown answers by metric name: precision_macro, ..., f1_micro."""
+        """Return precision_macro, ..., f1_micro and unknown_labels, the fraction of answers that are not a label."""
         averages = {"macro": self.macro, "micro": self.micro}
         values = {f"{ratio}_{name}": getattr(averages[name], ratio) for name in AVERAGES for ratio in RATIOS}
         return {**values, "unknown_labels": self.num_unknown / self.micro.num_rows}
@@ -68,10 +68,10 @@ class LabelReport:
 
 
 def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelReport:
-    """Compute the scores of answers that are labels; surrounding white space is ignored.
+    """Compute the scores of generated labels; surrounding white space is ignored.
 
     Raises:
-        ValueError: there are no outputs, or there are more or fewer outputs than references.
+        ValueError: there are no outputs, or the number of references differs.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"label metrics need as many outputs as references, got {len(outputs)} and {len(references)}")

@@ -1,4 +1,4 @@
-"""Custom metrics: a user's function, which `compute_metrics` names by its dotted path.
+"""Custom metrics: a function of the user, named by its dotted path in `compute_metrics`.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
@@ -26,12 +26,12 @@ _TAKEN = {*METRICS, *_COUNTS}
 
 
 def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
-    """Import the function with a dotted path; return None for None.
+    """Import the function at a dotted path; return None if `path` is None.
 
-    The module is found on Python's path or in the current folder. Importing it runs its code.
+    The module is searched in `sys.path` and the current folder. The import runs the code of the module.
 
     Raises:
-        ValueError: the module cannot be imported, or lacks the function.
+        ValueError: the module cannot be imported, or does not define the function.
     """
     if path is None:
         return None
@@ -55,14 +55,14 @@ def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
 
 
 def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict[str, float]:
-    """Return the metrics that the user's function computes from the generated answers.
+    """Return the metrics that a function of the user computes from generated answers.
 
     Args:
-        function: the user's function; its errors are not caught.
-        rows: texts by the names src, tgt and output.
+        function: function of the user; its exceptions propagate.
+        rows: dicts with the texts src, tgt and output.
 
     Raises:
-        ValueError: the result is not a mapping from new names to numbers.
+        ValueError: the result is not a mapping from unused metric names to numbers.
     """
     result = function(rows)
     if not isinstance(result, Mapping):

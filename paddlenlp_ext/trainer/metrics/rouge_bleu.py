@@ -7,14 +7,14 @@ import re
 from collections.abc import Sequence
 from types import ModuleType
 
-# Scripts without spaces between words: each character counts as a word, as is usual for ROUGE in Chinese.
+# Scripts without spaces between words. Each character counts as a word, as is common for ROUGE in Chinese.
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\u0e00-\u0e7f"
 _WORD = re.compile(rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+")
 _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Tokenizer of lower-case words in any script; the tokenizer of rouge-score only reads ASCII."""
+    """Tokenizer of lower-case words in any script. The default tokenizer of rouge-score drops non-ASCII text."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words in order, without punctuation."""
@@ -22,14 +22,14 @@ class WordTokenizer:
 
 
 def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Compute the metrics of all pairs of output and reference.
+    """Compute ROUGE, BLEU-4 and exact match of outputs and references, each between 0 and 1.
 
     Returns:
-        Means of the F-measures rouge1, rouge2 and rougel, the corpus's bleu4, and the fraction exact_match, which
-        ignores surrounding white space. All are between 0 and 1.
+        Mean F-measures rouge1, rouge2 and rougel; corpus-level bleu4; and exact_match, the fraction of outputs that
+        equal their reference except for surrounding white space.
 
     Raises:
-        ValueError: there are no pairs, or a metric library is not installed.
+        ValueError: there are no outputs, the number of references differs, or a metric library is not installed.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
@@ -42,12 +42,12 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 def is_exact_match(output: str, reference: str) -> bool:
-    """Return whether two texts are equal, without regard to surrounding white space."""
+    """Return whether two texts are equal except for surrounding white space."""
     return output.strip() == reference.strip()
 
 
 def rouge_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
-    """Return the F-measures rouge1, rouge2 and rougel of each pair.
+    """Return the F-measures rouge1, rouge2 and rougel of each output with its reference.
 
     Raises:
         ValueError: the library is not installed.
@@ -59,7 +59,7 @@ def rouge_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 def bleu4(outputs: Sequence[str], references: Sequence[str]) -> float:
-    """Return BLEU-4 of all pairs together, between 0 and 1.
+    """Return corpus-level BLEU-4, between 0 and 1.
 
     Raises:
         ValueError: the library is not installed.

@@ -1,7 +1,7 @@
-"""Interface of objectives: the loss of a micro-batch, its normalization, and further metrics.
+"""Interface of objectives: the loss of a micro-batch, the normalization of the loss, and metrics.
 
-The loss of a step is a mean over the units of its global batch, so that it does not depend on the split into
-micro-batches. The units are target tokens in fine-tuning, and pairs in preference training.
+The loss of a step is a mean over the units of the global batch. It therefore does not depend on the split into
+micro-batches. The units are target tokens in fine-tuning, and pairs or answers in preference training.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden.
 """
@@ -19,10 +19,10 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 
 
 class Objective:
-    """Base class of objectives; the hooks of the training loop do nothing by default.
+    """Base class of objectives. By default, the hooks of the training loop do nothing.
 
     Attributes:
-        unit: name of a unit for messages: the loss is a mean over units.
+        unit: name of the unit for messages, such as "pair"; the loss is a mean over units.
         num_sums: length of the vector of sums that `measure` returns.
     """
 
@@ -31,7 +31,7 @@ class Objective:
 
     # -- implemented by every objective -------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
-        """Return the function that collates micro-batches of `rows`; called before the model changes."""
+        """Return the function that collates micro-batches of `rows`; called before the model is trained."""
         raise NotImplementedError
 
     def num_units(self, batch: Any) -> int:
@@ -39,7 +39,7 @@ class Objective:
         raise NotImplementedError
 
     def measure(self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Any) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the loss summed over the units of a batch, and the sums for its metrics, float64 [num_sums].
+        """Return the loss summed over the units of a batch, and the metric sums of the batch, float64 [num_sums].
 
         Args:
             model: the model.
@@ -49,23 +49,23 @@ class Objective:
         raise NotImplementedError
 
     def step_metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return the metrics of an optimizer step, from the sums over its global batch."""
+        """Return the metrics of an optimizer step; `sums` are the metric sums over the global batch."""
         raise NotImplementedError
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
-        """Return the metrics of an evaluation in addition to its mean loss, from the sums over all batches."""
+        """Return the metrics of an evaluation except the loss; `loss` is the mean, `sums` are over all batches."""
         raise NotImplementedError
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def begin(self) -> None:
-        """Prepare for the first step of a new or resumed run, when the model is ready to train."""
+        """Prepare for the first step of a run; called before a checkpoint is restored."""
 
     def prepare(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches with all inputs of `measure`; may run forward passes, equally many on all ranks."""
+        """Return the batches with all inputs of `measure`. All ranks must run the same number of passes here."""
         return batches
 
     def after_step(self, step: int) -> None:
-        """Handle the end of an optimizer step; `step` counts from 1."""
+        """Handle the end of optimizer step `step`; the first step is 1."""
 
     def training_state(self) -> dict[str, paddle.Tensor]:
         """Return the tensors that a resumed run needs."""

@@ -2,7 +2,7 @@
 
     batch -> hidden states -> hidden states of the answers' last tokens [A, D] -> scores [A] -> losses of pairs [P]
 
-The loss of a step is the mean over the pairs of its global batch.
+The loss of a step is the mean over the pairs of the global batch.
 
 Shapes: B batch, S sequence, D hidden, A answers of a batch.
 """
@@ -26,7 +26,7 @@ def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> 
     """Return the score of each answer, float32 [A].
 
     Args:
-        model: a `SequenceClassifier`, or a `PeftModel` around one.
+        model: a `SequenceClassifier`, or a `PeftModel` around a `SequenceClassifier`.
         hidden_BSD: hidden states of the batch.
         batch: the batch.
     """
@@ -35,7 +35,7 @@ def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> 
 
 
 class RewardObjective(Objective):
-    """Objective of a reward model; its sums are `reward_sums`.
+    """Objective of a reward model. Its metric sums are `reward_sums`.
 
     Args:
         config: the run's configuration, with the section `reward`.
@@ -61,7 +61,7 @@ class RewardObjective(Objective):
     def measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: RewardBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the loss summed over the pairs, and the sums of the metrics."""
+        """Return the loss summed over the pairs, and the metric sums."""
         rewards_A = answer_scores(model, hidden_BSD, batch)
         losses_P = reward_losses(rewards_A, paddle.to_tensor(batch.margins), self.options)
         return losses_P.sum(), reward_sums(rewards_A.detach())

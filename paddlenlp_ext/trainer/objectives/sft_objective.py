@@ -19,14 +19,14 @@ from paddlenlp_ext.trainer.objectives.objective import Objective
 
 
 class CrossEntropy(Objective):
-    """Objective of supervised fine-tuning: mean cross entropy; its only sum is the number of correct predictions.
+    """Objective of supervised fine-tuning: mean cross entropy. Its metric sum is the number of correct predictions.
 
     Args:
-        config: the run's configuration, for collation.
-        context: the model's context, for PoSE.
+        config: the run's configuration; required by `build_collate`.
+        context: maximum number of positions of the model, for PoSE.
 
     Raises:
-        ValueError: see `position_skips`.
+        ValueError: the configuration of PoSE does not fit the model (`position_skips`).
     """
 
     unit = "target token"
@@ -54,7 +54,7 @@ class CrossEntropy(Objective):
         return loss, np.array([num_correct], np.float64)
 
     def step_metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return no metrics."""
+        """Return an empty dict: a step has no metrics but the loss."""
         return {}
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:

@@ -1,9 +1,9 @@
 """AdamW with moments quantized to 8 bits (Dettmers et al. 2021, arXiv:2110.02861).
 
-Moments are quantized in blocks of 256, as in bitsandbytes since 0.44 (the paper uses 2048). Each block has an fp32
-scale, so both moments take 2.03 bytes per weight instead of 8. A step dequantizes the moments, updates the parameter
-and the moments in fp32, and quantizes the moments again. Parameters of fewer than 4096 elements have fp32 moments, as
-in bitsandbytes.
+Moments are quantized in blocks of 256 elements with an fp32 scale, as in bitsandbytes since 0.44 (the paper uses blocks
+of 2048). Together, the two moments take 2.03 bytes per weight instead of 8. A step dequantizes the moments, updates
+parameter and moments in fp32, and quantizes the moments again. Parameters with fewer than 4096 elements have fp32
+moments, as in bitsandbytes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MOMENTS = (("moment1", True), ("moment2", False))
 
 
 def moment_bytes(shape: Sequence[int]) -> int:
-    """Return the bytes that the moments of a parameter take."""
+    """Return the size of the moments of a parameter in bytes."""
     size = math.prod(shape)
     return 8 * size if size < SMALLEST else -(-size // BLOCK) * 2 * (BLOCK + 4)
 
 
 class AdamW8Bit(SmallStateOptimizer):
-    """AdamW with decoupled weight decay and 8-bit moments, which one call updates for all parameters."""
+    """AdamW with decoupled weight decay and 8-bit moments; one call updates all quantized parameters."""
 
     @paddle.no_grad()
     def step(self) -> None:

@@ -4,7 +4,8 @@ For a gradient g and each of its blocks b,
 
     m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2)
 
-and the update is AdamW's, with v_b for every element of b. The blocks are the paper's partition for Transformers:
+The update is the update of AdamW with v_b for every element of b. The blocks are the paper's partition for
+Transformers:
 
 | parameter | block |
 |---|---|
@@ -35,8 +36,8 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
 
     Args:
         name: structured name of the parameter.
-        shape: shape of the parameter; the last axis is the input features.
-        head_dim: rows of a head in a query or key projection.
+        shape: shape of the parameter; the last axis has the input features.
+        head_dim: number of rows of a head in a query or key projection.
     """
     if len(shape) < 2:
         return 1
@@ -45,7 +46,7 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
 
 
 def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:
-    """Return the bytes that the moments of a parameter take; arguments as for `num_blocks`."""
+    """Return the size of the moments of a parameter in bytes; see `num_blocks` for the arguments."""
     return 4 * (math.prod(shape) + num_blocks(name, shape, head_dim))
 
 
@@ -75,7 +76,7 @@ class AdamWMini(SmallStateOptimizer):
         moment1, moment2 = state["moment1"], state["moment2"]
         by_block = gradient.reshape([self._blocks[name], -1])
         size = by_block.shape[1]
-        # A matrix product, because a sum along an axis loses digits on the CPU.
+        # A matmul, because a sum along an axis is less precise on the CPU.
         mean_square = paddle.matmul(by_block.square(), paddle.full([size, 1], 1.0 / size))
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(mean_square * (1.0 - self.beta2))

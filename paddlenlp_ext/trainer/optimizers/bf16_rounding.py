@@ -1,4 +1,4 @@
-"""Stochastic rounding of bfloat16 parameters, with random draws by parameter and position."""
+"""Stochastic rounding of bfloat16 parameters, with a random number for each parameter element and step."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from paddlenlp_ext.sharding_spec import shard_of
 
 
 class StochasticRounding:
-    """Random draws for the updates of bfloat16 parameters (ops/stochastic_rounding.py).
+    """Random numbers for stochastic rounding of bfloat16 parameters (ops/stochastic_rounding.py).
 
-    A draw depends on the seed, the optimizer step, the parameter's name and the position in the full parameter. A
-    resumed run and every parallel layout therefore draw the same numbers, and no generator state is saved.
+    A random number is a function of seed, optimizer step, parameter name and position in the unsharded parameter. It
+    does not change with a resume or the parallel layout, and checkpoints need no generator state.
 
     Attributes:
-        step: number of optimizer steps before the current one; the training loop sets it.
+        step: number of completed optimizer steps, set by `OptimizerStep`.
     """
 
     def __init__(self, seed: int, parameters: Mapping[str, paddle.Tensor]) -> None:
-        """Store the seed, and identify each parameter by the CRC-32 of its structured name."""
+        """Store the seed, and the CRC-32 of the structured name of each parameter as its id."""
         self.step = 0
         self._seed = seed
         self._numbers = {parameter.name: zlib.crc32(name.encode()) for name, parameter in parameters.items()}
 
     def position(self, parameter: paddle.Tensor) -> DrawPosition:
-        """Return the position of this process's shard of a parameter in the current step."""
+        """Return the position of a parameter's local shard in the random numbers of the current step."""
         shape, shard = parameter.shape, shard_of(parameter)
         width = stride = math.prod(shape)
         first = 0

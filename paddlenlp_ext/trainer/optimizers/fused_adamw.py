@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay (arXiv:1711.05101) that updates all parameters in one call."""
+"""AdamW with decoupled weight decay (arXiv:1711.05101), with one call to update all parameters."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 
 
 class FusedAdamW(paddle.optimizer.AdamW):
-    """AdamW over parameter groups that updates all parameters in one call (ops/adamw).
+    """AdamW with parameter groups; one call updates all parameters (ops/adamw).
 
-    Results equal Paddle's AdamW up to rounding, and the state has the same names: each optimizer resumes from the
-    other's checkpoint.
+    Results equal `paddle.optimizer.AdamW` up to rounding, and the state tensors have the same names. Each optimizer can
+    therefore resume from checkpoints of the other optimizer.
 
     Attributes:
-        rounding: draws of stochastic rounding for bfloat16 parameters; None: the parameters have fp32 copies.
+        rounding: stochastic rounding of bfloat16 parameters; None: bfloat16 parameters have fp32 copies.
     """
 
     rounding: StochasticRounding | None = None

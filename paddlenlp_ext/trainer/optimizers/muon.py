@@ -3,16 +3,16 @@
 For the gradient G of a matrix W [m, n],
 
     M = momentum M + G
-    O = orthogonalize(G + momentum M)               near U V^T, for the singular value decomposition U S V^T
+    O = orthogonalize(G + momentum M)               approximates U V^T of the SVD U S V^T of its argument
     W = (1 - rate decay) W - rate scale(m, n) O
 
 | `muon_scale` | scale(m, n) | learning rate |
 |---|---|---|
-| match_rms_adamw | 0.2 sqrt(max(m, n)) | AdamW's, because updates have the same RMS (arXiv:2502.16982) |
-| original | sqrt(max(1, m / n)) | Muon's, about 0.02 |
+| match_rms_adamw | 0.2 sqrt(max(m, n)) | as for AdamW: updates have the same RMS (arXiv:2502.16982) |
+| original | sqrt(max(1, m / n)) | as in the original Muon, about 0.02 |
 
-AdamW updates embeddings, lm_head, vectors and stacks of matrices (`is_muon_matrix`). Each factor of an adapter is a
-matrix: Muon orthogonalizes the momentum of LoRA's A and the momentum of B, not the momentum of their product.
+AdamW updates embeddings, lm_head, vectors and stacked matrices (`is_muon_matrix`). Adapter factors are separate
+matrices: Muon orthogonalizes the momentum of LoRA's A and the momentum of B, not the momentum of B A.
 """
 
 from __future__ import annotations
@@ -41,30 +41,30 @@ _SMALLEST_NORM = 1e-7
 
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether Muon updates the parameter `name`, given its unsharded shape; AdamW updates the others."""
+    """Return whether Muon, not AdamW, updates the parameter `name` with this unsharded shape."""
     return len(shape) == 2 and min(shape) > 1 and _TABLES.isdisjoint(name.split("."))
 
 
 def moment_bytes(shape: Sequence[int], is_matrix: bool) -> int:
-    """Return the bytes that the moments of a parameter take."""
+    """Return the size of the moments of a parameter in bytes."""
     return (4 if is_matrix else 8) * math.prod(shape)
 
 
 def update_bytes(shape: Sequence[int]) -> int:
-    """Return the temporary bytes of a matrix update: three matrices of its shape and two Gram matrices."""
+    """Return the temporary bytes of the update of a matrix: three matrices of its shape and two Gram matrices."""
     return 4 * (3 * math.prod(shape) + 2 * min(shape) ** 2)
 
 
 def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
     """Return a matrix with the singular vectors of `matrix_MN` and singular values near 1, between 0.7 and 1.2.
 
-    The matrix is divided by its Frobenius norm, and then takes five Newton-Schulz steps
-    X = a X + b (X X^T) X + c (X X^T)^2 X. Jordan's coefficients raise small singular values quickly, but singular
-    values do not converge to exactly 1.
+    The function divides the matrix by its Frobenius norm, and applies five Newton-Schulz steps
+    X = a X + b (X X^T) X + c (X X^T)^2 X. The coefficients of Jordan et al. raise small singular values quickly, but
+    the singular values do not converge to 1.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix_MN.shape[0] > matrix_MN.shape[1]
-    x = matrix_MN.t() if is_tall else matrix_MN  # X X^T is then the smaller one of the two Gram matrices
+    x = matrix_MN.t() if is_tall else matrix_MN  # makes X X^T the smaller of the two Gram matrices
     x = x / max(math.sqrt(sum_of_squares([matrix_MN])), _SMALLEST_NORM)
     for _ in range(_NUM_STEPS):
         gram = paddle.matmul(x, x, transpose_y=True)
@@ -86,10 +86,10 @@ class Muon(SmallStateOptimizer):
         """Initialize the base class.
 
         Args:
-            groups: as in the base class.
+            groups: see `SmallStateOptimizer`.
             options: `config.optim`.
-            rounding: as in the base class.
-            matrices: Paddle's name of each parameter that Muon updates -> its shard; None: not sharded.
+            rounding: see `SmallStateOptimizer`.
+            matrices: Paddle's name of each parameter that Muon updates -> shard, or None for an unsharded parameter.
             gather: function that gathers the shards of a tensor.
         """
         super().__init__(groups, options, rounding)
@@ -110,7 +110,7 @@ class Muon(SmallStateOptimizer):
         momentum, shard = state["momentum"], self._matrices[name]
         momentum.scale_(self._momentum).add_(gradient)
         direction = gradient + momentum * self._momentum
-        if shard is not None:  # all ranks orthogonalize the full matrix, whose singular vectors no shard has
+        if shard is not None:  # a shard has other singular vectors, so all ranks orthogonalize the full matrix
             direction = self._gather(direction, shard)
         update = orthogonalize(direction) * (step.rate * self._scale_of(direction.shape))
         value.subtract_(update if shard is None else update[shard.index])

@@ -1,8 +1,8 @@
-"""Parameters that train, and their groups: weight decay and learning rate scale.
+"""Trained parameters, grouped by weight decay and learning rate scale.
 
-Weight decay acts on matrices only, as is usual: norm weights and biases are excluded. PaddleNLP decays them too, so its
-runs with `weight_decay` above 0 differ. An adapter method can exclude parameters (`allows_weight_decay`): IA3's scales
-are neutral at 1, not at 0.
+Weight decay applies to matrices, not to norm weights and biases. PaddleNLP decays norm weights and biases too; its
+results with `weight_decay` above 0 therefore differ. An adapter method can exclude parameters (`allows_weight_decay`).
+For example, the scales of IA3 are neutral at 1, not at 0.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from paddlenlp_ext.sharding_spec import is_on_stage, is_updated_here
 
 
 def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters by structured name; in a pipeline, only the parameters of this stage."""
+    """Return the trained parameters by structured name; in a pipeline, the trained parameters of this stage."""
     named = model.named_parameters()
     return {name: parameter for name, parameter in named if not parameter.stop_gradient and is_on_stage(parameter)}
 
 
 def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters that this process's optimizer updates; a single process updates all."""
+    """Return the trained parameters that this process updates: all, or its share with ZeRO."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 
 def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
-    """Group the parameters updated here by weight decay and by `model.learning_rate_scale(name)` (LoRA+'s ratio).
+    """Group the parameters of `updated_parameters` by weight decay and learning rate scale (the ratio of LoRA+).
 
-    The `learning_rate` of a group is a multiplier of the run's learning rate, as in Paddle's optimizers.
+    The `learning_rate` of a group is a factor of the run's learning rate, as in Paddle's optimizers.
     """
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():

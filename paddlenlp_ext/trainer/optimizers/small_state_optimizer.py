@@ -1,6 +1,6 @@
 """Base class of optimizers with small state: parameter groups, decoupled weight decay, fp32 copies, step count.
 
-The interface is Paddle's: `set_lr`, `step`, `clear_grad`.
+The methods `set_lr`, `step` and `clear_grad` have the interface of Paddle's optimizers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 
 
 class ParameterUpdate(NamedTuple):
-    """Update of one parameter in a step: its gradient, state tensors, hyperparameters and weight decay."""
+    """Inputs of the update of one parameter: gradient, state tensors, hyperparameters and weight decay."""
 
     parameter: paddle.Tensor
     gradient: paddle.Tensor
@@ -30,17 +30,20 @@ class ParameterUpdate(NamedTuple):
 class SmallStateOptimizer(ABC):
     """Base class of AdamW variants; a subclass defines the moments of a parameter and its update.
 
-    Weight decay acts before the update (arXiv:1711.05101). A half-precision parameter either has an fp32 copy,
-    `master_weight`, or is converted to fp32, updated and rounded stochastically. A parameter without a gradient and its
-    state do not change.
+    Weight decay is applied before the update (arXiv:1711.05101). A half-precision parameter either has an fp32 copy
+    (`master_weight`), or is converted to fp32, updated and rounded stochastically. Parameters without a gradient do not
+    change, nor does their state.
     """
 
     def __init__(
         self, groups: list[dict[str, Any]], options: OptimConfig, rounding: StochasticRounding | None = None
     ) -> None:
-        """Store the groups of `parameter_groups`, whose `learning_rate` is a multiplier of the run's learning rate.
+        """Store parameter groups and options.
 
-        With `rounding`, parameters in half precision have no fp32 copies.
+        Args:
+            groups: the result of `parameter_groups`.
+            options: `config.optim`.
+            rounding: stochastic rounding of half-precision parameters; None: fp32 copies.
         """
         self._rounding = rounding
         self._members = [
@@ -59,7 +62,7 @@ class SmallStateOptimizer(ABC):
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Set gradients to zero, or drop them if `set_to_zero` is False."""
         for parameter, _, _ in self._members:
-            parameter.clear_gradient(set_to_zero)  # by position: Paddle ignores the keyword
+            parameter.clear_gradient(set_to_zero)  # positional, because Paddle ignores the keyword
 
     @paddle.no_grad()
     def step(self) -> None:
@@ -68,7 +71,7 @@ class SmallStateOptimizer(ABC):
             self._update_one(update)
 
     def _updates(self) -> Iterator[ParameterUpdate]:
-        """Count the step of each parameter that has a gradient, and yield its update."""
+        """Increment the step count of each parameter that has a gradient, and yield the inputs of its update."""
         for parameter, rate_scale, weight_decay in self._members:
             gradient = parameter.grad
             if gradient is None:
@@ -95,7 +98,7 @@ class SmallStateOptimizer(ABC):
             parameter.set_value(value.astype(parameter.dtype))
 
     def state_of(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """Return the state tensors of a parameter, which are created before its first step."""
+        """Return the state tensors of a parameter; create them at the first call."""
         if parameter.name not in self._states:
             state = {"step": _counter(0)}
             if parameter.dtype != paddle.float32 and self._rounding is None:
@@ -105,7 +108,7 @@ class SmallStateOptimizer(ABC):
 
     @abstractmethod
     def _new_moments(self, parameter: paddle.Tensor) -> dict[str, paddle.Tensor]:
-        """Create the moments of a parameter before its first gradient."""
+        """Return the initial moments of a parameter by name."""
 
     @abstractmethod
     def _update_parameter(
@@ -115,5 +118,5 @@ class SmallStateOptimizer(ABC):
 
 
 def _counter(steps: int) -> paddle.Tensor:
-    """Return a step count as a CPU tensor for checkpoints; reading it does not wait for a GPU kernel."""
+    """Return a step count as a CPU tensor, so that reading the count does not wait for GPU kernels."""
     return paddle.to_tensor([steps], dtype="int64", place=paddle.CPUPlace())

@@ -1,14 +1,15 @@
 """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740).
 
-A gradient below 6e-8 is zero in float16, and a gradient above 65504 is infinite. The loss is multiplied by a scale
-before the backward pass, and gradients are divided by it before clipping. A step whose gradients overflow is skipped.
+In float16, gradients below 6e-8 underflow to zero, and gradients above 65504 overflow to infinity. The loss is
+multiplied by a loss scale before the backward pass, and gradients are divided by the loss scale before clipping. Steps
+with overflowing gradients are skipped.
 
 The scale follows the rule of `paddle.amp.GradScaler`:
 
     after `decr_every_n` overflows without a finite step between them    scale * decr_ratio
     after `incr_every_n_steps` consecutive finite steps                  scale * incr_ratio
 
-All processes see the same overflows (train_step.py) and therefore hold the same scale.
+All processes agree on overflows (train_step.py). They therefore have the same loss scale.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """Growth and backoff of the scale, with the defaults of `paddle.amp.GradScaler`.
+    """Growth and backoff of the loss scale, with the defaults of `paddle.amp.GradScaler`.
 
     Attributes:
-        incr_ratio: factor of the scale after many finite steps.
-        decr_ratio: factor of the scale after overflows.
-        incr_every_n_steps: consecutive finite steps that raise the scale.
-        decr_every_n: overflows that lower the scale.
-        minimum: smallest scale; an overflow at this scale is treated as a non-finite step.
+        incr_ratio: factor that raises the scale.
+        decr_ratio: factor that lowers the scale.
+        incr_every_n_steps: number of consecutive finite steps before the scale is raised.
+        decr_every_n: number of overflows before the scale is lowered.
+        minimum: minimum scale; `nan_policy` handles an overflow at this scale.
     """
 
     incr_ratio: float = 2.0
@@ -40,7 +41,7 @@ GRAD_SCALER = ScalingRule()
 
 @dataclass
 class LossScale:
-    """Dynamic loss scale with the step counts for its next change; stored in trainer_state.json.
+    """Dynamic loss scale and the step counts until it changes; stored in trainer_state.json.
 
     Attributes:
         scale: factor of the loss.
@@ -57,7 +58,7 @@ class LossScale:
         return self.scale <= rule.minimum
 
     def update(self, *, overflow: bool, rule: ScalingRule = GRAD_SCALER) -> None:
-        """Count a step, and raise or lower the scale if its rule says so."""
+        """Count a finite or overflowing step, and raise or lower the scale as `rule` requires."""
         if overflow:
             self.num_finite_steps, self.num_overflows = 0, self.num_overflows + 1
             if self.num_overflows == rule.decr_every_n:

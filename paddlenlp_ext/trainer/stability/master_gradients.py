@@ -1,8 +1,8 @@
 """Float32 gradients of parameters in half precision ("master gradients", `amp_master_grad`).
 
-Paddle accumulates a gradient only if it has the dtype of the sum so far. Two hooks surround the accumulation: the first
-removes the float32 sum, so that Paddle stores the new gradient alone, and the second adds the new gradient to the sum
-in float32. Between backward passes, collectives, clipping and optimizers therefore read a float32 `parameter.grad`.
+Paddle can add a new gradient to `parameter.grad` only if both have the same dtype. Two hooks therefore surround the
+accumulation. The first hook removes the float32 sum, and Paddle stores the new half-precision gradient. The second hook
+adds the new gradient to the float32 sum. Collectives, clipping and optimizers read the sum in `parameter.grad`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paddlenlp_ext.sharding_spec import placement_of, set_placement
 
 
 def widen_gradients(parameters: Iterable[paddle.Tensor]) -> Callable[[], None]:
-    """Accumulate the gradients of half-precision parameters in float32 ("master gradients").
+    """Accumulate the gradients of half-precision parameters in float32.
 
     Returns:
-        Function that restores the accumulation in half precision.
+        Function that removes the hooks.
     """
     ends = [_widen_gradient(parameter) for parameter in parameters if parameter.dtype != paddle.float32]
 
@@ -37,7 +37,8 @@ def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
     @paddle.no_grad()
     def take_total(gradient: paddle.Tensor) -> None:
         nonlocal total
-        total = None if parameter.grad is None else parameter.grad.view(parameter.shape)  # not freed by the next line
+        # A view of the sum survives the next line, which frees parameter.grad.
+        total = None if parameter.grad is None else parameter.grad.view(parameter.shape)
         parameter.clear_gradient(False)
 
     @paddle.no_grad()

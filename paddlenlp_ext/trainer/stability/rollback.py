@@ -27,16 +27,17 @@ def roll_back(
     objective: Objective,
     process_group: ProcessGroup,
 ) -> TrainerState:
-    """Restore the last stable checkpoint; return its state.
+    """Restore the last stable checkpoint; return its training state.
 
-    This state skips the steps from the first unstable step to the failed one. Later checkpoints are removed.
+    In the returned state, the steps from the first unstable step to the failed step are marked as skipped. Checkpoints
+    after the last stable checkpoint are removed.
 
     Args:
-        error: the failure of the step after `state`.
+        error: error of the failed step, the step after `state.step`.
         output_dir: folder of the checkpoints.
         state: the run's progress.
         model, optimizer, objective: restored in place.
-        process_group: processes of the run; all call this.
+        process_group: processes of the run, which all call this function.
 
     Raises:
         NonFiniteError: there is no stable checkpoint.

@@ -16,11 +16,11 @@ class BestMetricTracker:
 
     Args:
         train: `config.train`.
-        names: names of the dev sets; "" for a single one.
+        names: names of the dev sets; a single dev set has the name "".
         has_custom_metrics: whether evaluations compute custom metrics (`compute_metrics`).
 
     Raises:
-        ValueError: no evaluation computes the metric.
+        ValueError: evaluations do not compute the metric.
     """
 
     def __init__(self, train: TrainConfig, names: Sequence[str] = ("",), has_custom_metrics: bool = False) -> None:
@@ -34,7 +34,7 @@ class BestMetricTracker:
         """Return the value of the metric in the metrics of an evaluation.
 
         Raises:
-            ValueError: the evaluation lacks the metric; the message lists the metrics that it has.
+            ValueError: the evaluation lacks the metric; the message lists the available metrics.
         """
         if f"eval_{self.name}" not in metrics:
             names = ", ".join(name.removeprefix("eval_") for name in metrics)
@@ -50,7 +50,7 @@ class BestMetricTracker:
         return value > best if self.greater_is_better else value < best
 
     def improves_enough(self, value: float, best: float | None) -> bool:
-        """Return whether `value` improves on the best by more than `early_stopping_threshold`; the first one does."""
+        """Return whether `value` improves on `best` by more than `early_stopping_threshold`, or `best` is None."""
         return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
 
     def stops_early(self, state: TrainerState) -> bool:

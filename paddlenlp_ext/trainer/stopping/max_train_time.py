@@ -1,4 +1,4 @@
-"""Time limit of a run (`max_train_time`): predict whether the next step or evaluation, and a checkpoint, still fit."""
+"""Time limit of a run (`max_train_time`): stop while the time suffices for a checkpoint."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from contextlib import contextmanager
 
 _MARGIN = 1.25
 _BYTES_PER_PARAMETER = 12
-"""Bytes of a value and two moments in float32."""
+"""Checkpoint bytes per trained parameter: its value and two moments in float32."""
 _BYTES_PER_SECOND = 1e8
 _CHECKPOINT = ("write", "complete")
 """Phases of a checkpoint: the files are written, then hashed and flushed, possibly in the background."""
 
 
 class TimeLimit:
-    """Clock that measures steps, evaluations and checkpoints to predict the next ones.
+    """Clock that measures steps, evaluations and checkpoints to predict how long the next phase takes.
 
     Args:
         seconds: maximum duration of the run; None: no limit.
@@ -30,13 +30,13 @@ class TimeLimit:
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Measure the block as a phase of the run, such as "step"; the longest block predicts the next."""
+        """Measure the block as a phase of the run, such as "step"; the maximum per phase is the prediction."""
         started = time.monotonic()
         yield
         self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)
 
     def is_reached(self, phase: str) -> bool:
-        """Return whether the next phase and a checkpoint would end too late; a phase not measured yet counts 0 s."""
+        """Return whether `phase` and a checkpoint would exceed the time limit; unmeasured phases count 0 s."""
         if self.seconds is None:
             return False
         needed = _MARGIN * sum(self._longest.get(each, 0.0) for each in (phase, *_CHECKPOINT))

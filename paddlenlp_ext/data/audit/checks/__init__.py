@@ -1,1 +1,1 @@
-"""Checks of a row: a new check is one function in a module of this package."""
+"""Checks of a row. To add a check, decorate a function in a module of this package with `check`."""

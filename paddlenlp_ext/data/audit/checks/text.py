@@ -59,7 +59,7 @@ def other_marker(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
                 yield Hit(excerpt(part.text, *match.span()), part.path)
                 break
         else:
-            # Without a chat template, headings in the text may be an intended template.
+            # Without a chat template, users may write headings such as "### Instruction:" on purpose.
             heading = None if isinstance(info.template, PlainTemplate) else _HEADINGS.search(part.text)
             if heading is not None:
                 yield Hit(excerpt(part.text, *heading.span()), part.path)
@@ -67,13 +67,13 @@ def other_marker(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("replacement character", ERROR, "read the source again in its original encoding: U+FFFD replaces lost text")
 def replacement_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield U+FFFD, with which decoders replace undecodable bytes."""
+    """Yield U+FFFD, the replacement of bytes that a decoder could not decode."""
     return row.search(_REPLACEMENT)
 
 
 @check("wrong encoding", WARNING, "read the source as UTF-8: it was read as Latin-1 or Windows-1252, as in Ã© for é")
 def mojibake(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield UTF-8 that was read as Latin-1 or Windows-1252."""
+    """Yield UTF-8 text that was decoded as Latin-1 or Windows-1252."""
     return row.search(_MOJIBAKE)
 
 
@@ -114,7 +114,7 @@ def empty_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("question without answer", NOTE, "add the answer: messages after the last answer are left out")
 def unanswered_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield the last message of a row if it is a question."""
+    """Yield the last message of a row if it is a user message."""
     for part in row.parts[-1:]:
         if part.role == USER:
             yield Hit(excerpt(part.text), part.path)
@@ -122,7 +122,7 @@ def unanswered_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("answer equals question", WARNING, "check the row: its answer repeats the question")
 def repeated_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield answers that repeat the message before them."""
+    """Yield answers that equal the previous message."""
     for before, part in zip(row.parts, row.parts[1:], strict=False):
         if part.role == ASSISTANT and before.role != ASSISTANT and part.text.strip() == before.text.strip() != "":
             yield Hit(excerpt(part.text), part.path)

@@ -1,4 +1,4 @@
-"""Inputs of the attention kernels, and the arguments that all their launches share."""
+"""Inputs and common launch arguments of the attention kernels."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class Problem(NamedTuple):
 
 
 def tile_sizes(kernel: str) -> TileSizes:
-    """Return the tile sizes of a kernel, by the bytes per head rounded up to a power of two."""
+    """Return the `TileSizes` of a kernel; they depend on the bytes per head, rounded up to a power of two."""
     return TileSizes(
         kernel,
         ("row_bytes",),
@@ -95,7 +95,7 @@ def sizes_for(table: TileSizes, problem: Problem) -> dict[str, int]:
 
 
 def mask_tensors(problem: Problem, walk: Walk) -> tuple[Any, ...]:
-    """Return slopes (a placeholder tensor without ALiBi), start rows, and indices and counts of the tile lists."""
+    """Return the slopes (or a placeholder without ALiBi), start rows, and indices and counts of the tile lists."""
     return problem.q if problem.slopes is None else problem.slopes, problem.start_rows, walk.indices, walk.counts
 
 

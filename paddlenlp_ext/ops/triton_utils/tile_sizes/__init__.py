@@ -1,22 +1,22 @@
 """Tile sizes of Triton kernels, from a table per compute capability; independent of Paddle and PyTorch.
 
-A module of kernels declares the possible tile sizes of each kernel, and looks them up at every launch:
+A kernels module declares the allowed tile sizes of each kernel. Each launch looks up the tile sizes:
 
     SIZES = TileSizes("rms_norm_forward", bounds=("columns",), ROWS=(1, 2, 4), num_warps=(4, 8, 16))
     SIZES(x, columns=3000)        ->  {"ROWS": 1, "num_warps": 8}
 
 The lookup uses the table of the GPU that holds the tensor x.
 
-The tables are the files sm_*.json in this folder, one per compute capability. For each kernel they contain the source
-of the sizes, such as the GPU on which they were fastest, and a list of entries. An entry contains sizes, and optional
-upper bounds of the launch parameters. The first entry whose bounds are not exceeded applies:
+The tables are the files sm_*.json in this folder, one per compute capability. For each kernel, a table contains the
+source of the sizes, such as the GPU on which the sizes were fastest, and a list of entries. An entry contains sizes and
+optional upper bounds of launch parameters. The lookup returns the first entry whose bounds are not exceeded:
 
     {"columns": 4096, "ROWS": 1, "num_warps": 8}
 
-A GPU whose capability has no table uses the table of the next older capability. The oldest table also serves even older
+A GPU whose capability has no table uses the table of the next older capability. The oldest table also applies to older
 GPUs, GPUs of other vendors, and Triton's interpreter on a CPU. benchmarks/triton_tune.py writes the tables.
 
-Tile sizes affect the order of summation, so that results on GPUs with different tables can differ in the last digits.
+Tile sizes affect the order of summation. Results on GPUs with different tables can therefore differ in the last digits.
 On one GPU, results are bitwise reproducible.
 """
 
@@ -40,8 +40,8 @@ class TileSizes:
     Attributes:
         kernel: name of the kernel in the tables.
         bounds: names of the launch parameters on which the sizes depend.
-        choices: possible values of each size, ascending; `num_warps` and `num_stages` are Triton's options.
-        fixed: sizes that override the tables, for tests and measurements; None: use the tables.
+        choices: allowed values of each size, ascending; `num_warps` and `num_stages` are Triton options.
+        fixed: sizes that override the tables, for tests and benchmarks; None: use the tables.
     """
 
     def __init__(
@@ -57,14 +57,14 @@ class TileSizes:
         self._found: dict[tuple[Any, ...], dict[str, int]] = {}
 
     def __call__(self, x: Any, /, **numbers: int) -> dict[str, int]:
-        """Return the sizes for a launch.
+        """Return the tile sizes for a launch.
 
         Args:
             x: Paddle or PyTorch tensor on the GPU of the launch.
             numbers: values of the launch parameters in `bounds`.
 
         Raises:
-            ValueError: the table has no entry for these values, or an invalid entry.
+            ValueError: the table has no entry for these launch parameters, or contains an invalid entry.
         """
         assert numbers.keys() == set(self.bounds), f"{self.kernel} depends on {self.bounds}, not on {[*numbers]}"
         if self.fixed is not None:
@@ -76,17 +76,17 @@ class TileSizes:
         return dict(self._found[key])
 
     def lookup(self, path: Path, numbers: dict[str, int]) -> dict[str, int]:
-        """Return the sizes from a table for these launch parameters."""
+        """Return the tile sizes in a table for these launch parameters."""
         for entry in self.entries(path):
             if all(number <= entry.get(name, number) for name, number in numbers.items()):
                 return {name: entry[name] for name in self.choices}
         raise ValueError(f"{path}: {self.kernel} has no sizes for {numbers}; {_REMEDY}")
 
     def entries(self, path: Path) -> list[dict[str, int]]:
-        """Return the entries of this kernel in a table.
+        """Return the kernel's entries in a table.
 
         Raises:
-            ValueError: the table lacks the kernel, or an entry is not one of the candidates.
+            ValueError: the table lacks the kernel, or the tile sizes of an entry are not allowed.
         """
         if path not in self._entries:
             self._entries[path] = self._read_entries(path)
@@ -102,35 +102,35 @@ class TileSizes:
         return entries
 
     def is_entry(self, entry: dict[str, int]) -> bool:
-        """Return whether an entry has known bounds and allowed sizes."""
+        """Return whether an entry has an allowed value for every tile size, and no unknown bound."""
         known = self.choices.keys() <= entry.keys() <= self.choices.keys() | set(self.bounds)
         return known and all(entry[name] in values for name, values in self.choices.items()) and self._allows(entry)
 
     def candidates(self, **bounds: int) -> list[dict[str, int]]:
-        """Return all allowed sizes for an entry with these bounds."""
+        """Return all allowed combinations of sizes for an entry with these bounds."""
         products = itertools.product(*self.choices.values())
         sizes = [dict(zip(self.choices, values, strict=True)) for values in products]
         return [each for each in sizes if self._allows(bounds | each)]
 
 
 def shrunk(sizes: dict[str, int], name: str, count: int) -> dict[str, int]:
-    """Reduce the size `name` to at most `count` rounded up to a power of two, and the warps in proportion."""
+    """Limit the size `name` to `count` rounded up to a power of two, and reduce `num_warps` in proportion."""
     least = min(sizes[name], 1 << (count - 1).bit_length())
     return sizes | {name: least, "num_warps": max(1, sizes["num_warps"] * least // sizes[name])}
 
 
 def device_capability(x: Any) -> int | None:
-    """Return the compute capability of the GPU that holds a tensor, such as 90; None if it is not an NVIDIA GPU."""
+    """Return the compute capability of the tensor's GPU, such as 90; None if the device is not an NVIDIA GPU."""
     if _cuda() is None:
         return None
-    # `place`, which only Paddle's tensors have, is three times as fast as `device`.
+    # Only Paddle's tensors have `place`, which is three times as fast as `device`.
     device = x.place.gpu_device_id() if hasattr(x, "place") else x.device.index
     return None if device is None else capability_of(device)
 
 
 @functools.cache
 def _cuda() -> ctypes.CDLL | None:
-    """Return the CUDA driver library, or None without a GPU; unlike Triton's driver it does not need PyTorch."""
+    """Return the CUDA driver library, or None without a GPU; Triton's driver would require PyTorch."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -140,7 +140,7 @@ def _cuda() -> ctypes.CDLL | None:
 
 @functools.cache
 def capability_of(device: int) -> int | None:
-    """Return the compute capability of the GPU with this index; None without an NVIDIA GPU."""
+    """Return the compute capability of the GPU with index `device`; None without an NVIDIA GPU."""
     cuda, parts = _cuda(), [ctypes.c_int(), ctypes.c_int()]
     if cuda is None:
         return None
@@ -160,7 +160,7 @@ def table_path(capability: int | None) -> Path:
 
 @functools.cache
 def read_table(path: Path) -> dict[str, dict[str, Any]]:
-    """Return the kernels in a table, each with `source` and `sizes`.
+    """Return the table in a file: `source` and `sizes` of each kernel.
 
     Raises:
         ValueError: the file is not a valid table.
