@@ -1,4 +1,4 @@
-"""Check the API key of each request; without a key, accept requests to this computer only."""
+"""Check headers and API key of each request; without a key, accept requests to this computer only."""
 
 from __future__ import annotations
 
@@ -11,10 +11,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.responses import error_response
 
+MAX_HEADER_BYTES = 1 << 14
+
 
 class AccessCheck:
-    """Middleware that checks the API key, or rejects non-loopback Host headers if the server has no key.
+    """Middleware that limits the headers, and checks the API key, or the Host header if the server has no key.
 
+    The HTTP library limits headers only while they arrive in parts.
     A web page can reach a server on its visitor's computer by DNS rebinding: it makes its own host name resolve to the
     loopback address. The Host header then has the page's host name.
 
@@ -27,10 +30,14 @@ class AccessCheck:
         self._app, self._expected = app, None if api_key is None else f"Bearer {api_key}".encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        error = self._error(scope) if scope["type"] == "http" and scope["path"] != "/health" else None
+        error = self._error(scope) if scope["type"] == "http" else None
         await (self._app if error is None else error_response(error))(scope, receive, send)
 
     def _error(self, scope: Scope) -> ApiError | None:
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
+            return ApiError(431, f"the headers have more than {MAX_HEADER_BYTES} bytes; send less", "headers_too_large")
+        if scope["path"] == "/health":
+            return None
         headers = Headers(scope=scope)
         if self._expected is None:
             host = headers.get("host", "")

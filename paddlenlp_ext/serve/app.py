@@ -144,7 +144,7 @@ class Service:
         self._engine.submit(running.engine_requests)
         if parsed.stream:
             events = sse_events(running, form, parsed.include_usage)
-            return EventStream(events, self._limits.transfer_timeout, on_end=running.cancel)
+            return EventStream(events, on_end=running.cancel)
         try:
             response = await until_disconnected(request, full_response(running, form))
         finally:

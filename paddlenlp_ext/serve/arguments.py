@@ -48,7 +48,7 @@ class ServeArguments(ModelArguments):
     )
     max_body_bytes: int = option(2097152, minimum=1024, help="maximum size of a request in bytes")
     request_timeout: float = option(600.0, above=0, help="request timeout in seconds; a longer generation fails")
-    transfer_timeout: float = option(30.0, above=0, help="seconds in which a client must send or accept data")
+    transfer_timeout: float = option(10.0, above=0, help="seconds in which a client must send or accept data")
     shutdown_timeout: int = option(60, minimum=1, help="seconds to finish running requests after SIGTERM or Ctrl-C")
 
     @property
@@ -122,11 +122,17 @@ def parse_arguments(argv: Sequence[str]) -> ServeArguments:
 
     Raises:
         ConfigError: unknown arguments, or values of the wrong type or out of range.
-        ValueError: adapters or API key cannot be used, or a launcher started several processes.
+        ValueError: adapters, names or API key cannot be used, or a launcher started several processes.
     """
     values, _ = parse_command_line(_join_adapters(argv), options_of(ServeArguments, "arguments"), USAGE)
     require_single_process("a server")
     arguments = ServeArguments(**values)
+    for name in (arguments.base_name, *arguments.adapters):
+        if not name.isprintable():
+            raise ValueError(
+                f"the name {name!r} of a served model has characters that cannot be printed; set --served_model_name, "
+                "or write NAME=FOLDER in --lora_path"
+            )
     if arguments.base_name in arguments.adapters:
         raise ValueError(
             f"--lora_path: an adapter and the base model are both named {arguments.base_name!r}; write NAME=FOLDER, or "

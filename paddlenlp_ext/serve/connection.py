@@ -1,8 +1,10 @@
-"""Close idle HTTP connections, and cancel the work of clients that disconnect."""
+"""Close idle and stalled HTTP connections, and cancel the work of clients that disconnect."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Coroutine
 from typing import Any
 
@@ -10,29 +12,59 @@ import h11
 from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from paddlenlp_ext.utils.logging import get_logger
+
 STATUS_CLIENT_CLOSED = 499  # as in nginx; the client has left, so the status appears nowhere
+_SEND_BUFFER_BYTES = 1 << 16
+"""Size of a connection's send buffer in the kernel; Linux would let it grow to megabytes."""
+logger = get_logger("paddlenlp_ext.serve")
 
 
 class TimedConnection(H11Protocol):
-    """HTTP connection that is closed if the headers of a request take longer than `timeout` seconds.
+    """HTTP connection that is closed if a client takes longer than `timeout` seconds to send headers or to read.
 
     uvicorn limits only the time between two requests, and stops its timer when the first bytes of the next one arrive.
+    A client that does not read is disconnected at once, because an ordinary close would wait for the unread data.
     """
 
     def __init__(self, *arguments: Any, timeout: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._timeout = timeout
         self._timer: asyncio.TimerHandle | None = None
+        self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request."""
         super().connection_made(transport)
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
+        """Stop the timers."""
         super().connection_lost(exc)
         self._stop_waiting()
+        self._stop_stall_timer()
+
+    def pause_writing(self) -> None:
+        """Stop sending while the write buffer is full, and start the timer of a stalled client."""
+        super().pause_writing()
+        self._stall_timer = self.loop.call_later(self._timeout, self._abort)
+
+    def resume_writing(self) -> None:
+        """Continue sending, and stop the timer of a stalled client."""
+        super().resume_writing()
+        self._stop_stall_timer()
+
+    def _abort(self) -> None:
+        logger.info("a client did not read its response in time and was disconnected")
+        reset_on_close = struct.pack("ii", 1, 0)  # the kernel would keep the unread data
+        self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
+        self.transport.abort()
+
+    def _stop_stall_timer(self) -> None:
+        if self._stall_timer is not None:
+            self._stall_timer.cancel()
+            self._stall_timer = None
 
     def handle_events(self) -> None:
         """Handle received bytes; stop the timer when the headers are complete, and start it after the response."""

@@ -180,7 +180,7 @@ async def full_response(running: RunningRequest, form: ResponseFormat) -> JSONRe
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response to a failed request, with the headers that its status needs."""
     own = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413):  # the rest of the body is not read
+    if error.status in (408, 413, 431):  # the rest of the body is not read
         own["connection"] = "close"
     return JSONResponse(error.body(), error.status, {**(headers or {}), **own})
 

@@ -11,7 +11,6 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_MAX_HEADER_BYTES = 1 << 16
 
 
 def serve(arguments: ServeArguments) -> None:
@@ -24,6 +23,7 @@ def serve(arguments: ServeArguments) -> None:
     api_key = arguments.api_key()
     # Imported here: they need the extra, and Paddle.
     from paddlenlp_ext.generation.continuous_batching import Engine
+    from paddlenlp_ext.serve.access_control import MAX_HEADER_BYTES
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
     from paddlenlp_ext.serve.engine_thread import EngineThread
@@ -40,7 +40,7 @@ def serve(arguments: ServeArguments) -> None:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        h11_max_incomplete_event_size=_MAX_HEADER_BYTES,
+        h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_graceful_shutdown=arguments.shutdown_timeout,
     )
     try:

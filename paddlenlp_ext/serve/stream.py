@@ -7,18 +7,14 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
 
-import anyio
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import Message, Receive, Scope, Send
+from starlette.types import Receive, Scope, Send
 
 from paddlenlp_ext.serve.connection import until_disconnected
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.responses import ResponseFormat, usage
 from paddlenlp_ext.serve.running_request import RunningRequest
-from paddlenlp_ext.utils.logging import get_logger
-
-logger = get_logger("paddlenlp_ext.serve")
 
 
 async def sse_events(running: RunningRequest, form: ResponseFormat, include_usage: bool) -> AsyncGenerator[bytes, None]:
@@ -46,16 +42,15 @@ def _sse_event(value: Mapping[str, Any]) -> bytes:
 
 
 class EventStream(Response):
-    """Response of server-sent events; a client that does not read for `timeout` seconds is disconnected.
+    """Response of server-sent events.
 
     Args:
         events: the encoded events.
-        timeout: seconds in which the client must accept an event.
         on_end: called once when the stream ends for any reason.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes, None], timeout: float, on_end: Callable[[], None]) -> None:
-        self._events, self._timeout, self._on_end = events, timeout, on_end
+    def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:
+        self._events, self._on_end = events, on_end
         self.background = None
         super().__init__(headers={"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache"})
         del self.headers["content-length"]
@@ -63,18 +58,12 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await until_disconnected(Request(scope, receive), self._send_all(send))
-        except TimeoutError:
-            logger.info("a client did not read its stream in time and was disconnected")
         finally:
             self._on_end()
 
     async def _send_all(self, send: Send) -> None:
-        await self._send_one(send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         async with aclosing(self._events):
             async for event in self._events:
-                await self._send_one(send, {"type": "http.response.body", "body": event, "more_body": True})
-        await self._send_one(send, {"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_one(self, send: Send, message: Message) -> None:
-        with anyio.fail_after(self._timeout):
-            await send(message)
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,7 +1,7 @@
-"""Read JSON with source positions, so that each error can name file, line and column.
+"""Read JSON (RFC 8259) with errors that name file, line and column.
 
-The standard library parses one value at a time (RFC 8259). This module adds the offset of each nested value, and errors
-for duplicate keys, oversized integers and, on request, NaN.
+The `json` module of Python parses the values. This module finds the offset of nested values, and rejects duplicate
+keys, oversized integers and, by default, NaN.
 
     text = decode_utf8(path.read_bytes())
     value, end = read_value(text, offset)      # raises JsonError
@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 MAX_DIGITS = 300
-"""Maximum number of digits of an integer; such an integer fits a float, and Python's own limit is higher."""
+"""Maximum number of digits of an integer; integers up to this length can be converted to float."""
 SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
 """Reasons of a `JsonError`."""
 
@@ -36,12 +37,12 @@ _HINTS = (
 
 
 IN_MEMORY = "<rows>"
-"""File name in the locations of rows that a program passes in memory; their line is the index of the row."""
+"""File name in the locations of rows that are passed in memory; the line of a location is then the row number."""
 
 
 @dataclass(frozen=True)
 class Location:
-    """Position in a file; line and column count from 1, and are None for the entire file."""
+    """Position in a file. Line and column count from 1; None means that the location is the entire file or line."""
 
     file: str | None = None
     line: int | None = None
@@ -65,9 +66,9 @@ class JsonError(ValueError):
     """Text that cannot be read as JSON.
 
     Attributes:
-        text, offset: the text, and the offset of the error in it.
+        text, offset: the text, and the offset of the error in the text.
         reason: SYNTAX, ENCODING, DUPLICATE or NUMBER.
-        end: offset after the rejected value if the text is valid JSON (DUPLICATE, NUMBER), else None.
+        end: offset after the rejected value if the value is valid JSON (DUPLICATE, NUMBER), otherwise None.
     """
 
     def __init__(self, message: str, text: str, offset: int, reason: str = SYNTAX, end: int | None = None) -> None:
@@ -80,7 +81,7 @@ class JsonError(ValueError):
 
 
 class _RefusedError(Exception):
-    """Valid JSON that is rejected; `read_value` turns it into a `JsonError` with its offset."""
+    """Error of a decoder hook, which does not know the offset; `read_value` adds the offset and raises `JsonError`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -88,7 +89,7 @@ class _RefusedError(Exception):
 
 
 def decode_utf8(data: bytes) -> str:
-    """Decode the bytes of a file or a line.
+    """Decode the UTF-8 bytes of a file or a line.
 
     Raises:
         JsonError: the bytes are not UTF-8.
@@ -102,11 +103,11 @@ def decode_utf8(data: bytes) -> str:
 
 
 def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[Any, int]:
-    """Return the value that begins at `offset`, and the offset after it.
+    """Return the value that begins at `offset`, and the offset after the value.
 
     Raises:
         JsonError: the text is not JSON, an object has a duplicate key, an integer has more than `MAX_DIGITS` digits, or
-            NaN or an infinity occurs while `allow_nan` is false.
+            NaN or an infinity occurs although `allow_nan` is false.
     """
     if offset == len(text):
         raise expected("a value", text, offset)
@@ -118,7 +119,7 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
 
 
 def read_document(text: str) -> Any:
-    """Return the single value of a text; NaN and infinities are accepted, because Python programs write them.
+    """Return the single value of a text; NaN and infinities are accepted, because many programs write them.
 
     Raises:
         JsonError: see `read_value`; or text follows the value.
@@ -144,7 +145,7 @@ def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int
 
 
 def expected(what: str, text: str, offset: int) -> JsonError:
-    """Return an error that names what is missing at `offset`, or a hint for a common mistake."""
+    """Return an error that says that `what` is expected at `offset`, or that has a hint about a common mistake."""
     if offset >= len(text):
         return JsonError(f"the text ends where {what} should be", text, offset)
     for pattern, hint in _HINTS:
@@ -154,14 +155,14 @@ def expected(what: str, text: str, offset: int) -> JsonError:
 
 
 def skip_space(text: str, offset: int) -> int:
-    """Return the offset of the first character from `offset` on that is not white space."""
+    """Return the offset of the first non-space character at or after `offset`."""
     match = _SPACE.match(text, offset)
     assert match is not None
     return match.end()
 
 
 def locate(text: str, path: Sequence[str | int], start: int = 0) -> int:
-    """Return the offset of the value at `path`, or of its innermost ancestor that exists.
+    """Return the offset of the value at `path`; if the value is missing, the offset of its innermost existing ancestor.
 
     Args:
         text: valid JSON.
@@ -211,8 +212,7 @@ def _next_item(text: str, offset: int) -> int:
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise _RefusedError(DUPLICATE, f"the key {twice!r} is written twice in one object; keep one")
     return members
 
@@ -232,4 +232,4 @@ _DECODERS = {
     False: json.JSONDecoder(object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_refuse_constant),
 }
 _LENIENT_DECODER = json.JSONDecoder(parse_int=float)
-"""Decoder that accepts the values that `_DECODERS` reject, to find their ends."""
+"""Decoder that accepts duplicate keys and long integers, to find the end of a value that `_DECODERS` reject."""

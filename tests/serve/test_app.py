@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from typing import Any
 
@@ -192,27 +191,6 @@ def test_client_that_leaves_frees_its_place(models, is_stream):
     assert served(models, use, max_waiting=6).status == 200
 
 
-def test_client_that_does_not_read_is_disconnected(models):
-    body = {"model": "base", "prompt": "a", "max_tokens": 5, "stream": True}
-
-    async def use(app):
-        async def stuck(message):
-            await asyncio.sleep(60)
-
-        sent = json.dumps(body).encode()
-        scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "query_string": b"", "root_path": ""}
-        scope["headers"] = [(b"host", b"localhost"), (b"content-type", b"application/json")]
-        inbox = [{"type": "http.request", "body": sent, "more_body": False}]
-
-        async def receive():
-            return inbox.pop() if inbox else await asyncio.sleep(60)
-
-        await asyncio.wait_for(app(scope, receive, stuck), 10)
-        return await call(app, COMPLETIONS, {**body, "stream": False})
-
-    assert served(models, use, Limits(transfer_timeout=0.2)).status == 200
-
-
 def test_full_queue_time_limit_and_slow_body_are_errors_of_their_own(models):
     long = {"model": "base", "prompt": "a", "max_tokens": 200, "logit_bias": {"256": -100}}
 
@@ -284,6 +262,16 @@ def test_api_key_is_required_where_there_is_one(models):
 )
 def test_without_a_key_only_requests_to_this_computer_are_answered(models, host, status):
     assert served(models, lambda app: call(app, "/v1/models", headers={"host": host})).status == status
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_request_with_headers_beyond_the_limit_is_refused(models, path):
+    reply = served(models, lambda app: call(app, path, headers={"x-long": "a" * 20_000}))
+    assert (reply.status, reply.json["error"]["code"], reply.headers["connection"]) == (
+        431,
+        "headers_too_large",
+        "close",
+    )
 
 
 def test_models_lists_base_and_adapters(models):

@@ -39,6 +39,8 @@ def test_adapter_and_base_without_a_name_have_that_of_their_folder(tmp_path: Pat
         (["--lora_path", "a=x", "a=y"], "two adapters are named 'a'"),
         (["--lora_path", "a="], "'a=' is not NAME=FOLDER"),
         (["--lora_path", "x=folder", "--served_model_name", "x"], "are both named 'x'"),
+        (["--served_model_name", "a\nb"], r"the name 'a\\nb' of a served model has characters that cannot be printed"),
+        (["--lora_path", "\x1b[31m=x"], r"the name '\\x1b\[31m' of a served model"),
         (["--lora_path", "--port", "1"], "a value is missing after --lora_path"),
         (["--host", "0.0.0.0"], f"needs an API key; set {KEY_VARIABLE} or --api_key_file"),
         (["--host", "example.org"], "needs an API key"),

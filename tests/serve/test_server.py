@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import re
+import select
 import signal
 import socket
 import subprocess
@@ -72,6 +73,20 @@ BROKEN = (
     b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + b"a" * 200_000,
     b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: localhost\r\n\r\n",
 )
+
+
+def test_server_resets_the_connection_of_a_client_that_does_not_read_its_stream(server):
+    """Ask for megabytes of events, never read one, and wait for the reset, which an ordinary close does not send."""
+    _, port = server
+    options = {"max_tokens": 200, "logit_bias": {"256": -100}, "n": 32, "logprobs": 20, "stream": True}
+    body = json.dumps({"model": "base", "prompt": "a", **options}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection(("127.0.0.1", port), 5) as connection:
+        connection.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
+        events = select.poll()
+        events.register(connection, 0)
+        assert events.poll(60_000), "the connection is still open"
+    assert ask(port)["usage"]["completion_tokens"] <= 2
 
 
 def test_server_outlives_broken_and_slow_connections_and_finishes_answers_after_sigterm(server):
