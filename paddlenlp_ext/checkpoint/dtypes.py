@@ -1,8 +1,8 @@
-"""Dtypes of stored tensors, and conversions between them in NumPy.
+"""Dtypes of stored tensors, and conversions between dtypes in NumPy.
 
-NumPy has no bfloat16. A bfloat16 tensor is passed as its bits in a `uint16` array, as in Paddle (`Tensor.numpy()`,
-`Tensor.set_value`), so the name of the dtype is always passed along with the array. FP8 is passed as its bits in a
-`uint8` array; it can be read but not written (Open Compute Project, OCP 8-bit Floating Point and Microscaling Formats
+NumPy lacks bfloat16 and FP8, so functions pass each array together with the name of its dtype. A `uint16` array holds
+the bits of bfloat16 values, as in Paddle (`Tensor.numpy()`, `Tensor.set_value`). A `uint8` array holds the bits of FP8
+values, which can be read but not written (Open Compute Project: OCP 8-bit Floating Point, and Microscaling Formats
 1.0).
 """
 
@@ -38,15 +38,15 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
         values: float32 array of any shape.
 
     Returns:
-        The bits, uint16, same shape. NaN stays NaN; values beyond the largest bfloat16 become infinite.
+        The bits, uint16, in the shape of `values`. NaN stays NaN; values beyond the largest bfloat16 become infinite.
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
     rounded = np.empty(bits.size, dtype="<u2")
-    for start in range(0, bits.size, _CHUNK):  # in chunks that fit the cache: no tensor-sized temporaries
-        piece = bits[start : start + _CHUNK]
-        nearest = piece + (np.uint32(0x7FFF) + ((piece >> np.uint32(16)) & np.uint32(1)))
-        is_nan = (piece & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
-        nearest[is_nan] = piece[is_nan] | np.uint32(0x400000)  # rounding could turn a NaN into infinity
+    for start in range(0, bits.size, _CHUNK):  # chunks fit the CPU cache and avoid temporaries as large as the tensor
+        chunk = bits[start : start + _CHUNK]
+        nearest = chunk + (np.uint32(0x7FFF) + ((chunk >> np.uint32(16)) & np.uint32(1)))
+        is_nan = (chunk & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)
+        nearest[is_nan] = chunk[is_nan] | np.uint32(0x400000)  # rounding could turn a NaN into infinity
         rounded[start : start + _CHUNK] = nearest >> np.uint32(16)
     return rounded.reshape(np.shape(values))
 
@@ -57,7 +57,7 @@ def bfloat16_to_float32(bits: np.ndarray) -> np.ndarray:
 
 
 def _float8_e4m3fn() -> np.ndarray:
-    """Return the values of all E4M3 codes: a sign, 4 exponent bits and 3 mantissa bits, without infinity."""
+    """Return the values of all 256 E4M3 codes: a sign bit, 4 exponent bits and 3 mantissa bits, without infinity."""
     codes = np.arange(256)
     exponent, mantissa = (codes >> 3) & 15, codes & 7
     sizes = np.where(exponent == 0, np.ldexp(mantissa, -9), np.ldexp(8 + mantissa, exponent - 10))
@@ -66,7 +66,7 @@ def _float8_e4m3fn() -> np.ndarray:
 
 
 def _float8_e8m0fnu() -> np.ndarray:
-    """Return the values of all E8M0 codes: 2^(code - 127), and NaN for the last code."""
+    """Return the values of all 256 E8M0 codes: 2^(code - 127), and NaN for code 255."""
     return np.append(np.ldexp(np.float32(1), np.arange(255) - 127), np.nan).astype(np.float32)
 
 
@@ -74,10 +74,10 @@ _FLOAT8 = {"float8_e4m3fn": _float8_e4m3fn(), "float8_e8m0fnu": _float8_e8m0fnu(
 
 
 def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
-    """Convert an array from the dtype `stored` to the dtype `target`; equal dtypes return the array itself.
+    """Convert an array from the dtype `stored` to the dtype `target`; return `values` itself if the dtypes are equal.
 
     Raises:
-        ValueError: only one of the two is a floating-point dtype.
+        ValueError: only one of `stored` and `target` is a floating-point dtype.
     """
     if stored == target:
         return values

@@ -1,10 +1,11 @@
-"""Load tokenizers with the PyTorch-free part of `transformers`, from a Hugging Face folder or a GGUF file."""
+"""Load a tokenizer from a Hugging Face folder or a GGUF file with `transformers`, without PyTorch."""
 
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
@@ -24,9 +25,9 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
         name_or_path: any name that `resolve_model` accepts.
 
     Returns:
-        A transformers tokenizer with the chat template of the model, if it has one. Without a padding token, the
-        end-of-text token is used for padding; labels select the target tokens, so an end-of-text token in the data
-        remains a target.
+        A transformers tokenizer, with the chat template of the model if there is one. A tokenizer without a padding
+        token pads with the end-of-text token. End-of-text tokens in the data remain targets, because labels and not
+        token ids select the target tokens.
 
     Raises:
         ValueError: the model does not exist, has no tokenizer files, or transformers cannot read them.
@@ -39,12 +40,53 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
 
 
 class AutoTokenizer:
-    """Tokenizer loader with the spelling of transformers and PaddleNLP."""
+    """Tokenizer loader with the interface of transformers and PaddleNLP."""
 
     @staticmethod
     def from_pretrained(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-        """Load the tokenizer of a model; see `load_tokenizer`."""
-        return load_tokenizer(name_or_path)
+        """Load the tokenizer of a model as `load_tokenizer` does; it returns (`"pd"`) and decodes Paddle tensors."""
+        return _with_paddle_tensors(load_tokenizer(name_or_path))
+
+
+class _PaddleTensors:
+    """Mixin of tokenizers of transformers: Paddle tensors as results of `__call__` and as arguments of `decode`."""
+
+    def __call__(self, *args: Any, return_tensors: str | None = None, **options: Any) -> Any:
+        """Tokenize as in transformers; with `return_tensors="pd"`, the values are Paddle tensors."""
+        parent: Any = super()
+        if return_tensors != "pd":
+            return parent.__call__(*args, return_tensors=return_tensors, **options)
+        import paddle
+
+        encoded = parent.__call__(*args, return_tensors="np", **options)
+        encoded.data.update({name: paddle.to_tensor(array) for name, array in encoded.items()})
+        return encoded
+
+    def decode(self, token_ids: Any, *args: Any, **options: Any) -> Any:
+        """Decode as in transformers; `token_ids` may be a Paddle tensor, or a list of Paddle tensors."""
+        parent: Any = super()
+        return parent.decode(_without_tensors(token_ids), *args, **options)
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        """Copy and pickle the tokenizer with its own class, because the subclass has no importable name."""
+        plain = object.__new__(type(self).__mro__[2])
+        plain.__dict__.update(self.__dict__)
+        return _with_paddle_tensors, (plain,)
+
+
+def _with_paddle_tensors(tokenizer: Any) -> PreTrainedTokenizerBase:
+    """Add `_PaddleTensors` to the class of a tokenizer, which keeps its name, because the name is saved."""
+    cls = type(tokenizer)
+    tokenizer.__class__ = type(cls.__name__, (_PaddleTensors, cls), {"__module__": cls.__module__})
+    return tokenizer
+
+
+def _without_tensors(token_ids: Any) -> Any:
+    """Replace Paddle tensors by NumPy arrays."""
+    if isinstance(token_ids, list | tuple):
+        return [_without_tensors(each) for each in token_ids]
+    paddle = sys.modules.get("paddle")
+    return token_ids.numpy() if paddle is not None and isinstance(token_ids, paddle.Tensor) else token_ids
 
 
 def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
@@ -58,7 +100,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
     check_links(folder)
     check_tokenizer_config(folder)
-    # transformers only advises that PyTorch is missing, which is intended here.
+    # transformers would log that PyTorch is missing, which is intended.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 
@@ -66,9 +108,8 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    except (
-        BaseException
-    ) as error:  # wrong values may fail anywhere in transformers; a panic in Rust is not an Exception
+    # Invalid files may raise any exception in transformers; a panic in its Rust code is not a subclass of Exception.
+    except BaseException as error:
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
     assert tokenizer is not None, "transformers returns a tokenizer or raises"

@@ -1,7 +1,8 @@
-"""Read JSON objects, write files and folders atomically, and locate the cache folder."""
+"""Read and hash files, write files and folders atomically, and locate the cache folder."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -15,15 +16,15 @@ from paddlenlp_ext.utils.locks import RUN_LOCK, FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
-"""Size limit of the JSON files of models and runs; the index of the largest models has a few megabytes."""
+"""Size limit of JSON files; the largest valid file, the weight index of a large model, has a few megabytes."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: the file is missing, larger than `MAX_JSON_BYTES`, not UTF-8, not JSON, nested too deeply, or not an
-            object; or an object in it has a duplicate key.
+        ValueError: the file is missing or larger than `MAX_JSON_BYTES`; or the contents are not UTF-8, not JSON, not an
+            object, nested too deeply, or have a duplicate key.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -41,19 +42,28 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write a JSON file atomically; floats are written with all digits."""
+    """Write a JSON file atomically; all digits of floats are written."""
     write_text(path, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 sum of a file in hexadecimal digits."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def check_writable(folder: Path, place: str) -> None:
-    """Check that files can be created in a folder, which need not exist.
+    """Check that files can be created in a folder, which may not exist yet.
 
     Args:
         folder: the folder.
         place: beginning of the error message.
 
     Raises:
-        ValueError: a parent is not a directory, or the folder is not writable.
+        ValueError: the folder or its nearest existing parent is not a directory, or is not writable.
     """
     existing = next(path for path in (folder, *folder.absolute().parents) if os.path.lexists(path))
     if not existing.is_dir():
@@ -66,13 +76,13 @@ def check_writable(folder: Path, place: str) -> None:
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a draft folder, which is flushed to disk and renamed to `target` when the block succeeds.
 
-    An existing `target` is replaced. After an exception the draft is removed, and `target` is unchanged. After a kill
-    or a power failure the draft (`.NAME.incomplete`) may remain, and the old folder may be at `.NAME.replaced`. The
-    next attempt removes the draft and restores the old folder (`restore_replaced`).
+    An existing `target` is replaced. After an exception, the draft is removed and `target` is unchanged. After a kill
+    or a power failure, the draft may remain as `.NAME.incomplete`, and the old folder as `.NAME.replaced`. The next
+    `atomic_folder` of this target removes the draft and restores the old folder (`restore_replaced`).
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
-        ValueError: another process is writing the same folder, a run is active in it or in one of its subfolders, or a
+        ValueError: another process is writing `target`, a run is active in `target` or one of its subfolders, or a
             parent is not a directory.
     """
     target = Path(target)
@@ -87,10 +97,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
             for path in (*draft.rglob("*"), draft):
                 flush(path)
             if target.exists():
-                for lock in (
-                    target / RUN_LOCK,
-                    *target.glob(f"*/{RUN_LOCK}"),
-                ):  # a run may have started in the meantime
+                # A run may have started since the first check.
+                for lock in (target / RUN_LOCK, *target.glob(f"*/{RUN_LOCK}")):
                     check_no_active_run(lock.parent)
                 shutil.rmtree(old, ignore_errors=True)
                 target.rename(old)
@@ -105,16 +113,18 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def sole_writer(target: Path) -> Iterator[None]:
-    """Hold the lock `.NAME.lock` of a file or folder while it is written.
+    """Hold the lock `.NAME.lock` of the file or folder `target` within the block.
 
     Raises:
-        ValueError: another process is writing it, or a parent is not a directory.
+        ValueError: another process holds the lock, or a parent is not a directory.
     """
     check_writable(target.parent, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sibling(target, "lock"))
     if not lock.acquire():
-        raise ValueError(f"{target}: being written by {lock.holder()}; wait for its end, or choose another path")
+        raise ValueError(
+            f"{target}: {lock.holder()} is writing this path; wait until the process ends, or choose another path"
+        )
     try:
         yield
     finally:
@@ -131,14 +141,14 @@ def flush(path: Path) -> None:
 
 
 def restore_replaced(target: Path) -> None:
-    """Restore the old folder if `atomic_folder` was interrupted between its two renames."""
+    """Rename `.NAME.replaced` back to `target` if `atomic_folder` was interrupted between its two renames."""
     old = sibling(target, "replaced")
     if old.exists() and not target.exists():
         old.rename(target)
 
 
 def sibling(target: Path, state: str) -> Path:
-    """Return the hidden path `.NAME.state` in the folder of `target`, for a draft, a replaced version or a lock."""
+    """Return the hidden path `.NAME.state` next to `target`, for a draft, a replaced version or a lock."""
     return target.with_name(f".{target.name}.{state}")
 
 
@@ -146,7 +156,7 @@ def sibling(target: Path, state: str) -> Path:
 def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield the path of a hidden draft file, which is renamed to `target` when the block succeeds.
 
-    After an exception the draft is removed, and `target` is unchanged.
+    After an exception, the draft is removed and `target` is unchanged.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -163,7 +173,7 @@ def atomic_file(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 
 def write_text(target: str | os.PathLike[str], text: str) -> None:
-    """Write a UTF-8 file atomically: readers see the old content or the new content, never a fragment.
+    """Write a UTF-8 file atomically: readers see either the old content or the complete new content.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -173,6 +183,6 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the cache folder `~/.cache/paddlenlp_ext/NAME`, or its path under XDG_CACHE_HOME; it may not exist."""
+    """Return the path `paddlenlp_ext/NAME` in XDG_CACHE_HOME, or in ~/.cache by default; the folder may not exist."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "paddlenlp_ext" / name

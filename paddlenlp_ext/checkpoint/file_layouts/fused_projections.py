@@ -1,10 +1,10 @@
-"""Fused projections: linear layers of the decoder that files store as one layer, stacked along the outputs.
+"""Fused projections: files store several linear layers of the decoder as one layer, concatenated along the outputs.
 
     file       qkv_proj.weight [q + k + v, in]        gate_up_proj.weight [gate + up, in]
     decoder    q_proj, k_proj, v_proj                 gate_proj, up_proj
 
-Adapters, quantization and sharding see only the separate projections. Weights are split while they are read and joined
-while they are written, one tensor at a time.
+The decoder, adapters, quantization and sharding use separate projections. Reading splits the stored tensors, and
+writing joins the projections, one tensor at a time.
 """
 
 from __future__ import annotations
@@ -19,26 +19,29 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 FusedLayers = Mapping[str, Mapping[str, int]]
-"""Last component of a fused layer's name -> last component of each projection's name, in file order -> its outputs."""
+"""Names of fused layers -> names of their projections in file order -> number of outputs of the projection.
+
+A name is the last component of a dotted layer name, such as `qkv_proj`.
+"""
 _STACKED = ("weight", "bias")
 _INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
-"""Tensors of an integer weight (quantization/integer_tensors.py) that are joined along with the weight."""
+"""Tensors of a quantized integer weight (quantization/integer_tensors.py), which are joined like the weight."""
 
 
 class FusedName(NamedTuple):
-    """Name of a tensor of a fused layer, or of one of its projections."""
+    """Components of the name of a tensor that belongs to a fused layer or to one of its projections."""
 
     fused: str
     """Dotted name of the fused layer."""
-    part: str | None
-    """Last component of the projection's name; None for a tensor of the fused layer itself."""
-    leaf: str
-    """Name within the layer, such as "weight" or "lora_A.weight"."""
+    projection: str | None
+    """Name of the projection, such as "q_proj"; None if the tensor belongs to the fused layer."""
+    tensor: str
+    """Name of the tensor within the layer, such as "weight" or "lora_A.weight"."""
 
 
 def locate(name: str, layers: FusedLayers) -> FusedName | None:
-    """Return the fused layer that the tensor `name` belongs to; None if it belongs to no fused layer."""
-    fused_of = {part: fused for fused, parts in layers.items() for part in parts}
+    """Split the name of a tensor of a fused layer or of its projections; return None for other tensors."""
+    fused_of = {projection: fused for fused, projections in layers.items() for projection in projections}
     components = name.split(".")
     for index, component in enumerate(components):
         if component in layers or component in fused_of:
@@ -47,23 +50,23 @@ def locate(name: str, layers: FusedLayers) -> FusedName | None:
     return None
 
 
-def part_name(fused: str, part: str) -> str:
-    """Return the dotted name of the projection `part` of the fused layer `fused`."""
-    return f"{fused.rpartition('.')[0]}.{part}".lstrip(".")
+def projection_name(fused: str, projection: str) -> str:
+    """Return the dotted name of a projection, given the dotted name of its fused layer."""
+    return f"{fused.rpartition('.')[0]}.{projection}".lstrip(".")
 
 
-def part_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
-    """Return the rows of each projection in the stacked tensors of the layer `fused`."""
+def projection_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
+    """Return projection -> rows of the projection in the tensors of the layer `fused`."""
     rows, start = {}, 0
-    for part, size in layers[fused.rpartition(".")[2]].items():
-        rows[part], start = slice(start, start + size), start + size
+    for projection, size in layers[fused.rpartition(".")[2]].items():
+        rows[projection], start = slice(start, start + size), start + size
     return rows
 
 
 class SplitWeights(WeightSource):
-    """Weights of a file with fused layers, under the names of the separate projections.
+    """Weights of a file with fused layers, split into the separate projections.
 
-    Quantized weights are left as they are; quantization/quantized_weight_source.py splits them.
+    Quantized weights remain fused; quantization/quantized_weight_source.py splits them.
 
     Args:
         source: the stored tensors.
@@ -81,20 +84,23 @@ class SplitWeights(WeightSource):
         self._parts: dict[str, tuple[str, slice]] = {}
         self._names: list[str] = []
         located = {name: locate(name, layers) for name in source.names()}
-        quantized = {found.fused for found in located.values() if found is not None and found.leaf not in _STACKED}
+        quantized = {found.fused for found in located.values() if found is not None and found.tensor not in _STACKED}
         for stored, found in located.items():
-            is_packed = found is not None and found.leaf != "bias" and found.fused in quantized
-            if found is None or found.part is not None or is_packed:
+            is_packed = found is not None and found.tensor != "bias" and found.fused in quantized
+            if found is None or found.projection is not None or is_packed:
                 self._names.append(stored)
                 continue
-            rows = part_rows(found.fused, layers)
+            rows = projection_rows(found.fused, layers)
             size = list(rows.values())[-1].stop
             if source.shape(stored)[0] != size:
                 raise ValueError(
-                    f"{self.path}: {stored} has {source.shape(stored)[0]} rows, but by config.json its projections "
-                    f"({', '.join(rows)}) have {size}; download the model again"
+                    f"{self.path}: {stored} has {source.shape(stored)[0]} rows, but its projections "
+                    f"({', '.join(rows)}) have {size} rows according to config.json; download the model again"
                 )
-            parts = {f"{part_name(found.fused, part)}.{found.leaf}": (stored, own) for part, own in rows.items()}
+            parts = {
+                f"{projection_name(found.fused, projection)}.{found.tensor}": (stored, of_projection)
+                for projection, of_projection in rows.items()
+            }
             self._parts |= parts
             self._names += parts
 
@@ -122,7 +128,7 @@ class SplitWeights(WeightSource):
 
 
 def split_fused(source: WeightSource, layers: FusedLayers) -> WeightSource:
-    """Return the weights under the names of the decoder's layers; `source` itself for a family without fused layers.
+    """Return the weights with fused layers split; return `source` itself for a family without fused layers.
 
     Raises:
         ValueError: see `SplitWeights`.
@@ -131,15 +137,15 @@ def split_fused(source: WeightSource, layers: FusedLayers) -> WeightSource:
 
 
 def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any]:
-    """Return the tensors to write, with the projections of fused layers joined when they are written.
+    """Return the tensors to write; the projections of a fused layer are joined when the fused tensor is written.
 
     Args:
-        tensors: Paddle tensors, NumPy arrays or LazyTensors by the names of the decoder's layers.
+        tensors: name in the decoder -> Paddle tensor, NumPy array or LazyTensor.
         layers: the family's fused layers.
 
     Raises:
-        ValueError: a projection is quantized in a format that cannot be joined, or the projections have different
-            formats.
+        ValueError: a projection is quantized in a format that cannot be joined, or the projections of a layer have
+            different formats.
     """
     written: dict[str, Any] = {}
     groups: dict[str, dict[str, LazyTensor]] = {}
@@ -148,18 +154,18 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
         if found is None:
             written[name] = tensor
             continue
-        if found.leaf not in (*_STACKED, *_INTEGERS):
+        if found.tensor not in (*_STACKED, *_INTEGERS):
             raise ValueError(
-                f"{name}: in files this layer is part of {found.fused}, and layers in this format cannot be joined; "
-                "save the adapter, or merge it, instead of the quantized model"
+                f"{name}: files store this layer fused in {found.fused}, but layers in this format cannot be fused; "
+                "save the adapter, or merge the adapter, instead of saving the quantized model"
             )
-        assert found.part is not None, f"{name} is already fused"
-        groups.setdefault(f"{found.fused}.{found.leaf}", {})[found.part] = as_lazy(tensor)
+        assert found.projection is not None, f"{name} is already fused"
+        groups.setdefault(f"{found.fused}.{found.tensor}", {})[found.projection] = as_lazy(tensor)
     return {**written, **{name: _stacked(name, parts, layers) for name, parts in groups.items()}}
 
 
 def _stacked(name: str, parts: Mapping[str, LazyTensor], layers: FusedLayers) -> LazyTensor:
-    """Return the tensor `name` of a fused layer, which is joined from its projections when it is read."""
+    """Return the tensor `name` of a fused layer; reading the tensor joins the tensors of its projections."""
     expected = layers[name.split(".")[-2]]
     if parts.keys() != expected.keys():
         raise ValueError(

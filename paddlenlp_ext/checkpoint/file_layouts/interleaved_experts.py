@@ -1,4 +1,4 @@
-"""Checkpoints of gpt-oss: one tensor per layer holds all experts, with the rows of gate and up interleaved.
+"""Checkpoints of gpt-oss: each tensor stacks all experts of a layer, and gate and up channels alternate.
 
     in memory                              in files
     gate_up_proj.weight [E, 2F, D]         gate_up_proj [E, D, 2F], columns gate 0, up 0, gate 1, up 1, ...
@@ -6,7 +6,7 @@
     down_proj.weight [E, D, F]             down_proj [E, F, D]
     gate_up_proj.lora_B.weight [E, 2F, r]  in adapters: rows gate 0, up 0, gate 1, up 1, ...
 
-Weights in MXFP4 (quantized_formats/mxfp4.py) are dequantized while they are read.
+MXFP4 weights (quantized_formats/mxfp4.py) are dequantized while they are read.
 
 Shapes: E experts, F intermediate size, D hidden size, r rank.
 """
@@ -29,39 +29,41 @@ _NAMES = {
     "mlp.experts.gate_up_proj_bias": "mlp.experts.gate_up_proj_bias",
     "mlp.experts.down_proj.weight": "mlp.experts.down_proj",
 }
-"""Name in memory -> name in files, for tensors stored in another layout."""
+"""Name in memory -> name in files for the tensors whose layout differs."""
 _WEIGHTS = frozenset(name for name in _NAMES if name.endswith(".weight"))
 _INTERLEAVED = frozenset(f"mlp.experts.gate_up_proj{end}" for end in (".weight", "_bias", ".lora_B.weight"))
-"""Names in memory of tensors with the rows of gate and up."""
+"""Names in memory of tensors that combine the rows of gate and up."""
 
 
 class InterleavedExperts(FileLayout):
     """Layout of gpt-oss checkpoints."""
 
     def open(self, source: WeightSource) -> WeightSource:
-        """Return the stored tensors under the names and in the shapes of the parameters."""
+        """Return the stored tensors with the names and shapes of the parameters."""
         return _InterleavedWeights(open_mxfp4(source))
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a model's tensors in the layout they are saved in."""
+        """Return the parameters with the names and shapes of the files."""
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
-            prefix, own = split_layer(name)
-            written[prefix + _NAMES.get(own, own)] = self._to_file(name, as_lazy(tensor)) if own in _NAMES else tensor
+            prefix, local_name = split_layer(name)
+            written[prefix + _NAMES.get(local_name, local_name)] = (
+                self._to_file(name, as_lazy(tensor)) if local_name in _NAMES else tensor
+            )
         return written
 
     def to_transformers(self, name: str, values: Tensor) -> Tensor:
         """Interleave the rows of gate and up, and transpose weights."""
-        own = split_layer(name)[1]
-        if own in _INTERLEAVED:
+        local_name = split_layer(name)[1]
+        if local_name in _INTERLEAVED:
             values = _regrouped(values, [2, values.shape[1] // 2])
-        return values.transpose([0, 2, 1]) if own in _WEIGHTS else values
+        return values.transpose([0, 2, 1]) if local_name in _WEIGHTS else values
 
     def from_transformers(self, name: str, values: Tensor) -> Tensor:
-        """Put the rows of gate before the rows of up, and transpose weights to [E, outputs, inputs]."""
-        own = split_layer(name)[1]
-        values = values.transpose([0, 2, 1]) if own in _WEIGHTS else values
-        return _regrouped(values, [values.shape[1] // 2, 2]) if own in _INTERLEAVED else values
+        """Move the rows of gate before the rows of up, and transpose weights to [E, outputs, inputs]."""
+        local_name = split_layer(name)[1]
+        values = values.transpose([0, 2, 1]) if local_name in _WEIGHTS else values
+        return _regrouped(values, [values.shape[1] // 2, 2]) if local_name in _INTERLEAVED else values
 
     def _to_file(self, name: str, tensor: LazyTensor) -> LazyTensor:
         experts, *rest = tensor.shape
@@ -70,22 +72,22 @@ class InterleavedExperts(FileLayout):
 
 
 def _regrouped(values: Tensor, shape: list[int]) -> Tensor:
-    """Transpose the rows of a tensor [E, rows, ...], viewed as a matrix of shape `shape`."""
+    """Reorder the rows of a tensor [E, rows, ...]: reshape the rows to the 2D grid `shape` and transpose the grid."""
     experts, _, *rest = values.shape
     axes = [0, 2, 1, *range(3, 3 + len(rest))]
     return values.reshape([experts, *shape, *rest]).transpose(axes).reshape(values.shape)
 
 
 class _InterleavedWeights(WeightSource):
-    """Tensors of a gpt-oss checkpoint under the names and in the shapes of the parameters."""
+    """Tensors of a gpt-oss checkpoint with the names and shapes of the parameters."""
 
     def __init__(self, source: WeightSource) -> None:
         self.path, self._source = source.path, source
         in_memory = {file: memory for memory, file in _NAMES.items()}
         self._files: dict[str, str] = {}  # name in memory -> name in the file
         for name in source.names():
-            prefix, own = split_layer(name)
-            self._files[prefix + in_memory.get(own, own)] = name
+            prefix, local_name = split_layer(name)
+            self._files[prefix + in_memory.get(local_name, local_name)] = name
 
     def names(self) -> list[str]:
         return list(self._files)

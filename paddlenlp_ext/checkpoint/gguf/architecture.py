@@ -1,11 +1,9 @@
-"""Declare how a model family is stored in GGUF files, with the tables and checks that several families share.
+"""Declare how the GGUF files of a model family store its tensors and config; share tables and checks between families.
 
-llama.cpp's converter changes some tensors. They are changed back when they are read, and changed again when they are
-written:
+The converter of llama.cpp changes some tensors. Reading undoes the changes, and writing applies them:
 
-- The query and key rows of some families are permuted so that the two channels of a rotary pair are adjacent
-  (`permutes`).
-- Norms are stored as 1 + w instead of w (`norm_offset`).
+- In some families, query and key rows are permuted so that the two channels of a rotary pair are adjacent (`permutes`).
+- In some families, norm weights are stored as 1 + w instead of w (`norm_offset`).
 """
 
 from __future__ import annotations
@@ -41,12 +39,12 @@ SANDWICH = {**POST_NORM, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedfo
 
 @dataclass(frozen=True)
 class Key:
-    """Metadata key with a counterpart in config.json.
+    """Metadata key that corresponds to a key of config.json.
 
     Attributes:
         name: metadata key without the prefix of the architecture.
-        kind: int, float or bool.
-        default: value for files without the key; None: the key is required.
+        kind: type of the value: int, float or bool.
+        default: value of a missing key; None: the key is required.
         minimum: smallest valid value of an int.
     """
 
@@ -56,10 +54,10 @@ class Key:
     minimum: int = 1
 
     def read(self, file: GgufFile) -> Any:
-        """Return the value in a file.
+        """Return the value of the key in a file.
 
         Raises:
-            ValueError: the value is missing, has another type, or is less than the minimum.
+            ValueError: the value is missing, has a wrong type, or is less than the minimum.
         """
         if self.kind is int:
             return count(file, self.name, self.default, self.minimum)
@@ -69,14 +67,9 @@ class Key:
         return file.require(key, bool) if self.default is None else file.get(key, bool, self.default)
 
     def stored(self, value: Any) -> Any:
-        """Convert a value of config.json to the value to store in a file; None if the key is left out."""
+        """Convert a value of config.json to a metadata value; None if the key is omitted from the file."""
         value = self.default if value is None else value
         return None if value is None else self.kind(value)
-
-
-def undivided(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
-    """Return the tensors unchanged."""
-    return dict(tensors)
 
 
 @dataclass(frozen=True)
@@ -86,25 +79,26 @@ class Architecture:
     Attributes:
         name: `general.architecture`.
         class_name: name of the model class in config.json.
-        in_block: name in a block `blk.N.` -> name in a decoder layer of the Hugging Face model. `{}` stands for the
-            index of an expert, which is the first axis of the stored tensor. A name with a suffix such as `.weight`
-            is about a single tensor.
-        keys: key of config.json -> metadata key, in addition to the keys that all families have.
-        constants: config.json keys that GGUF metadata does not store, with the values that the published models use.
+        in_block: name within a GGUF block `blk.N.` -> name within a decoder layer of the Hugging Face model. `{}`
+            stands for the index of an expert; the stored tensor stacks the experts along its first axis. A name without
+            a suffix such as `.weight` covers all tensors of a layer.
+        keys: key of config.json -> metadata key, in addition to the keys of all families.
+        constants: keys of config.json without a metadata key, with the values of the published models.
         settings: function that derives keys of config.json from several metadata values or from tensors.
-        has_experts: whether the family is a mixture of experts, whose files have an `expert_count` of at least 1.
-        reads: function that recognizes the family's files if several families have the same `name`.
-        permutes: whether the rows of queries and keys are permuted.
-        norm_offset: offset that stored norm weights include.
-        norm_epsilon: name of the norms' epsilon in the metadata and in config.json.
+        has_experts: whether the family is a mixture of experts; its files have an `expert_count` of at least 1.
+        reads: function that recognizes the files of this family among files with the same `general.architecture`.
+        permutes: whether the rows of query and key projections are permuted.
+        norm_offset: offset that is added to norm weights in files.
+        norm_epsilon: name of the epsilon of norms in the metadata and in config.json.
         has_window: whether the family has sliding-window attention.
         is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
         is_latent: whether the family has multi-head latent attention (MLA).
         vectors: suffixes of the Hugging Face names of one-row matrices that files store as vectors.
-        restore: function that converts the stored tensors (named as in `in_block`) to the tensors of the Hugging Face
+        restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
-        divide: inverse of `restore`; it gets the tensors and the config (`DecoderConfig`) of a model.
+        split: inverse of `restore`, called with the tensors and the config (`DecoderConfig`) of a model; None: each
+            Hugging Face tensor is stored as one GGUF tensor, or the tensors of experts are stacked.
     """
 
     name: str
@@ -124,12 +118,7 @@ class Architecture:
     is_latent: bool = False
     vectors: tuple[str, ...] = ()
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
-    divide: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] = undivided
-
-    @property
-    def has_parts(self) -> bool:
-        """True if a Hugging Face tensor is stored as several GGUF tensors."""
-        return self.divide is not undivided
+    split: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] | None = None
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
         """Return the keys of config.json that are specific to this family.
@@ -137,20 +126,27 @@ class Architecture:
         Raises:
             ValueError: metadata are missing or damaged, or describe an unsupported model.
         """
-        read = {own: key.read(file) for own, key in self.keys.items()}
+        read = {name: key.read(file) for name, key in self.keys.items()}
         return {**read, **self.constants, **self.settings(file)}
 
 
 def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal that rounds to a stored float32: 1e-05 instead of 9.99999974737e-06."""
+    """Return the shortest decimal that rounds to a stored float32, such as 1e-05 for 9.99999974737e-06."""
     return float(str(np.float32(value)))
 
 
 def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1, maximum: int = 2**31) -> int:
-    """Return an integer from the metadata of the architecture; without a default, the key is required.
+    """Return an integer from the metadata.
+
+    Args:
+        file: the model.
+        key: metadata key without the prefix of the architecture.
+        default: value of a missing key; None: the key is required.
+        minimum: smallest valid value.
+        maximum: largest valid value.
 
     Raises:
-        ValueError: the key is missing, or the value is outside the range.
+        ValueError: the key is missing, or the value has a wrong type or is outside the range.
     """
     key = file.architecture_key(key)
     value = file.require(key, int) if default is None else file.get(key, int, default)
@@ -162,18 +158,18 @@ def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1
 
 
 def number(file: GgufFile, key: str, default: float | None = None) -> float:
-    """Return a number from the metadata of the architecture; without a default, the key is required."""
+    """Return a floating-point value from the metadata; see `count` for the arguments."""
     key = file.architecture_key(key)
     return shortest_decimal(file.require(key, float) if default is None else file.get(key, float, default))
 
 
 def has_bias(file: GgufFile, name: str) -> bool:
-    """Return whether the layer `name` of the first block has a bias."""
+    """Return whether the layer `name` has a bias in the first block."""
     return f"blk.0.{name}.bias" in file.tensors
 
 
 def has_window(file: GgufFile) -> bool:
-    """Return whether the model of a file has sliding-window attention."""
+    """Return whether the metadata of a file specify sliding-window attention."""
     return bool(count(file, "attention.sliding_window", 0, minimum=0))
 
 

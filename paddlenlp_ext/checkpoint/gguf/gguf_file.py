@@ -1,7 +1,7 @@
-"""Open GGUF files: typed access to metadata, and split models.
+"""Open a GGUF model and access its metadata with type checks.
 
-The files of a split model, `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`, are one `GgufFile`: the first file
-has the metadata, and every file has some of the tensors.
+The tensors of a split model are distributed over the files `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`.
+The first file has the metadata. One `GgufFile` represents all files of the model.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PART_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class GgufFile:
-    """Metadata and tensor locations of a GGUF model; `GgufWeights` reads the tensors.
+    """Metadata and tensor locations of a GGUF model; `GgufWeights` reads the tensor values.
 
     Attributes:
         path: the file, or the first file of a split model.
-        metadata: values by key.
-        tensors: locations of the tensors of all files, by name.
+        metadata: key -> value.
+        tensors: tensor name -> location, for the tensors of all files.
     """
 
     path: Path
@@ -112,13 +112,13 @@ def require_gguf() -> None:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read the header of a file, or of all files of a split model; the result is cached until a file changes.
+    """Read the headers of all files of a model; the result is cached until a file changes.
 
     Args:
         path: the file, or any file of a split model.
 
     Raises:
-        ValueError: a file is missing, not GGUF, damaged or truncated, or the files are not one split model.
+        ValueError: a file is missing, not GGUF, damaged or truncated, or the files are from different models.
         ModuleNotFoundError: the gguf library is not installed.
     """
     require_gguf()
@@ -132,7 +132,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
 
 
 def part_paths(path: Path) -> list[Path]:
-    """Return the paths of all files of a split model, given one of them; `[path]` if the model is not split."""
+    """Return the paths of all files of the split model that includes `path`; `[path]` if the model is not split."""
     match = _PART_NAME.fullmatch(path.name)
     count = int(match[3]) if match else 1
     if match is None or count == 1 or not 1 <= int(match[2]) <= count:
@@ -142,10 +142,10 @@ def part_paths(path: Path) -> list[Path]:
 
 @functools.lru_cache(maxsize=2)
 def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
-    """Read the headers of all files.
+    """Read the headers of all files of a model.
 
     Args:
-        parts: path, size and modification time of each file; size and time are only cache keys.
+        parts: path, size and modification time of each file; size and time are used only as cache keys.
     """
     headers = [GgufFile(path, *read_header(path)) for path, _, _ in parts]
     tensors: dict[str, GgufTensor] = {}
@@ -165,10 +165,15 @@ def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
 
 
 def _check_part(header: GgufFile, number: int, count: int) -> None:
-    """Check that the metadata agree with the file name, which says that the file is part `number` of `count`.
+    """Check that the metadata agree with the file name.
+
+    Args:
+        header: header of the file.
+        number: index of the file in the split model according to its name, from 1.
+        count: number of files according to the name.
 
     Raises:
-        ValueError: the metadata name another part or another number of parts.
+        ValueError: the metadata have another index or another number of files.
     """
     stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp writes 0 after joining the parts
     stored_number = header.get("split.no", int, 0) + 1
@@ -176,6 +181,6 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
         return
     name = f"NAME-{stored_number:05}-of-{stored_count:05}.gguf" if stored_count > 1 else "NAME.gguf"
     raise ValueError(
-        f"{header.path}: the metadata says part {stored_number} of {stored_count}, "
-        f"but the name says part {number} of {count}; rename the file to {name}"
+        f"{header.path}: this is file {stored_number} of {stored_count} according to the metadata, but file {number} "
+        f"of {count} according to its name; rename the file to {name}"
     )

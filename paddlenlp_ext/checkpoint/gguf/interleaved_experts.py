@@ -1,4 +1,4 @@
-"""Experts of gpt-oss in GGUF files, which store gate_proj and up_proj as separate tensors.
+"""Convert the experts of gpt-oss: GGUF files store gate_proj and up_proj separately, the checkpoint interleaves them.
 
 in a GGUF file                                      as read
 ffn_gate_exps, ffn_up_exps [E, F, D]                mlp.experts.gate_up_proj [E, D, 2F], columns gate 0, up 0, ...
@@ -25,7 +25,7 @@ STACKED_EXPERTS = {
     for name in ("gate", "up", "down")
     for kind, ending in (("weight", ""), ("bias", "_bias"))
 }
-"""Name in a block -> name in a decoder layer, with gate and up apart."""
+"""Name in a GGUF block -> name in a decoder layer with separate gate_proj and up_proj."""
 _PARTS = {
     "mlp.experts.gate_up_proj": ("mlp.experts.gate_proj", "mlp.experts.up_proj"),
     "mlp.experts.gate_up_proj_bias": ("mlp.experts.gate_proj_bias", "mlp.experts.up_proj_bias"),
@@ -33,36 +33,36 @@ _PARTS = {
 }
 
 
-def divide_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+def split_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
     """Split gate_up_proj into gate_proj and up_proj; the inverse of `InterleavedGates`.
 
     Args:
-        tensors: tensors under their Hugging Face names.
-        config: unused; `Architecture.divide` passes the model's config.
+        tensors: Hugging Face name -> tensor.
+        config: unused argument of `Architecture.split`.
     """
-    divided: dict[str, LazyTensor] = {}
+    result: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        prefix, own = split_layer(name)
-        parts = _PARTS.get(own)
+        prefix, local_name = split_layer(name)
+        parts = _PARTS.get(local_name)
         if parts is None:
-            divided[name] = tensor
+            result[name] = tensor
             continue
         experts, *rows, columns = tensor.shape
         shape = (experts, columns // len(parts), *rows)
         for index, part in enumerate(parts):
             read = partial(_read_part, tensor, index, len(parts))
-            divided[prefix + part] = LazyTensor(shape, tensor.dtype, read)
-    return divided
+            result[prefix + part] = LazyTensor(shape, tensor.dtype, read)
+    return result
 
 
 def _read_part(joined: LazyTensor, index: int, count: int) -> np.ndarray:
-    """Return every `count`-th column, starting at `index`, as rows."""
+    """Return every `count`-th column from column `index`, transposed to rows."""
     values = joined.read()[..., index::count]
     return np.swapaxes(values, 1, 2) if values.ndim == 3 else values
 
 
 class InterleavedGates(JoinedTensors):
-    """Tensors of a GGUF file with gate and up interleaved, as in the Hugging Face checkpoint.
+    """Tensors of a GGUF file, with gate_proj and up_proj interleaved as in the Hugging Face checkpoint.
 
     Raises:
         ValueError: gate_proj or up_proj of a layer is missing.
@@ -72,8 +72,10 @@ class InterleavedGates(JoinedTensors):
         joined = {part: name for name, parts in _PARTS.items() for part in parts}
         parts: dict[str, list[str]] = {}
         for name in source.names():
-            prefix, own = split_layer(name)
-            parts[prefix + joined.get(own, own)] = [prefix + part for part in _PARTS.get(joined.get(own, ""), (own,))]
+            prefix, local_name = split_layer(name)
+            parts[prefix + joined.get(local_name, local_name)] = [
+                prefix + part for part in _PARTS.get(joined.get(local_name, ""), (local_name,))
+            ]
         super().__init__(source, parts)
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""Base class for Hugging Face tensors that a GGUF file stores as several tensors."""
+"""Base class for joining GGUF tensors to the tensors of the Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class JoinedTensors(WeightSource):
 
         Args:
             source: the stored tensors.
-            parts: name of a joined tensor -> names of the stored tensors.
+            parts: name of a joined tensor -> names of the stored tensors to join.
 
         Raises:
             ValueError: a stored tensor is missing.
@@ -24,7 +24,7 @@ class JoinedTensors(WeightSource):
         missing = {part for names in parts.values() for part in names}.difference(source.names())
         if missing:
             raise ValueError(
-                f"{self.path}: the tensor for {min(missing)} is missing; use a GGUF file with the whole model"
+                f"{self.path}: the tensor for {min(missing)} is missing; use a GGUF file with all tensors of the model"
             )
 
     def names(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""Multi-head latent attention (MLA) in GGUF files, which store kv_b_proj as separate key and value tensors.
+"""Multi-head latent attention (MLA) in GGUF files, which split kv_b_proj into key and value tensors.
 
 in a GGUF file                               as read
 attn_k_b [N, L, U], attn_v_b [N, E, L]       self_attn.kv_b_proj [N * (U + E), L]
-attn_kv_b [N * (U + E), L], in older files   the same
+attn_kv_b [N * (U + E), L], in older files   self_attn.kv_b_proj [N * (U + E), L]
 
 Shapes: N heads, L latent size, U key channels without rotation, E value channels.
 """
@@ -24,7 +24,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 LATENT_ATTENTION = {
-    **{name: own for name, own in PRE_NORM.items() if name not in ("attn_k", "attn_v")},
+    **{name: local_name for name, local_name in PRE_NORM.items() if name not in ("attn_k", "attn_v")},
     "attn_q_a": "self_attn.q_a_proj",
     "attn_q_a_norm": "self_attn.q_a_layernorm",
     "attn_q_b": "self_attn.q_b_proj",
@@ -34,14 +34,14 @@ LATENT_ATTENTION = {
     "attn_k_b": "self_attn.k_b_proj",
     "attn_v_b": "self_attn.v_b_proj",
 }
-"""Name in a block -> name in a decoder layer."""
+"""Name in a GGUF block -> name in a decoder layer."""
 _BOTH, _KEYS, _VALUES = (f"self_attn.{name}.weight" for name in ("kv_b_proj", "k_b_proj", "v_b_proj"))
 
 
 def latent_settings(file: GgufFile) -> dict[str, Any]:
-    """Return the keys of config.json for the sizes of latent attention.
+    """Return the keys of config.json that specify the sizes of latent attention.
 
-    In files with separate key and value tensors, `key_length` and `value_length` are the sizes of the latents.
+    In files with separate key and value tensors, the metadata `key_length` and `value_length` are sizes of the latents.
 
     Raises:
         ValueError: all key channels are rotated.
@@ -63,18 +63,18 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
     }
 
 
-def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
-    """Return the metadata for latent attention; the inverse of `latent_settings`. Keys have no architecture prefix.
+def latent_metadata(latent: Any, splits_kv_b: bool) -> dict[str, int]:
+    """Return the metadata for latent attention, without the architecture prefix; the inverse of `latent_settings`.
 
     Args:
         latent: sizes of the attention (`LatentShape`).
-        has_parts: whether kv_b_proj is stored as separate key and value tensors.
+        splits_kv_b: whether kv_b_proj is stored as separate key and value tensors.
     """
     keys = latent.unrotated_dim + latent.rotated_dim
     sizes = {"rope.dimension_count": latent.rotated_dim, "attention.kv_lora_rank": latent.kv_rank}
     if latent.query_rank is not None:
         sizes["attention.q_lora_rank"] = latent.query_rank
-    if not has_parts:
+    if not splits_kv_b:
         return {**sizes, "attention.key_length": keys, "attention.value_length": latent.value_dim}
     return {
         **sizes,
@@ -85,26 +85,26 @@ def latent_metadata(latent: Any, has_parts: bool) -> dict[str, int]:
     }
 
 
-def divide_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+def split_latents(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
     """Split kv_b_proj into key and value tensors; the inverse of `JoinedLatents`.
 
     Args:
-        tensors: tensors under their Hugging Face names.
+        tensors: Hugging Face name -> tensor.
         config: config of the model (`DecoderConfig`).
     """
     heads, unrotated = config.num_attention_heads, config.latent.unrotated_dim
-    divided: dict[str, LazyTensor] = {}
+    result: dict[str, LazyTensor] = {}
     for name, tensor in tensors.items():
-        prefix, own = split_layer(name)
-        if own != _BOTH:
-            divided[name] = tensor
+        prefix, local_name = split_layer(name)
+        if local_name != _BOTH:
+            result[name] = tensor
             continue
         rows, rank = tensor.shape
         keys = (heads, rank, unrotated)
         values = (heads, rows // heads - unrotated, rank)
-        divided[prefix + _KEYS] = LazyTensor(keys, tensor.dtype, partial(_read_keys, tensor, heads, unrotated))
-        divided[prefix + _VALUES] = LazyTensor(values, tensor.dtype, partial(_read_values, tensor, heads, unrotated))
-    return divided
+        result[prefix + _KEYS] = LazyTensor(keys, tensor.dtype, partial(_read_keys, tensor, heads, unrotated))
+        result[prefix + _VALUES] = LazyTensor(values, tensor.dtype, partial(_read_values, tensor, heads, unrotated))
+    return result
 
 
 def _read_keys(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
@@ -118,7 +118,7 @@ def _read_values(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
 
 
 class JoinedLatents(JoinedTensors):
-    """Tensors of a GGUF file with key and value tensors joined to kv_b_proj, as in the Hugging Face checkpoint.
+    """Tensors of a GGUF file, with key and value tensors joined to kv_b_proj as in the Hugging Face checkpoint.
 
     Raises:
         ValueError: the key tensor or the value tensor of a layer is missing.
@@ -128,8 +128,8 @@ class JoinedLatents(JoinedTensors):
         stored = source.names()
         parts: dict[str, tuple[str, ...]] = {}
         for name in stored:
-            prefix, own = split_layer(name)
-            if own not in (_KEYS, _VALUES):
+            prefix, local_name = split_layer(name)
+            if local_name not in (_KEYS, _VALUES):
                 parts[name] = (name,)
             elif prefix + _BOTH not in stored:
                 parts[prefix + _BOTH] = (prefix + _KEYS, prefix + _VALUES)

@@ -1,6 +1,6 @@
-"""Names and metadata of MoE layers in GGUF files, shared by several families.
+"""Tensor names and metadata keys of mixture-of-experts layers in GGUF files, shared by several families.
 
-A GGUF file stacks the weights of a layer's experts in one tensor, which is read as one tensor per expert.
+A GGUF tensor stacks the weights of all experts of a layer and is read as one tensor per expert.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ GROUPED_EXPERT_KEYS = {
     "routed_scaling_factor": Key("expert_weights_scale", float, default=1.0),
     "norm_topk_prob": Key("expert_weights_norm", bool, default=False),
 }
-"""Keys of config.json for routed experts with group-limited routing, and for shared experts."""
+"""Keys of config.json for group-limited routing and for shared experts -> metadata keys."""
 
 
 def plain_softmax(file: GgufFile) -> dict[str, Any]:
-    """Check that the router is a plain softmax over all experts; return no keys of config.json.
+    """Check that the router is a plain softmax over all experts; return an empty dict, as `Architecture.settings`.
 
     Raises:
         ValueError: the model has another router.
@@ -44,7 +44,7 @@ def plain_softmax(file: GgufFile) -> dict[str, Any]:
     groups, scale = count(file, "expert_group_count", 1, minimum=0), number(file, "expert_weights_scale", 1.0)
     if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):
         raise ValueError(
-            f"{file.path}: {file.architecture} with a router that does not use softmax, that has expert groups or that "
-            "scales its weights is not supported; use the model's safetensors folder"
+            f"{file.path}: the router of this {file.architecture} model scales its weights, has expert groups or does "
+            "not use softmax, which is not supported; use the model's safetensors folder"
         )
     return {}

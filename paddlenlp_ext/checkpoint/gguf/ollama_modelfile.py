@@ -1,4 +1,4 @@
-"""Write an Ollama Modelfile (https://docs.ollama.com/modelfile) for a GGUF file: chat template and stop tokens."""
+"""Compose an Ollama Modelfile (https://docs.ollama.com/modelfile) with the chat template and stop tokens of a model."""
 
 from __future__ import annotations
 
@@ -20,20 +20,21 @@ _PARAMETERS = {
 WritePrompt = Callable[[str, Sequence[tuple[str, str]], "str | None"], str]
 """Function that renders a prompt from a user message, earlier (user, assistant) turns and a system prompt.
 
-It raises ValueError if the template cannot render a system prompt.
+The function raises ValueError if the template cannot render a system prompt.
 """
 
 
 @dataclass(frozen=True)
-class ChatPieces:
-    """Constant text around the messages of a chat template, without bos.
+class ChatDelimiters:
+    """Constant text that a chat template writes around messages, without the bos token.
 
     Attributes:
-        first: text before the first user message.
-        system: texts before and after the system prompt, which replace `first`; None: the template has no system
-            prompt.
-        before_answer: text between a user message and the answer; it ends the prompt.
-        answer_lead: further text before an earlier answer, such as a space, which the model generates itself.
+        first: text before the first user message of a chat without system prompt.
+        system: texts before and after the system prompt, which replace `first`; None: the template does not support a
+            system prompt.
+        before_answer: text between a user message and the answer; a prompt ends with this text.
+        answer_lead: text between `before_answer` and an earlier answer, such as a space. In a new answer, the model
+            generates this text.
         between: text between an answer and the next user message.
     """
 
@@ -44,14 +45,14 @@ class ChatPieces:
     between: str
 
     def write(self, question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
-        """Render the text of a prompt."""
+        """Render a prompt from a user message, earlier (user, assistant) turns and a system prompt."""
         text = self.first if system is None or self.system is None else system.join(self.system)
         for asked, answer in history:
             text += asked + self.before_answer + self.answer_lead + answer + self.between
         return text + question + self.before_answer
 
     def go_template(self) -> str:
-        """Return the template in the syntax of Go's text/template, with all text in quoted literals."""
+        """Return the chat template in the syntax of Go's text/template; all constant text is quoted."""
         first = _literal(self.first)
         if self.system is not None:
             before, after = map(_literal, self.system)
@@ -69,8 +70,8 @@ def _literal(text: str) -> str:
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
 
 
-def chat_pieces(write: WritePrompt) -> ChatPieces | None:
-    """Split a chat template into constant pieces; return None if the pieces do not reproduce the template.
+def find_delimiters(write: WritePrompt) -> ChatDelimiters | None:
+    """Derive the delimiters of a chat template from rendered prompts; return None if they do not reproduce the prompts.
 
     Args:
         write: function that renders the template.
@@ -84,28 +85,28 @@ def chat_pieces(write: WritePrompt) -> ChatPieces | None:
         system = (before, after)
     except ValueError:
         system = None
-    pieces = ChatPieces(first, system, before_answer, lead, between)
+    delimiters = ChatDelimiters(first, system, before_answer, lead, between)
     history = [(_QUESTION, _ANSWER), ("again", "yes")]
     for asked in (None, _SYSTEM) if system else (None,):
-        if pieces.write(_NEXT, history, asked) != write(_NEXT, history, asked):
+        if delimiters.write(_NEXT, history, asked) != write(_NEXT, history, asked):
             return None
-    return pieces
+    return delimiters
 
 
 def modelfile(
-    gguf_name: str, pieces: ChatPieces | None, end_tokens: Sequence[str], generation: Mapping[str, Any]
+    gguf_name: str, delimiters: ChatDelimiters | None, end_tokens: Sequence[str], generation: Mapping[str, Any]
 ) -> str:
     """Return the contents of a Modelfile.
 
     Args:
-        gguf_name: name of the GGUF file in the same folder.
-        pieces: pieces of the chat template; None: Ollama chooses a template.
-        end_tokens: stop tokens.
+        gguf_name: name of the GGUF file, which is in the folder of the Modelfile.
+        delimiters: delimiters of the chat template; None: omit the template, so that Ollama chooses a template.
+        end_tokens: stop tokens as text.
         generation: contents of generation_config.json.
     """
     lines = [f"FROM ./{gguf_name}"]
-    if pieces is not None:
-        lines.append(f'TEMPLATE """{pieces.go_template()}"""')
+    if delimiters is not None:
+        lines.append(f'TEMPLATE """{delimiters.go_template()}"""')
     lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in end_tokens]
     if generation.get("do_sample") is False:  # greedy decoding: only the repetition penalty still applies
         generation = {"temperature": 0, "repetition_penalty": generation.get("repetition_penalty")}

@@ -14,8 +14,8 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the config.json dict of a GGUF model.
 
     Raises:
-        ValueError: the decoder does not support the architecture, RoPE scaling or head sizes, or metadata are missing
-            or have the wrong type.
+        ValueError: the architecture, RoPE scaling or head sizes are not supported, or metadata are missing or have a
+            wrong type.
     """
     architecture = architecture_of(file)
     for key in ("attention.head_count", "attention.head_count_kv"):
@@ -59,15 +59,15 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _head_dim(file: GgufFile, default: int) -> int:
-    if architecture_of(file).is_latent:  # the number of rotated channels, as in Hugging Face configs
+    if architecture_of(file).is_latent:  # for MLA, head_dim of Hugging Face configs is the number of rotated channels
         return count(file, "rope.dimension_count")
     head_dim = count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):
         value = count(file, key, head_dim)
         if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
             raise ValueError(
-                f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; "
-                "value heads of another size are not supported, nor are partial rotary embeddings for this architecture"
+                f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; for this "
+                "architecture, value heads of another size and partial rotary embeddings are not supported"
             )
     return head_dim
 
@@ -82,7 +82,7 @@ def _partial_rotary(file: GgufFile, head_dim: int) -> dict[str, Any]:
 
 
 def _token_ids(file: GgufFile) -> dict[str, Any]:
-    """Return the ids of bos, eos and padding; end-of-text, end-of-turn and end-of-message tokens all end generation."""
+    """Return the ids of bos, eos and padding; eos includes the end-of-turn and end-of-message tokens."""
     stored = {
         name: file.get(f"tokenizer.ggml.{name}_token_id", int) for name in ("bos", "eos", "eot", "eom", "padding")
     }

@@ -1,4 +1,4 @@
-"""Read the tensors of a GGUF file, dequantized and under Hugging Face names."""
+"""Read the tensors of a GGUF file, dequantized and with their Hugging Face names."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _QUANTIZED = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4",
 )  # fmt: skip
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
-"""LongRoPE `short_factor` and `long_factor` values."""
+"""Tensors with the LongRoPE values `short_factor` and `long_factor`."""
 TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Name of a tensor outside the blocks -> name of the Hugging Face layer."""
-_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # RoPE scaling, which rope_scaling.py converts
+_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # tensors for RoPE scaling; rope_scaling.py reads them
 
 
 class _Place(NamedTuple):
-    """Name of a stored tensor, and for the weight of one expert its index along the first axis."""
+    """Name of a stored tensor, and the index of the expert along its first axis; None: the full tensor."""
 
     stored: str
     expert: int | None
@@ -38,7 +38,7 @@ class GgufWeights(WeightSource):
     """Weights of one .gguf file, or of all files of a split model.
 
     Raises:
-        ValueError: the file is damaged, or has an unknown architecture or tensors unknown to the architecture.
+        ValueError: the file is damaged, its architecture is unknown, or the architecture does not have such a tensor.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -77,7 +77,7 @@ class GgufWeights(WeightSource):
         stored = self.dtype(name)
         if self._architecture.norm_offset and "norm" in name:
             values, stored = cast(values, stored, "float32") - np.float32(self._architecture.norm_offset), "float32"
-        if shard is not None:  # the full tensor is read first: quantization blocks may cross shard boundaries
+        if shard is not None:  # quantization blocks may cross shard boundaries, so the full tensor is read first
             values = values[shard.index]
         return cast(values, stored, dtype or self.dtype(name))
 
@@ -95,7 +95,7 @@ class GgufWeights(WeightSource):
 
 
 def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
-    """Open the weights of a GGUF model under the names and in the shapes of the Hugging Face checkpoint.
+    """Open the weights of a GGUF model with the names and shapes of the Hugging Face checkpoint.
 
     Raises:
         ValueError: see `GgufWeights`; or a tensor is missing.
@@ -105,12 +105,12 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:
-    """Read a stored tensor, dequantized to float32 if it is quantized; bfloat16 is returned as its bits in uint16.
+    """Read a stored tensor; a quantized tensor is dequantized to float32, bfloat16 is returned as its bits in uint16.
 
     Args:
         file: the model.
-        stored_name: name of the tensor.
-        expert: index of the expert to read along the first axis; None: read the full tensor.
+        stored_name: GGUF name of the tensor.
+        expert: index along the first axis of the expert to read; None: the full tensor.
 
     Raises:
         ValueError: the quantization type is not supported, or the file ends early.
@@ -124,7 +124,7 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
             f"{tensor.path}: tensor {stored_name} is stored as {tensor.type}, which is not supported; known: {known}"
         )
     shape, start, num_bytes = tensor.shape, tensor.start, tensor.num_bytes
-    if expert is not None:  # blocks run along the last axis, so the bytes of an expert are contiguous
+    if expert is not None:  # a quantization block lies within one row, so the bytes of an expert are contiguous
         num_bytes //= shape[0]
         shape, start = shape[1:], start + expert * num_bytes
     raw = np.fromfile(tensor.path, np.uint8, count=num_bytes, offset=start)
@@ -144,7 +144,7 @@ def unpermute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
         num_heads: number of query heads or key heads.
 
     Returns:
-        The same rows; row (head, half, i) was row (head, i, half).
+        The reordered rows: row (head, half, i) of the result is row (head, i, half) of `values`.
     """
     half = values.shape[0] // num_heads // 2
     return values.reshape(num_heads, half, 2, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
@@ -157,7 +157,7 @@ def permute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
-    """Return where each Hugging Face tensor is stored."""
+    """Return Hugging Face name -> place in the file, for all tensors of the model."""
     found: dict[str, _Place] = {}
     unknown = []
     unread = count(file, "nextn_predict_layers", 0, minimum=0)
@@ -168,9 +168,9 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
         block = re.fullmatch(r"blk\.(\d+)\.(.+)", base)
         if unread and block and int(block[1]) >= num_layers(file):
             continue
-        own = _name_in_block(architecture, block[2], kind) if block else None
-        if block and own:
-            name = f"model.layers.{block[1]}.{own}"
+        local_name = _name_in_block(architecture, block[2], kind) if block else None
+        if block and local_name:
+            name = f"model.layers.{block[1]}.{local_name}"
             experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
             found |= {name.format(expert): _Place(stored, expert) for expert in experts}
         elif base in TOP_LEVEL:
@@ -186,7 +186,7 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
 
 
 def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
-    """Return the Hugging Face name, within its layer, of the stored tensor `base.kind`; None if it is unknown."""
+    """Return the Hugging Face name within a layer of the GGUF tensor `base.kind`; None for an unknown tensor."""
     if base in architecture.in_block:
         return f"{architecture.in_block[base]}.{kind}"
     return architecture.in_block.get(f"{base}.{kind}")

@@ -1,8 +1,8 @@
 """Convert RoPE scaling between the metadata of a GGUF file and `rope_scaling` of config.json.
 
-Llama 3 models have no scaling in their metadata. The tensor `rope_freqs.weight` holds a divisor for each rotary
-frequency: 1 for short wavelengths, `factor` for long wavelengths, interpolated in between. If t is the number of turns
-of a frequency over the original context,
+The metadata of Llama 3 models lack the scaling. Instead, the tensor `rope_freqs.weight` holds a divisor for each rotary
+frequency: 1 for short wavelengths, `factor` for long wavelengths, and interpolated values in between. With t turns of a
+rotary pair over the original context,
 
     1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
 """
@@ -21,10 +21,10 @@ from paddlenlp_ext.checkpoint.gguf.registry import architecture_of
 
 _DIVISORS = "rope_freqs.weight"
 _READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
-"""Scaling keys that are known; `finetuned` only records how the model was trained."""
+"""Known scaling keys; `finetuned` does not change the computation."""
 _MSCALE = "yarn_log_multiplier"
 """Scaling key of models with latent attention: 0.1 times `mscale_all_dim` of config.json."""
-# The bounds of all published Llama 3.1, 3.2 and 3.3 models (in their config.json).
+# Bounds in the config.json of all published Llama 3.1, 3.2 and 3.3 models.
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -80,13 +80,13 @@ def rope_metadata(
         theta: base of the frequencies.
         scaling: `rope_scaling` of config.json.
         rotary_dim: number of rotated channels of a head.
-        temperature: LongRoPE: attention factor.
+        temperature: attention factor of LongRoPE.
 
     Returns:
-        Metadata without the prefix of the architecture, and tensors by name.
+        Metadata without the prefix of the architecture, and tensors (name -> values).
 
     Raises:
-        ValueError: GGUF files have no such rope type.
+        ValueError: GGUF cannot express the rope type.
     """
     keys: dict[str, Any] = {"rope.freq_base": float(theta)}
     original = scaling.get("original_max_position_embeddings")
@@ -104,8 +104,8 @@ def rope_metadata(
         return keys, dict(zip(ROPE_FACTORS, factors, strict=True))
     if kind not in ("linear", "yarn"):
         raise ValueError(
-            f"rope type {kind!r} in config.json cannot be written as GGUF; default, linear, yarn, "
-            "longrope and llama3 can"
+            f"rope type {kind!r} in config.json cannot be written as GGUF; supported: default, linear, yarn, longrope "
+            "and llama3"
         )
     keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
     for key in ("beta_fast", "beta_slow"):
@@ -117,7 +117,7 @@ def rope_metadata(
 
 
 def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
-    """Return the YaRN settings; like llama.cpp, assume that `mscale` equals `mscale_all_dim`."""
+    """Return the YaRN settings; `mscale` is set to `mscale_all_dim`, as llama.cpp assumes."""
     original = file.require(file.architecture_key("rope.scaling.original_context_length"), int)
     settings = {
         "rope_type": "yarn",
@@ -148,11 +148,11 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
 def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:
     """Return Llama 3 settings that reproduce the divisors, preferably the settings of the published models.
 
-    The divisors determine the bounds only relative to the original context, so the returned settings may differ from
-    the original settings with the same frequencies.
+    The divisors determine the bounds only relative to the original context. Therefore the returned settings may differ
+    from the settings of the original model but result in the same frequencies.
 
     Args:
-        divisors: [head_dim / 2], highest frequency first.
+        divisors: divisors of the frequencies, [head_dim / 2], highest frequency first.
         theta: base of the frequencies.
 
     Returns:
@@ -192,11 +192,13 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
     fastest_scaled = turns[divisors == factor].max()
     if not np.isfinite(slowest_kept):
         slowest_kept = 16 * max(turns.max(), fastest_scaled)
-    if inside.sum() == 0:  # any bounds between the two frequencies fit; the quarters allow for rounding
+    if inside.sum() == 0:  # all bounds between the two frequencies are valid; the exponents leave a margin for rounding
         ratio = slowest_kept / fastest_scaled
         return fastest_scaled * ratio**0.25, fastest_scaled * ratio**0.75
     keep = (1 / divisors[inside] - 1 / factor) / (1 - 1 / factor)
-    if inside.sum() == 1:  # the steepest line through the point that stays between the neighbouring frequencies
+    if (
+        inside.sum() == 1
+    ):  # a line through the only point, with its zero and its one between the neighbouring frequencies
         (at,), (height,) = turns[inside], keep
         zero = max(fastest_scaled, (at - height * slowest_kept) / (1 - height))
         return zero, zero + (at - zero) / height

@@ -38,16 +38,16 @@ class TokenizerFields:
     Attributes:
         path: the file, for messages.
         model: gpt2 (byte-level BPE) or llama (SentencePiece BPE).
-        pre: name of the pre-tokenizer; None if the file names none.
-        tokens: the vocabulary, without unused tokens at the end, which only pad the embedding to a round size.
+        pre: name of the pre-tokenizer; None if the key is missing.
+        tokens: the vocabulary, without the unused tokens at the end that pad the embedding.
         types: `TokenType` of each token.
-        merges: byte-level BPE: the merges, each two tokens.
-        scores: SentencePiece BPE: score of each token.
-        special: tokens by the argument names of transformers (`bos_token`, `eos_token`, `unk_token`, `pad_token`).
-        unknown: SentencePiece BPE: the unknown token.
-        adds: whether bos and eos are added to every text, by the same argument names.
-        adds_space_prefix: SentencePiece BPE: whether a space is added before every text.
-        chat_template: Jinja chat template; None if the file has none.
+        merges: merges of byte-level BPE, each a pair of tokens.
+        scores: score of each SentencePiece token.
+        special: argument of transformers (`bos_token`, `eos_token`, `unk_token`, `pad_token`) -> token.
+        unknown: unknown token of SentencePiece BPE.
+        adds: `bos_token` and `eos_token` -> whether the tokenizer adds the token to every text.
+        adds_space_prefix: whether a SentencePiece tokenizer adds a space before every text.
+        chat_template: Jinja chat template; None if the key is missing.
         max_length: context length of the model.
     """
 
@@ -96,10 +96,10 @@ def read_tokenizer_fields(file: GgufFile) -> TokenizerFields:
 
 
 def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
-    """Return tokens and their types, without the unused tokens at the end.
+    """Return the tokens and their types, without the unused tokens at the end.
 
     Raises:
-        ValueError: there are no tokens or more tokens than embedding rows, or a token or type is invalid.
+        ValueError: the vocabulary is empty or larger than the embedding, or a token or type is invalid.
     """
     tokens, key = file.require_list(_PREFIX + "tokens", str), _PREFIX + "token_type"
     types = file.require_list(key, int) if key in file.metadata else [int(TokenType.NORMAL)] * len(tokens)
@@ -115,12 +115,14 @@ def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
     if embedding is not None and count > embedding.shape[0]:
         raise ValueError(f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows")
     longest = max(map(len, tokens), default=0)
-    if longest > _MAX_TOKEN_LENGTH:  # the time to find merges grows with the square of the length
+    if longest > _MAX_TOKEN_LENGTH:  # the time of `merges_from_scores` grows with the square of the token length
         raise ValueError(f"{file.path}: a token has {longest} characters, more than {_MAX_TOKEN_LENGTH}")
     first_at: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if first_at.setdefault(token, index) != index:
-            raise ValueError(f"{file.path}: tokenizer.ggml.tokens[{index}] is {token!r} again; the file is damaged")
+            raise ValueError(
+                f"{file.path}: tokenizer.ggml.tokens[{index}] repeats the token {token!r}; the file is damaged"
+            )
     if not tokens:
         raise ValueError(f"{file.path}: tokenizer.ggml.tokens is empty; use a different GGUF file of this model")
     return tokens, types
@@ -153,7 +155,7 @@ def _merges(file: GgufFile, tokens: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def _scores(file: GgufFile) -> list[float]:
-    """Return the scores of SentencePiece's tokens.
+    """Return the scores of SentencePiece tokens.
 
     Raises:
         ValueError: the number of scores is wrong, or a score is not finite.
@@ -166,14 +168,16 @@ def _scores(file: GgufFile) -> list[float]:
 
 
 def _token_id(file: GgufFile, name: str, tokens: Sequence[str]) -> int | None:
-    """Return the id of a special token, or None if the file does not name it.
+    """Return the id of a special token; None if the key is missing.
 
     Raises:
-        ValueError: the vocabulary has no token of this id.
+        ValueError: the id is outside the vocabulary.
     """
     token_id = file.get(f"{_PREFIX}{name}_token_id", int)
     if token_id is not None and not 0 <= token_id < len(tokens):
-        raise ValueError(f"{file.path}: tokenizer.ggml.{name}_token_id is {token_id}, outside {len(tokens)} tokens")
+        raise ValueError(
+            f"{file.path}: tokenizer.ggml.{name}_token_id is {token_id}, outside the vocabulary of {len(tokens)} tokens"
+        )
     return token_id
 
 
@@ -183,15 +187,15 @@ def _special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
 
 
 def _added_tokens(file: GgufFile, special: Mapping[str, str], adds_bos: bool) -> dict[str, bool]:
-    """Return whether bos and eos are added to every text.
+    """Return `bos_token` and `eos_token` -> whether the tokenizer adds the token to every text.
 
     Args:
         file: the file.
-        special: special tokens that the file names.
-        adds_bos: whether llama.cpp adds bos if the file does not specify it.
+        special: special tokens of the file.
+        adds_bos: whether llama.cpp adds bos if the key `add_bos_token` is missing.
 
     Raises:
-        ValueError: a token is added that the file does not name.
+        ValueError: the metadata specify that a token is added, but lack the id of the token.
     """
     adds = {
         "bos_token": file.get(_PREFIX + "add_bos_token", bool, adds_bos),

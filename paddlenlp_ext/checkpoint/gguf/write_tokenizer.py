@@ -33,7 +33,7 @@ PROBE = (
     "ひらがなカタカナ 混ab合12 𝐀𝟏 ǅ ªº ʰ\n"
     "🙂🚀👩‍👩‍👧 ♥️ …—“x” «y» !!! ?!\n...\n ~`|^ (a) [b]{c} @me #tag &amp; \u00a0nbsp\u3000wide end  "
 )
-"""Text that any two pre-tokenizers split differently."""
+"""Text that each known pre-tokenizer splits differently."""
 
 
 def tokenizer_metadata(
@@ -44,12 +44,12 @@ def tokenizer_metadata(
     Args:
         tokenizer: the model's tokenizer.
         num_rows: number of embedding rows; rows without a token get an unused token.
-        bos: id of bos, for a tokenizer that does not name one.
+        bos: id of bos if the tokenizer does not specify bos.
         ends: ids of the tokens that end an answer.
 
     Raises:
-        ValueError: the tokenizer is not byte-level BPE or SentencePiece BPE, has a pre-tokenizer without a GGUF name,
-            or has more tokens than the embedding has rows.
+        ValueError: the tokenizer is not byte-level BPE or SentencePiece BPE, GGUF has no name for the pre-tokenizer, or
+            the embedding has too few rows.
     """
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -90,7 +90,7 @@ def _vocabulary(
         row = added["id"]
         types[row] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
         if is_sentencepiece and not added["special"]:
-            tokens[row] = added["content"].replace(WORD_MARK, " ")  # it is matched before spaces are replaced
+            tokens[row] = added["content"].replace(WORD_MARK, " ")  # llama.cpp matches it before replacing spaces
     unknown = parts["model"].get("unk_token")
     if is_sentencepiece and unknown is not None:
         types[vocabulary[unknown]] = int(TokenType.UNKNOWN)
@@ -117,12 +117,13 @@ def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[s
 
 
 def recognize_rule(tokenizer: Tokenizer, ignores_merges: bool) -> WordRule | None:
-    """Return the pre-tokenizer of a byte-level BPE tokenizer; None if no known rule matches.
+    """Return the rule that corresponds to the pre-tokenizer of a byte-level BPE tokenizer; None if the rule is unknown.
 
-    Prefer a rule that splits `PROBE` into the same words over a rule that only leads to the same tokens.
+    A rule that splits `PROBE` into the words of the tokenizer takes precedence. Otherwise, a rule with the tokens of
+    the tokenizer for `PROBE` is returned.
 
     Args:
-        tokenizer: the tokenizer; its normalizer may be NFC.
+        tokenizer: the tokenizer; NFC is the only normalizer allowed.
         ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
     """
     splitter = tokenizer.pre_tokenizer
@@ -147,7 +148,7 @@ def _words(splitter: pre_tokenizers.PreTokenizer) -> list[str]:
 
 
 def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[str]) -> dict[str, Any]:
-    """Return the metadata of SentencePiece BPE; scores replace merges: the earlier a merge, the higher its score."""
+    """Return the metadata of SentencePiece BPE, with scores instead of merges; earlier merges have higher scores."""
     first: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         first.setdefault(merge.replace(" ", ""), rank)
@@ -164,7 +165,7 @@ def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[s
 def _special_tokens(
     tokenizer: PreTrainedTokenizerBase, model: Mapping[str, Any], bos: int | None, ends: Sequence[int]
 ) -> dict[str, int]:
-    """Return the ids of special tokens; up to three tokens end an answer: eos, end of turn and end of message."""
+    """Return the metadata with the ids of special tokens; the first three of `ends` become eos, eot and eom."""
     ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # the tokenizer's eos first
     if len(ends) > len(_END_KEYS):
         logger.warning("GGUF files have at most three end tokens; left out: %s", ends[len(_END_KEYS) :])
@@ -186,8 +187,8 @@ def _added_ends(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
     adds_bos, adds_eos = before == [tokenizer.bos_token_id], after == [tokenizer.eos_token_id]
     if (before and not adds_bos) or (after and not adds_eos):
         logger.warning(
-            "the tokenizer adds %s before and %s after a text, which a GGUF file cannot express: programs that read "
-            "the file add these tokens only where the chat template has them",
+            "the tokenizer adds %s before and %s after a text, which a GGUF file cannot express; programs that load "
+            "the file add these tokens only where the chat template contains them",
             tokenizer.convert_ids_to_tokens(before),
             tokenizer.convert_ids_to_tokens(after),
         )
@@ -207,20 +208,20 @@ def _templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str | list[str]]
 
 
 def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer of a GGUF file returns the same tokens as `tokenizer` for a text of many scripts.
+    """Check that the tokenizer of a GGUF file returns the tokens of `tokenizer` for `PROBE`, a text in many scripts.
 
-    A difference in a rendered chat is only logged, because llama.cpp cannot avoid it: it keeps spaces next to special
-    tokens and, for SentencePiece, adds a space after each special token.
+    A difference in a rendered chat only logs a warning, because llama.cpp cannot avoid the difference: llama.cpp keeps
+    spaces next to special tokens and, for SentencePiece, adds a space after each special token.
 
     Raises:
-        ValueError: the tokens differ; the message has the first difference.
+        ValueError: the tokens differ; the message contains the first difference.
     """
     read = tokenizer_from_gguf(file)
     for text in (*PROBE.splitlines(keepends=True), PROBE, "".join(tokenizer.all_special_tokens)):
         difference = _difference(tokenizer, read, text)
         if difference:
             raise ValueError(
-                f"written as GGUF, this tokenizer returns other tokens for {text[:60]!r}: {difference}; {_REMEDY}"
+                f"the tokenizer in the GGUF file returns other tokens for {text[:60]!r}: {difference}; {_REMEDY}"
             )
     if isinstance(tokenizer.chat_template, str):
         chat = [{"role": "user", "content": "Hello, world"}]
@@ -231,7 +232,7 @@ def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def _difference(expected: PreTrainedTokenizerBase, found: PreTrainedTokenizerBase, text: str) -> str | None:
-    """Describe the first difference between the tokens of two tokenizers; None if there is none."""
+    """Describe the first difference between the tokens of two tokenizers; None if all tokens are equal."""
     left, right = (_encode(each, text) for each in (expected, found))
     if left == right:
         return None
@@ -240,5 +241,5 @@ def _difference(expected: PreTrainedTokenizerBase, found: PreTrainedTokenizerBas
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, adds_ends: bool = False) -> list[int]:
-    """Encode a text without transformers' warning about long texts."""
+    """Encode a text with the backend tokenizer, which avoids the warning of transformers about long texts."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_ends).ids

@@ -23,19 +23,21 @@ _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 def stored_tensors(
     tensors: Mapping[str, LazyTensor], architecture: Architecture, config: Any
 ) -> dict[str, StoredTensor]:
-    """Return the tensors of a GGUF file; each is computed when it is written.
+    """Return GGUF name -> tensor to write; the values of a tensor are computed when the tensor is written.
 
     Args:
-        tensors: tensors under their Hugging Face names and in their Hugging Face shapes.
-        architecture: layout of the family's files.
+        tensors: Hugging Face name -> tensor with its Hugging Face shape.
+        architecture: GGUF layout of the model family.
         config: config of the model (`DecoderConfig`).
 
     Raises:
-        ValueError: the family's GGUF files have no name for a tensor.
+        ValueError: a tensor has no GGUF name in this family.
     """
     groups: dict[str, dict[int, tuple[str, LazyTensor]]] = {}
     unknown = []
-    for name, tensor in architecture.divide(tensors, config).items():
+    if architecture.split is not None:
+        tensors = architecture.split(tensors, config)
+    for name, tensor in tensors.items():
         stored, expert = stored_name(name, architecture), _EXPERT.search(name)
         if stored is None:
             unknown.append(name)
@@ -48,7 +50,7 @@ def stored_tensors(
 
 
 def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architecture, config: Any) -> StoredTensor:
-    """Return a tensor, or the tensor that stacks all experts."""
+    """Return the tensor to write for one Hugging Face tensor, or for the tensors of all experts, which are stacked."""
     parts = [partial(stored_values, name, tensor, architecture, config) for _, (name, tensor) in sorted(group.items())]
     name, tensor = next(iter(group.values()))
     shape = tensor.shape[1:] if name.endswith(architecture.vectors) and len(tensor.shape) == 2 else tensor.shape
@@ -56,7 +58,7 @@ def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architect
 
 
 def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, config: Any) -> np.ndarray:
-    """Return the float32 values to store for the tensor `name` of the Hugging Face checkpoint."""
+    """Return the float32 values that a GGUF file stores for the Hugging Face tensor `name`."""
     values = cast(tensor.read(), tensor.dtype, "float32")
     if architecture.permutes and (".q_proj." in name or ".k_proj." in name):
         values = permute_rows(values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads)
@@ -66,15 +68,15 @@ def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, con
 
 
 def stored_name(name: str, architecture: Architecture) -> str | None:
-    """Return the GGUF name of the tensor `name` of the Hugging Face checkpoint; None if it has no GGUF name."""
+    """Return the GGUF name of the Hugging Face tensor `name`; None if the family has no GGUF name for the tensor."""
     layer = _LAYER.fullmatch(name)
     if layer is None:
         base, _, kind = name.rpartition(".")
-        top = {own: stored for stored, own in TOP_LEVEL.items()}
+        top = {local_name: stored for stored, local_name in TOP_LEVEL.items()}
         return f"{top[base]}.{kind}" if base in top else None
-    own = _EXPERT.sub("{}", layer[2])
-    stored_of = {own: stored for stored, own in architecture.in_block.items()}
-    if own in stored_of:
-        return f"blk.{layer[1]}.{stored_of[own]}"
-    base, _, kind = own.rpartition(".")
+    local_name = _EXPERT.sub("{}", layer[2])
+    stored_of = {local_name: stored for stored, local_name in architecture.in_block.items()}
+    if local_name in stored_of:
+        return f"blk.{layer[1]}.{stored_of[local_name]}"
+    base, _, kind = local_name.rpartition(".")
     return f"blk.{layer[1]}.{stored_of[base]}.{kind}" if base in stored_of else None

@@ -1,11 +1,11 @@
-"""FP8 weights with block scales, as in DeepSeek-V3, dequantized while they are read.
+"""Dequantize FP8 weights with block scales (DeepSeek-V3) while reading them.
 
     in files                                                as read
     q_a_proj.weight [O, I], float8_e4m3fn                   q_a_proj.weight [O, I]
     q_a_proj.weight_scale_inv [ceil(O / R), ceil(I / C)]
 
 Each value is multiplied by the scale of its block of R rows and C columns (DeepSeek-AI 2024, arXiv:2412.19437, section
-3.3). A scale tensor with one element applies to the whole matrix. Saved models have unquantized weights.
+3.3). A scale tensor with one element applies to the entire matrix. Models are saved with unquantized weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 FLOAT8_METHOD = "fp8"
-"""`quant_method` of these weights in config.json."""
+"""Value of `quant_method` in config.json for FP8 weights."""
 _SCALES = ("_scale_inv", "_scale")
 _OF_ACTIVATIONS = (".activation_scale", ".input_scale")
 _WEIGHTS = "float8_e4m3fn"
@@ -28,28 +28,28 @@ _ROWS, _COLUMNS = 128, 128
 
 
 def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSource:
-    """Return the stored tensors, with FP8 weights dequantized.
+    """Return the stored tensors with FP8 weights dequantized.
 
     Args:
         source: the stored tensors.
         options: `quantization_config` of config.json.
 
     Raises:
-        ValueError: `weight_block_size` is invalid, or scales are missing or do not fit their weights.
+        ValueError: `weight_block_size` is invalid, or scales are missing or have a wrong shape.
     """
     block = options.get("weight_block_size")
     if block is not None and (
         not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block)
     ):
         raise ValueError(
-            f"{source.path}: weight_block_size {block!r} in config.json's quantization_config must be null or two "
-            "positive integers, rows and columns of a block"
+            f"{source.path}: weight_block_size {block!r} in quantization_config of config.json must be null or two "
+            "positive integers (rows and columns of a block)"
         )
     return _Float8Weights(source, None if block is None else (block[0], block[1]))
 
 
 class _Float8Weights(WeightSource):
-    """Stored tensors, with FP8 matrices multiplied by their scales."""
+    """Stored tensors with FP8 matrices multiplied by their scales."""
 
     def __init__(self, source: WeightSource, block: tuple[int, int] | None) -> None:
         self.path, self._source = source.path, source
@@ -101,7 +101,7 @@ class _Float8Weights(WeightSource):
         if scales.size == 1:
             scales = np.broadcast_to(scales.reshape(1, 1), (rows[-1] + 1, columns[-1] + 1))
         values = np.empty(codes.shape, NUMPY_DTYPE[dtype])
-        for row in np.unique(rows):  # one block of rows at a time: no second matrix in float32
+        for row in np.unique(rows):  # one block row at a time, to avoid a float32 copy of the entire matrix
             chosen = slice(*np.searchsorted(rows, (row, row + 1)))
             values[chosen] = cast(cast(codes[chosen], _WEIGHTS, "float32") * scales[row, columns], "float32", dtype)
         return values

@@ -74,7 +74,7 @@ def test_save_pretrained_writes_fused_layers_that_from_pretrained_splits(tmp_pat
 def test_split_weights_of_another_size_raise():
     with pytest.raises(
         ValueError,
-        match=r"a.qkv_proj.weight has 9 rows, but by config.json its projections \(q_proj, k_proj, v_proj\) have 10",
+        match=r"a.qkv_proj.weight has 9 rows, but its projections \(q_proj, k_proj, v_proj\) have 10 rows",
     ):
         parts_of(a__qkv_proj__weight=QKV[:9])
 
@@ -84,7 +84,7 @@ def test_quantized_model_with_fused_layers_loads_from_full_precision_and_is_not_
     options = QuantizationConfig(algo="nf4")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=options)
     assert "model.layers.0.self_attn.k_proj" in {name.rpartition(".")[0] for name in model.state_dict()}
-    with pytest.raises(ValueError, match="layers in this format cannot be joined; save the adapter"):
+    with pytest.raises(ValueError, match="layers in this format cannot be fused; save the adapter"):
         model.save_pretrained(tmp_path / "quantized")
     only_down = AutoModelForCausalLM.from_pretrained(
         tmp_path / "base", quantization_config=QuantizationConfig(algo={"down_proj": "nf4"})

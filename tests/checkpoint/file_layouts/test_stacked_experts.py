@@ -77,7 +77,7 @@ def test_to_files_is_the_inverse_and_reads_a_stack_once():
 def test_open_without_a_part_of_an_expert_raises(tmp_path):
     write_safetensors(tmp_path / "x.safetensors", {name: v for name, v in STORED.items() if ".1.w3" not in name})
     with pytest.raises(
-        ValueError, match=r"gate_up_proj.weight is stored in 3 x 2 tensors, of which 1 are missing: expert 1, part 1"
+        ValueError, match=r"gate_up_proj.weight needs 3 x 2 stored tensors, but 1 are missing: expert 1, projection 1"
     ):
         LAYOUT.open(SafetensorsFile(tmp_path / "x.safetensors"))
 

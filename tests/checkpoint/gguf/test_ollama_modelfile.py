@@ -1,10 +1,10 @@
-"""Modelfiles of Ollama: pieces of chat templates, and the template in Go's language."""
+"""Modelfiles of Ollama: delimiters of chat templates, and the template in Go's language."""
 
 from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import ChatPieces, chat_pieces, modelfile
+from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import ChatDelimiters, find_delimiters, modelfile
 
 
 def chatml(question, history, system):
@@ -32,22 +32,22 @@ def numbered(question, history, system):
 
 @pytest.mark.parametrize("template", [chatml, llama2, gemma])
 def test_chat_pieces_write_the_text_of_the_template(template):
-    pieces = chat_pieces(template)
+    delimiters = find_delimiters(template)
     history = [("a", "b"), ("c", "d")]
-    assert pieces.write("e", history, None) == template("e", history, None)
+    assert delimiters.write("e", history, None) == template("e", history, None)
     if template is gemma:
-        assert pieces.system is None
+        assert delimiters.system is None
     else:
-        assert pieces.write("e", history, "s") == template("e", history, "s")
+        assert delimiters.write("e", history, "s") == template("e", history, "s")
 
 
 def test_chat_pieces_of_a_template_with_other_text_by_turn_are_none():
-    assert chat_pieces(numbered) is None
+    assert find_delimiters(numbered) is None
 
 
 def test_modelfile_has_template_and_stop_tokens():
-    pieces = ChatPieces('<u "q">\n', ("<s>", "<u>"), "\n<a>{{", " ", "<e>")
-    assert modelfile("m.gguf", pieces, ["<e>", '"'], {"temperature": 0.6, "do_sample": True}) == (
+    delimiters = ChatDelimiters('<u "q">\n', ("<s>", "<u>"), "\n<a>{{", " ", "<e>")
+    assert modelfile("m.gguf", delimiters, ["<e>", '"'], {"temperature": 0.6, "do_sample": True}) == (
         'FROM ./m.gguf\nTEMPLATE """{{ $first := true }}{{ range .Messages }}{{ if eq .Role "user" }}{{ if $first }}'
         '{{ if $.System }}{{ "<s>" }}{{ $.System }}{{ "<u>" }}{{ else }}{{ "<u \\"q\\">\\n" }}{{ end }}'
         '{{ else }}{{ "<e>" }}{{ end }}{{ .Content }}{{ "\\n<a>{{" }}{{ $first = false }}'

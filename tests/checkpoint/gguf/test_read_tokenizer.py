@@ -200,7 +200,7 @@ def test_sentencepiece_bpe_without_space_prefix(golden):
         ({"bos_token_id": -1}, "bos_token_id is -1, outside"),
         ({"token_type": [1]}, r"token_type has 1 values for 4 tokens; the file is damaged"),
         ({"token_type": [1, 1, 1, 9]}, r"token_type has the value 9, outside 1 to 6"),
-        ({"tokens": ["a", "b", "ab", "a"]}, r"tokens\[3\] is 'a' again"),
+        ({"tokens": ["a", "b", "ab", "a"]}, r"tokens\[3\] repeats the token 'a'"),
         ({"tokens": [], "token_type": []}, "tokens is empty"),
         ({"tokens": ["a", "b", "ab", 7]}, r"tokens\[3\] is 7, not a string"),
         ({"merges": ["a b", "a c"]}, r"merges\[1\] is 'a c', which does not join two tokens"),
@@ -214,7 +214,10 @@ def test_sentencepiece_bpe_without_space_prefix(golden):
         ({"model": "llama"}, r"no tokenizer\.ggml\.scores"),
         ({"model": "llama", "scores": [0.0]}, "scores has 1 values for 4 tokens"),
         ({"model": "llama", "scores": [0.0, math.nan, 0.0, 0.0]}, "scores has values that are not finite"),
-        ({"model": "llama", "scores": [0.0] * 4, "unknown_token_id": 4}, "unknown_token_id is 4, outside 4 tokens"),
+        (
+            {"model": "llama", "scores": [0.0] * 4, "unknown_token_id": 4},
+            "unknown_token_id is 4, outside the vocabulary of 4 tokens",
+        ),
     ],
 )
 def test_gguf_tokenizer_damaged_metadata_is_named(change, message):

@@ -314,7 +314,9 @@ def test_open_gguf_split_model_without_a_part_names_it(golden, tmp_path):
         with pytest.raises(ValueError, match=message):
             open_weights(opened)
     parts[1].write_bytes(parts[2].read_bytes())
-    message = r"tiny-00002-.*says part 3 of 3, but the name says part 2 of 3; rename the file to NAME-00003-of-00003"
+    message = (
+        r"tiny-00002-.*file 3 of 3 according to the metadata, but file 2 of 3 .*rename the file to NAME-00003-of-00003"
+    )
     with pytest.raises(ValueError, match=message):
         open_weights(parts[0])
 
@@ -322,7 +324,9 @@ def test_open_gguf_split_model_without_a_part_names_it(golden, tmp_path):
 def test_open_gguf_part_under_another_name_says_how_to_rename(golden, tmp_path):
     parts = write_parts(golden, tmp_path)
     renamed = parts[1].rename(tmp_path / "tiny.gguf")
-    with pytest.raises(ValueError, match=r"says part 2 of 3.*rename the file to NAME-00002-of-00003\.gguf"):
+    with pytest.raises(
+        ValueError, match=r"file 2 of 3 according to the metadata.*rename the file to NAME-00002-of-00003\.gguf"
+    ):
         open_weights(renamed)
     whole = tmp_path / "whole-00001-of-00002.gguf"
     whole.write_bytes((golden / "checkpoint_llama.gguf").read_bytes())
@@ -331,7 +335,8 @@ def test_open_gguf_part_under_another_name_says_how_to_rename(golden, tmp_path):
         open_weights(whole)
     (tmp_path / "whole-00002-of-00002.gguf").write_bytes(whole.read_bytes())
     with pytest.raises(
-        ValueError, match=r"says part 1 of 1, but the name says part 1 of 2; rename the file to NAME\.g"
+        ValueError,
+        match=r"file 1 of 1 according to the metadata, but file 1 of 2 .*rename the file to NAME\.g",
     ):
         open_weights(whole)
 

@@ -78,7 +78,7 @@ def test_open_weights_of_float8_reads_scales_that_are_powers_of_2(tmp_path):
         (None, [2, 3], f"{NAME} is stored in FP8, but {NAME}_scale_inv is missing"),
         ((4, 3), [2, 3], r"_scale_inv has the shape \[4, 3\] for a weight of \[7, 11\]; expected: \[4, 4\] for blocks"),
         ((4, 4), None, r"has the shape \[4, 4\] for a weight of \[7, 11\]; expected: 1 element"),
-        ((4, 4), [2, 0], r"weight_block_size \[2, 0\] in config.json's quantization_config must be null or two"),
+        ((4, 4), [2, 0], r"weight_block_size \[2, 0\] in quantization_config of config.json must be null or two"),
     ],
 )
 def test_open_weights_of_float8_with_other_scales_raises(scales, block, message, tmp_path):
