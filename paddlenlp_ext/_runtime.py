@@ -1,8 +1,7 @@
-"""Process settings to apply before Paddle is imported: threads, MKL code path, C allocator.
+"""Process settings for fast training on CPUs, applied before Paddle is imported: threads, MKL code path, C allocator.
 
-By default Paddle starts with one thread, its MKL uses a slow code path on AMD processors, and glibc returns every large
-buffer to the kernel as soon as it is freed. Together this makes training on a CPU four times slower
-(benchmarks/train_step.py). Environment variables set by the user take precedence.
+With default settings, Paddle runs one thread, MKL uses a slow code path on AMD processors, and glibc returns every
+large freed buffer to the kernel. Training on a CPU is then four times slower (benchmarks/train_step.py).
 """
 
 from __future__ import annotations
@@ -23,18 +22,18 @@ _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # require
 
 
 def configure_runtime() -> None:
-    """Set threads, MKL code path and C allocator of this process, and hide a warning of Paddle's extensions.
+    """Set threads, MKL code path and C allocator of this process, and hide a warning of Paddle's C++ extensions.
 
-    Importing the package does not do this. Call this function before importing Paddle; afterwards only the threads can
-    be set. Environment variables set by the user take precedence. A second call has no effect.
+    Call this function before importing Paddle; afterwards, the MKL code path cannot be set. Importing paddlenlp_ext
+    does not call this function. Environment variables of the user take precedence. A second call has no effect.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
     if "paddle" in sys.modules:
-        # Too late for the environment: Paddle has already set OMP_NUM_THREADS=1 unless it was set.
+        # Paddle reads the environment only on import, and has set OMP_NUM_THREADS=1 if the variable was unset.
         if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
             sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
-        # Not OMP_NUM_THREADS, because Paddle would print a warning that does not apply here.
+        # Paddle would print an irrelevant warning if OMP_NUM_THREADS were set.
         os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
     code_path = _mkl_code_path(_CPUINFO.read_text()) if _CPUINFO.exists() else None
     if code_path is not None:
@@ -58,12 +57,12 @@ def require_paddle() -> None:
 
 
 def check_paddle_release() -> None:
-    """Check from package metadata, without importing Paddle, that the installed release is not too old.
+    """Check that the installed Paddle release is not too old; read package metadata instead of importing Paddle.
 
-    `paddle_compat` checks newer releases when Paddle is imported.
+    `paddle_compat` checks for untested newer releases when Paddle is imported.
 
     Raises:
-        ImportError: Paddle is older than the oldest supported release.
+        ImportError: the release is older than the oldest supported release.
     """
     for package in ("paddlepaddle", "paddlepaddle-gpu"):
         try:
@@ -80,19 +79,19 @@ def check_paddle_release() -> None:
 
 
 def threads_per_process() -> int:
-    """Return the physical cores available to this process, divided among the launcher's local ranks."""
+    """Return the number of physical cores for this process: the available cores, divided among the local ranks."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = len({_siblings(cpu) for cpu in allowed})
     return max(1, min(cores, _container_cpus()) // max(1, _local_ranks()))
 
 
 def _local_ranks() -> int:
-    """Return the number of local ranks; without GPUs, count the addresses that the launcher exports."""
+    """Return the number of ranks on this machine; without GPUs, count the endpoints at its address."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
-    own = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
+    address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
     endpoints = os.environ.get("PADDLE_TRAINER_ENDPOINTS", "").split(",")
-    return sum(endpoint.rpartition(":")[0] == own for endpoint in endpoints)
+    return sum(endpoint.rpartition(":")[0] == address for endpoint in endpoints)
 
 
 def _container_cpus() -> int:
@@ -102,13 +101,15 @@ def _container_cpus() -> int:
 
 
 def _siblings(cpu: int) -> str:
-    """Return the hardware threads that share a core with `cpu`, as the kernel lists them; if unknown, only `cpu`."""
+    """Return the kernel's list of hardware threads that share a core with `cpu`; if the list is missing, only `cpu`."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
     return path.read_text().strip() if path.exists() else str(cpu)
 
 
 def _mkl_code_path(cpuinfo: str) -> str | None:
-    """Return MKL_DEBUG_CPU_TYPE for an AMD processor, for which MKL would use its slowest path; otherwise None.
+    """Return the value of MKL_DEBUG_CPU_TYPE for an AMD processor; None for other processors.
+
+    Without this variable, MKL uses its slowest code path on AMD processors.
 
     Value   MKL path   fp32 matmul on a Zen 5 core
     "7"     AVX-512    270 GFLOP/s
@@ -121,9 +122,9 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers: a new buffer costs one page fault per 4 KiB, more than computing on it.
+    """Make glibc reuse freed buffers, because the page faults of a new buffer take longer than computing on it.
 
-    Skipped if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
+    Do nothing if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
     """
     if sys.platform != "linux" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
@@ -135,9 +136,9 @@ def _keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed heap memory to the system, such as the buffers through which weights were read.
+    """Return freed heap memory to the system, such as buffers for reading weights.
 
-    Does nothing if the C library is not glibc.
+    Do nothing if the C library is not glibc.
     """
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
@@ -145,7 +146,10 @@ def release_freed_memory() -> None:
 
 
 def choose_device(name: str) -> None:
-    """Select the device `name` ("cpu", "gpu", "gpu:1", ...); "auto" selects the GPU if there is one.
+    """Select a Paddle device.
+
+    Args:
+        name: "cpu", "gpu", "gpu:1", a custom device, or "auto" for a GPU if available and otherwise the CPU.
 
     Raises:
         ValueError: the installed Paddle does not support this device.

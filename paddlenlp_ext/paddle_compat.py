@@ -1,12 +1,13 @@
 """Wrappers of the private interfaces of PaddlePaddle that this package uses.
 
-Paddle may change these interfaces without notice. No other file uses them (`tests/test_paddle_compat.py`), so
-only this file has to be adapted to a new Paddle release. Importing it checks the installed release;
-`_runtime.check_paddle_release` has already rejected releases before 3.0:
+Paddle may change private interfaces without notice. Only this file uses them (`tests/test_paddle_compat.py`), so only
+this file needs changes for a new Paddle release. Importing this module checks the installed release:
 
-    3.3.x                    tested: no message
-    another release          `UserWarning` that names the tested release
-    a required name is missing  `ImportError` that names it and the release to install
+    3.3.x                        no message, because this release is tested
+    another release              `UserWarning` that names the tested release
+    a required name is missing   `ImportError` with the missing name and the release to install
+
+`_runtime.check_paddle_release` rejects releases before 3.0.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ _REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
 
 
 def check_release(version: str, required: tuple[tuple[Any, tuple[str, ...]], ...] = _REQUIRED) -> None:
-    """Warn about an untested Paddle release, and check that it has the required private names.
+    """Warn about an untested Paddle release, and check that the required private names exist.
 
     Args:
-        version: Paddle's version, such as "3.3.1".
-        required: Paddle objects, each with the attributes that it must have.
+        version: version of Paddle, such as "3.3.1".
+        required: pairs of a Paddle object and its required attributes.
 
     Raises:
         ImportError: an attribute is missing.
@@ -67,17 +68,17 @@ empty_unchecked: Callable[..., paddle.Tensor] = paddle._C_ops.empty
 
 
 def has_storage(tensor: paddle.Tensor) -> bool:
-    """Return whether memory is allocated for a tensor; False under `LazyGuard` and after `free_storage`."""
+    """Return whether memory is allocated for a tensor; False for tensors under `LazyGuard` and after `free_storage`."""
     return tensor._is_initialized()
 
 
 def is_symbolic(tensor: object) -> bool:
-    """Return whether a tensor is symbolic, because a static graph is being traced (`paddle.jit.to_static`)."""
+    """Return whether a tensor is a symbolic value of a static graph that is being traced (`paddle.jit.to_static`)."""
     return isinstance(tensor, paddle.pir.Value)
 
 
 def axis_sizes(tensor: paddle.Tensor) -> list[Any]:
-    """Return the shape of a tensor as integers, with scalar tensors for the dynamic axes of a static graph."""
+    """Return the shape of a tensor: integers, and scalar tensors for the dynamic axes of a static graph."""
     return [paddle.shape(tensor)[axis] if size < 0 else size for axis, size in enumerate(tensor.shape)]
 
 
@@ -92,7 +93,10 @@ def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
 
 
 def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
-    """Call a function whenever a backward pass has accumulated into the gradient of a parameter; cannot be undone."""
+    """Register a function to call whenever a backward pass has accumulated the gradient of a parameter.
+
+    The function cannot be unregistered.
+    """
     parameter._register_backward_hook(call)
 
 
@@ -110,10 +114,10 @@ def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def registered_member(layer: nn.Layer, name: str) -> Any:
-    """Return the parameter, sublayer or buffer that a layer has registered under a name.
+    """Return the parameter, sublayer or buffer of a layer with a given name.
 
     Raises:
-        AttributeError: nothing is registered under this name.
+        AttributeError: the layer does not have such a member.
     """
     for group in ("_parameters", "_sub_layers", "_buffers"):
         if name in layer.__dict__.get(group, {}):
@@ -126,43 +130,43 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
 
 def has_forward_hooks(layer: nn.Layer) -> bool:
     """Return whether a layer has hooks that run before or after its forward pass."""
-    own: Any = layer
-    return bool(own._forward_pre_hooks or own._forward_post_hooks)
+    hooked: Any = layer
+    return bool(hooked._forward_pre_hooks or hooked._forward_post_hooks)
 
 
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
-    """Create the optimizer state of parameters that have none yet."""
+    """Create the optimizer state of the parameters that have no state yet."""
     with warnings.catch_warnings():
-        # Paddle warns about half-precision parameters without fp32 copies, although the state is always fp32.
+        # Paddle warns about half-precision parameters without fp32 master weights, although the state is always fp32.
         warnings.filterwarnings("ignore", "Accumulating with FP16 or BF16")
         optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
 
 
 def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:
-    """Return the optimizer state by kind, such as "moment1", and parameter name."""
+    """Return the optimizer state: kind, such as "moment1" -> parameter name -> tensor."""
     return optimizer._accumulators
 
 
 def master_weights(optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
-    """Return the fp32 copies of half-precision parameters, by parameter name."""
+    """Return parameter name -> fp32 master weight, for half-precision parameters."""
     return optimizer._master_weights
 
 
 def parameter_groups(optimizer: paddle.optimizer.Optimizer) -> list[dict[str, Any]]:
-    """Return the parameter groups as given to the optimizer."""
+    """Return the parameter groups that were passed to the optimizer."""
     groups = optimizer._param_groups
-    assert groups is not None, "every optimizer of this package is given its parameters"
+    assert groups is not None, "this package passes parameters to every optimizer"
     return cast("list[dict[str, Any]]", groups)
 
 
 def adam_constants(optimizer: paddle.optimizer.AdamW) -> tuple[float, float, float]:
-    """Return beta1, beta2 and epsilon."""
+    """Return beta1, beta2 and epsilon of an AdamW optimizer."""
     beta1, beta2, epsilon = (float(value) for value in (optimizer._beta1, optimizer._beta2, optimizer._epsilon))
     return beta1, beta2, epsilon
 
 
 def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, str]:
-    """Return the keys in `accumulators` of moment1, moment2, and the powers of beta1 and beta2."""
+    """Return the keys of `accumulators` for moment1, moment2, the power of beta1 and the power of beta2."""
     return (
         optimizer._moment1_acc_str,
         optimizer._moment2_acc_str,
@@ -175,12 +179,12 @@ def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, 
 
 
 def gloo_group_class() -> Any:
-    """Return the class of gloo process groups, which a Paddle built without gloo does not have."""
+    """Return the class of gloo process groups, which is missing in Paddle builds without gloo."""
     return core.ProcessGroupGloo
 
 
 def tcp_store(host: str, port: int, is_server: bool, num_clients: int) -> Any:
-    """Return a key-value store at `host:port`; the server waits for `num_clients`."""
+    """Return a key-value store at `host:port`; the server waits until `num_clients` processes have connected."""
     return core.TCPStore(host, port, is_server, num_clients)
 
 
@@ -190,7 +194,7 @@ def launcher_store() -> Any:
 
 
 def set_missing_device_id() -> None:
-    """Set the device id that Paddle's pipeline code reads, which Paddle leaves unset on CPUs."""
+    """Set the device id of this process on CPUs: Paddle's pipeline code reads the id, but Paddle leaves it unset."""
     if not hasattr(ParallelEnv, "_device_id"):
         setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances only)
 

@@ -1,7 +1,4 @@
-"""Offload activations: to pinned host memory from a GPU, to a temporary file from the CPU.
-
-The code for GPUs calls `Tensor.pin_memory` and `Tensor.cuda`. It has not been run.
-"""
+"""Activation offloading: from a GPU to pinned host memory (untested), from the CPU to a temporary file."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 _IN_MEMORY = ("tmpfs", "ramfs")
-"""Types of file systems whose files are in main memory."""
+"""File system types that keep files in main memory."""
 
 
 class OffloadedTensor(Protocol):
@@ -29,7 +26,7 @@ class OffloadedTensor(Protocol):
 
 
 def offload(x: paddle.Tensor) -> OffloadedTensor:
-    """Copy a tensor off its device. The copy is freed with the returned object.
+    """Copy a tensor off its device. Deleting the returned object frees the copy.
 
     Raises:
         ValueError: the temporary folder has no space for the tensor.
@@ -48,7 +45,7 @@ class _PinnedTensor:
 
 
 class _FileTensor:
-    """Tensor in an unnamed temporary file, which the system removes when it is closed, even after a crash."""
+    """Tensor in an unnamed temporary file. The operating system deletes the file on close, even after a crash."""
 
     def __init__(self, x: paddle.Tensor) -> None:
         _describe_folder()
@@ -56,8 +53,8 @@ class _FileTensor:
         values = x.detach().numpy()
         self._values_dtype = values.dtype
         try:
-            self._file = tempfile.TemporaryFile(prefix="paddlenlp_ext-")  # noqa: SIM115 (open as long as the tensor exists)
-            # Write the file instead of mapping it: on a full disk, a write to a mapping raises a bus error.
+            self._file = tempfile.TemporaryFile(prefix="paddlenlp_ext-")  # noqa: SIM115 (open until the tensor is deleted)
+            # On a full disk, `write` raises OSError. Writing to a memory mapping would kill the process with SIGBUS.
             self._file.write(np.ascontiguousarray(values).data)
             self._file.flush()
         except OSError as error:
@@ -80,13 +77,13 @@ def _describe_folder() -> None:
     system = file_system(folder)
     if system in _IN_MEMORY:
         logger.warning(
-            "offload_recompute_inputs saves no memory: the file system of %s is a %s, in main memory; set TMPDIR to "
-            "a folder on a disk",
+            "offload_recompute_inputs does not save memory: %s is on a %s file system, which keeps files in main "
+            "memory. Set TMPDIR to a folder on a disk",
             folder,
             system,
         )
     else:
-        logger.info("offload_recompute_inputs: temporary files are in %s; set TMPDIR for another folder", folder)
+        logger.info("offload_recompute_inputs writes temporary files to %s; set TMPDIR to change the folder", folder)
 
 
 def file_system(folder: str) -> str | None:

@@ -1,6 +1,6 @@
 """Causal self-attention with grouped key-value heads: projections, optional QK norms, RoPE, attention op.
 
-Documents packed into one row do not attend to each other, and each counts its positions from 0. With
+Documents packed into one row do not attend to each other. Positions restart at 0 in every document. With
 `document_lengths` [[3, 2]], x marks the keys that a query attends to:
 
     document        a a a b b
@@ -45,13 +45,14 @@ class AttentionInputs:
     """Inputs that all layers of one forward pass share.
 
     Attributes:
-        rotations: cosines and sines of the positions, for each layer of the model.
-        layouts: document layout for each window size, None for no window; empty when decoding with a cache.
+        rotations: RoPE cosines and sines of each layer.
+        layouts: document layout by window size (None: no window). Empty when decoding with a cache.
         cache: keys and values of earlier steps; None outside generation.
-        prefix: trained keys and values of one layer, which precede every document. A cache has its own prefix.
-        num_shared: number of positions at the start of the only row that every document attends to. The layouts
-            describe the positions after them.
-        adapter_inputs: inputs of an adapter around the layers; no other code reads them.
+        prefix: trained keys and values of the layer, which precede every document. Unused with a cache, because the
+            cache stores the prefix.
+        num_shared: length of a prompt at the start of the row that all documents of the row attend to. The batch
+            size is then 1, and `layouts` describes only the positions after the prompt.
+        adapter_inputs: inputs that only adapters read.
     """
 
     rotations: Sequence[Rotation]
@@ -67,9 +68,9 @@ class QKNorm:
     """RMS norms of queries and keys.
 
     Attributes:
-        names: names of the query norm and the key norm in files.
+        names: checkpoint names of the query norm and the key norm.
         per_head: True to normalize each head separately; False to normalize all heads of a projection together.
-        after_rotation: whether the norms follow RoPE instead of preceding it.
+        after_rotation: True to apply the norms after RoPE; False to apply the norms before RoPE.
     """
 
     names: tuple[str, str] = ("q_norm", "k_norm")
@@ -77,7 +78,7 @@ class QKNorm:
     after_rotation: bool = False
 
     def __post_init__(self) -> None:
-        assert self.per_head or not self.after_rotation, "the rotation needs separate heads"
+        assert self.per_head or not self.after_rotation, "norms after RoPE are per head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,13 +88,13 @@ class AttentionShape:
     Attributes:
         qk_norm: norms of queries and keys; None: no norms.
         norm_epsilon, norm_offset: options of the QK norms (nn/rms_norm.py).
-        scale: factor of the scores; None: 1 / sqrt(head_dim).
+        scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         rotates: whether RoPE is applied to queries and keys.
         interleaved: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
         window: sliding window; None: no window.
-        softcap: bound of the scores (ops/attention/scores.py); None: no bound.
+        softcap: soft-cap of the attention scores (ops/attention/scores.py); None: no soft-cap.
         has_sinks: whether each head has a trained attention sink.
-        has_linear_biases: whether ALiBi's biases are added to the scores.
+        has_linear_biases: whether ALiBi biases are added to the attention scores.
     """
 
     hidden_size: int
@@ -115,17 +116,17 @@ class AttentionShape:
 
 
 class AttentionLayer(nn.Layer):
-    """Base class of a decoder layer's causal self-attention; subclasses have the projections.
+    """Base class of causal self-attention layers. Subclasses define the projections.
 
     Attributes:
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        prefix_shape: shape of a trained prefix at one position, with everything that a cache stores.
+        prefix_shape: shape of a trained prefix per position: the values that a cache stores per position.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op; None: the best available backend.
-        softcap: bound of the scores; None: no bound.
-        slopes_N: ALiBi slopes of the heads in this process; None: no ALiBi.
-        sinks: attention sinks of the heads in this process, [N]; None: no sinks.
+        softcap: soft-cap of the attention scores; None: no soft-cap.
+        slopes_N: ALiBi slopes of the heads on this rank; None: no ALiBi.
+        sinks: attention sinks of the heads on this rank, [N]; None: no sinks.
     """
 
     input_names: tuple[str, ...]
@@ -143,7 +144,8 @@ class AttentionLayer(nn.Layer):
         self.implementation: str | None = None
         self.slopes_N = alibi_slopes(shape.num_heads) if shape.has_linear_biases else None
         self.softcap = shape.softcap
-        self.sinks = self._create_sinks(shape.num_heads) if shape.has_sinks else None
+        dtype = activation_dtype(paddle.get_default_dtype())
+        self.sinks = self.create_parameter([shape.num_heads], dtype=dtype, is_bias=True) if shape.has_sinks else None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
@@ -154,7 +156,7 @@ class AttentionLayer(nn.Layer):
         raise NotImplementedError
 
     def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
-        """Join the two tensors of `split_prefix` to a trained prefix [P, *prefix_shape]."""
+        """Join the two tensors of `split_prefix` into a trained prefix [P, *prefix_shape]."""
         raise NotImplementedError
 
     @property
@@ -162,12 +164,8 @@ class AttentionLayer(nn.Layer):
         """Soft-cap, ALiBi slopes and sinks of the scores."""
         return ScoreOptions(self.softcap, self.slopes_N, self.sinks)
 
-    def _create_sinks(self, num_heads: int) -> paddle.Tensor:
-        dtype, zeros = activation_dtype(paddle.get_default_dtype()), nn.initializer.Constant(0.0)
-        return self.create_parameter([num_heads], dtype=dtype, default_initializer=zeros)
-
     def keep_heads(self, index: int, num_parts: int) -> None:
-        """Keep the ALiBi slopes of shard `index` of the heads; tensor parallelism shards the projections likewise."""
+        """Keep only the ALiBi slopes of tensor-parallel shard `index` of the heads."""
         if self.slopes_N is not None:
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
@@ -188,7 +186,7 @@ class AttentionLayer(nn.Layer):
         layout: AttentionLayout,
         shared: int,
     ) -> paddle.Tensor:
-        """Run the attention op; the first `shared` positions are a document that all other documents attend to."""
+        """Run the attention op. All documents of the row also attend to its first `shared` positions."""
         prefix = None
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))
@@ -258,18 +256,18 @@ class Attention(AttentionLayer):
     def _norm_and_rotate(
         self, q_BSE: paddle.Tensor, k_BSE: paddle.Tensor, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Map projected queries and keys [B, S, heads * H] to [B, S, heads, H]."""
+        """Apply the QK norms and RoPE to queries and keys; map [B, S, heads * H] to [B, S, heads, H]."""
         kind, fused = self.qk_norm, self._fused_norms()
         if kind is not None and not kind.per_head:
             q_BSE, k_BSE = self._norm_both(q_BSE, k_BSE)
         q_BSNH, k_BSKH = self._heads(q_BSE), self._heads(k_BSE)
-        of_heads = kind if kind is not None and kind.per_head and fused is None else None
-        if of_heads is not None and not of_heads.after_rotation:
+        per_head = kind if kind is not None and kind.per_head and fused is None else None
+        if per_head is not None and not per_head.after_rotation:
             q_BSNH, k_BSKH = self._norm_both(q_BSNH, k_BSKH)
         if self.rotates:
             rotation = inputs.rotations[self.layer_index]
             q_BSNH, k_BSKH = rotate_heads(q_BSNH, k_BSKH, *rotation, self.interleaved, fused)
-        if of_heads is not None and of_heads.after_rotation:
+        if per_head is not None and per_head.after_rotation:
             q_BSNH, k_BSKH = self._norm_both(q_BSNH, k_BSKH)
         return q_BSNH, k_BSKH
 
@@ -280,15 +278,15 @@ class Attention(AttentionLayer):
         return q_norm(q), k_norm(k)
 
     def _fused_norms(self) -> HeadNorms | None:
-        """Return the QK norms if they can be fused with RoPE: norms per head, without adapters and hooks."""
+        """Return the QK norms if RoPE can be fused with them: norms per head, without adapters and forward hooks."""
         if self.qk_norm is None or not self.qk_norm.per_head or not self.rotates:
             return None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)
         if any(type(norm) is not RMSNorm or norm.shards or has_forward_hooks(norm) for norm in (q_norm, k_norm)):
             return None
-        numbers = q_norm.epsilon, q_norm.offset, self.qk_norm.after_rotation
-        return HeadNorms(q_norm.weight, k_norm.weight, *numbers)
+        options = q_norm.epsilon, q_norm.offset, self.qk_norm.after_rotation
+        return HeadNorms(q_norm.weight, k_norm.weight, *options)
 
     def _heads(self, x_BSE: paddle.Tensor) -> paddle.Tensor:
-        # Infer the number of heads from the projection: under tensor parallelism, a rank has only some of the heads.
+        # Infer the number of heads from the projection: under tensor parallelism, a rank holds a shard of the heads.
         return x_BSE.reshape([0, 0, x_BSE.shape[-1] // self.head_dim, self.head_dim])

@@ -1,4 +1,4 @@
-"""Forward pass of a causal language model with the arguments of transformers: attention mask in, loss out.
+"""Forward pass of a causal language model with transformers' arguments: attention mask and labels.
 
     input_ids         . .  a b c d  . .        padding on the left and on the right
     attention_mask    0 0  1 1 1 1  0 0
@@ -29,13 +29,12 @@ PromptLengths = Callable[[np.ndarray, DocumentLengths | None], DocumentLengths]
 class CausalLMOutput:
     """Loss and logits of a forward pass with labels.
 
-    It can be used like an output of transformers (`output.loss`, `output.logits`), like PaddleNLP's pair
-    (`loss, logits = output`, `output[0]`), and like the loss (`output.backward()`, `float(output)`).
+    The output behaves like a transformers output (`output.loss`, `output.logits`), like PaddleNLP's tuple
+    (`loss, logits = output`, `output[0]`), and like the loss tensor (`output.backward()`, `float(output)`).
 
     Attributes:
-        loss: mean cross entropy of the target tokens, plus the auxiliary loss of the routers if there is one; a float32
-            scalar.
-        logits: [B, S, V], computed on first access, because the loss does not need them.
+        loss: mean cross entropy of the target tokens plus the auxiliary loss of the routers, a float32 scalar.
+        logits: [B, S, V], computed on first access.
     """
 
     def __init__(self, loss: paddle.Tensor, make_logits: Callable[[], paddle.Tensor]) -> None:
@@ -89,36 +88,36 @@ def causal_lm_forward(
     attention_mask: paddle.Tensor | None,
     labels: paddle.Tensor | None,
     document_lengths: DocumentLengths | None = None,
-    prompt_lengths_of: PromptLengths | None = None,
+    compute_prompt_lengths: PromptLengths | None = None,
     **inputs: Any,
 ) -> paddle.Tensor | CausalLMOutput:
     """Return logits [B, S, V], or a `CausalLMOutput` if labels are given.
 
     Args:
-        model: the language model.
-        input_ids: [B, S]. Token ids, mask and labels may be NumPy arrays, as a tokenizer returns them.
+        input_ids: [B, S]. `input_ids`, `attention_mask` and `labels` may also be NumPy arrays.
         attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
-        labels: [B, S], label of each input token, -100 for tokens that are not targets. They are shifted here.
-        document_lengths: lengths of the documents in each row, instead of a mask.
-        prompt_lengths_of: function from targets [B, S] and document lengths to the argument `prompt_lengths` of
-            `hidden_states`; None for models without this argument.
+        labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets.
+        document_lengths: lengths of the documents in each row; replaces `attention_mask`.
+        compute_prompt_lengths: function that computes the argument `prompt_lengths` of `hidden_states` from targets
+            [B, S] and document lengths; None for models without this argument.
         inputs: further arguments of `hidden_states`.
 
     Raises:
-        ValueError: the mask has gaps, a cache or document lengths are given too, or a shape does not match.
+        ValueError: the mask has gaps or is combined with a cache or document lengths, or the shape of mask or labels
+            differs from the shape of `input_ids`.
     """
     input_ids = _as_tensor(input_ids)
     attention_mask = None if attention_mask is None else _as_tensor(attention_mask)
     labels = None if labels is None else _as_tensor(labels)
     if attention_mask is not None:
         if document_lengths is not None or inputs.get("cache") is not None:
-            raise ValueError("attention_mask: document_lengths or a cache is set too; pass only one of the three")
+            raise ValueError("attention_mask is combined with document_lengths or a cache; pass only one of the three")
         document_lengths = _documents_of(attention_mask, input_ids.shape)
     if document_lengths is not None:
         inputs["document_lengths"] = document_lengths
     targets_BS = None if labels is None else _targets(labels, input_ids.shape, document_lengths)
-    if prompt_lengths_of is not None and targets_BS is not None and "prompt_lengths" not in inputs:
-        inputs["prompt_lengths"] = prompt_lengths_of(targets_BS.numpy(), document_lengths)
+    if compute_prompt_lengths is not None and targets_BS is not None and "prompt_lengths" not in inputs:
+        inputs["prompt_lengths"] = compute_prompt_lengths(targets_BS.numpy(), document_lengths)
     balance = model.load_balance
     ignoring = nullcontext() if balance is None else balance.without_padding(_as_numpy(attention_mask))
     with ignoring:
@@ -137,7 +136,7 @@ class AdaptedHead:
     """Interface of an lm_head adapter that adds low-rank products to the logits."""
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the pairs (u, B) of low-rank factors, as `TrainableModel.head_updates` does."""
+        """Return the low-rank factors (u, B) of the updates; see `TrainableModel.head_updates`."""
         raise NotImplementedError
 
 

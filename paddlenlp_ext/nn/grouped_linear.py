@@ -1,4 +1,4 @@
-"""Linear layers of the experts: one weight matrix per expert, each applied to a group of rows."""
+"""Linear layer of experts: each expert has a weight matrix for a group of rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class GroupedLinear(nn.Layer):
     """Grouped linear layer `x W[g]^T` over G groups of rows, with a weight [G, O, I]: O outputs and I inputs.
 
     Attributes:
-        parts: P, number of projections of equal size that the outputs consist of, such as 2 for gate and up.
+        parts: number P of projections of equal size stacked in the weight, such as 2 for gate and up.
     """
 
     def __init__(self, groups: int, inputs: int, outputs: int, parts: int = 1) -> None:
@@ -35,13 +35,11 @@ class GroupedLinear(nn.Layer):
     @property
     def compute_dtype(self) -> paddle.dtype:
         """Dtype of the activations and of adapters on this layer."""
-        dtype = activation_dtype(self.weight.dtype)
-        assert isinstance(dtype, paddle.dtype), "activation_dtype maps a dtype to a dtype"
-        return dtype
+        return activation_dtype(self.weight.dtype)
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [G, O, I]. Do not modify it in place: it may be the parameter itself."""
+        """Return the weight as float32 [G, O, I]. The result may be the parameter: do not modify it in place."""
         return self.weight.astype("float32")
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
@@ -49,7 +47,7 @@ class GroupedLinear(nn.Layer):
         return grouped_linear(x_NI, self.weight, starts, self.parts)
 
     def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:
-        """Return the output of each projection, [N, O / P], for rows that all belong to one group."""
+        """Apply the weight of one group to all rows; return the output of each projection, [N, O / P]."""
         size = self.weight.shape[1] // self.parts
         return tuple(linear(x_NI, self.weight[group, part * size : (part + 1) * size]) for part in range(self.parts))
 

@@ -1,4 +1,4 @@
-"""Linear layer whose weight is [out_features, in_features], as in Hugging Face's files."""
+"""Linear layer with Hugging Face's weight layout [out_features, in_features]."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ class Linear(nn.Layer):
     @property
     def compute_dtype(self) -> paddle.dtype:
         """Dtype of the activations and of adapters on this layer."""
-        dtype = activation_dtype(self.weight.dtype)
-        assert isinstance(dtype, paddle.dtype), "activation_dtype maps a dtype to a dtype"
-        return dtype
+        return activation_dtype(self.weight.dtype)
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [out, in]. The caller must not change it: it may be the parameter."""
+        """Return the weight as float32 [out, in]. The result may be the parameter: do not modify it in place."""
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features]; the output has half precision under autocast."""
+        """Map [..., in_features] to [..., out_features]. Under autocast, the output has half precision."""
         return linear(x, self.weight, self.bias)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:

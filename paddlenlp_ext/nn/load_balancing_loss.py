@@ -1,16 +1,16 @@
-"""Load balancing of experts: tokens per expert for the log, and the auxiliary loss of the routers.
+"""Load balancing of experts: token counts per expert, and the auxiliary loss of the routers.
 
     loss = c E sum_e f_e P_e        f_e: choices of expert e per token        P_e: mean probability of expert e
 
-The means are over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961, equations 4
-to 6, with the choices and probabilities of the softmax, as in transformers). f has no gradient, so after the forward
-pass the gradient of each layer's probabilities is known. The backward pass adds it to the gradients of the routers'
-logits. The loss is attached to the hidden states at the end of the decoder:
+f and P are means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961,
+equations 4 to 6). Like transformers, choices and probabilities come from the softmax of the logits. f has no gradient.
+The gradient of the loss with respect to P is therefore known after the forward pass. The backward pass adds this
+gradient to the gradient of the router logits. The loss is attached to the hidden states at the end of the decoder:
 
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
 
-Layers may be recomputed. Since f and P are means over all layers, the stages of a pipeline exchange their sums:
+Layers may be recomputed. f and P are means over all layers, and therefore pipeline stages exchange sums:
 
     forward    stage 0 --- sums of f and P over its layers ---> stage 1, adds its own ---> ... ---> last stage, loss
     backward   stage 0 <-------------- f times the gradient of the loss <------------------------- last stage
@@ -40,10 +40,10 @@ class RoutedPass:
     Attributes:
         num_experts: E.
         token_mask: [T], 0 for padding; None: no padding.
-        is_counted: whether the tokens count in the load.
-        choices, probabilities: index of a layer -> sums over its tokens, [E].
+        is_counted: whether the tokens count towards the expert load.
+        choices, probabilities: sums over the tokens, [E], by layer index.
         num_tokens: T without padding; 0 before the first router.
-        earlier_sums: `sums` of the earlier stages; None on the first stage.
+        earlier_sums: result of `sums` from the earlier pipeline stages; None on the first stage.
         slopes: f times the gradient of the loss, [E]; None until the backward pass of the loss.
     """
 
@@ -66,7 +66,7 @@ class RoutedPass:
         return paddle.concat([total[:-1] + paddle.concat(own), tokens])
 
     def means(self, num_routers: int) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return f and P, each [E]: means over the tokens of all layers with routers."""
+        """Return f and P, each [E]: means over all tokens and all layers with routers."""
         sums = self.sums()
         f, p = paddle.split(sums[:-1] / (sums[-1] * num_routers), 2)
         return f, p
@@ -105,7 +105,7 @@ class LoadBalance:
 
         Args:
             token_mask: [B, S], 0 for padding; None: no padding.
-            is_counted: whether the tokens count in the load.
+            is_counted: whether the tokens count towards the expert load.
         """
         self._token_mask = None if token_mask is None or token_mask.all() else token_mask
         self._is_counted = is_counted
@@ -120,7 +120,7 @@ class LoadBalance:
         self.current, self.loss = RoutedPass(self.num_experts, mask, self._is_counted), None
 
     def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
-        """Record the logits of a layer's router, and return them with the gradient of the auxiliary loss attached.
+        """Record router logits of a layer; return the logits with the gradient of the auxiliary loss attached.
 
         Raises:
             ValueError: the number of tokens differs from the token mask.
@@ -136,7 +136,7 @@ class LoadBalance:
                     raise ValueError(
                         f"an expert layer has {logits_TE.shape[0]} tokens, but the attention mask has "
                         f"{current.token_mask.shape[0]}; an adapter with virtual tokens needs "
-                        "batches without padding here (pad_to_multiple_of: null)"
+                        "batches without padding (pad_to_multiple_of: null)"
                     )
                 mask_T1 = current.token_mask.unsqueeze(-1)
                 chosen_TE, probabilities_TE = chosen_TE * mask_T1, probabilities_TE * mask_T1
@@ -151,14 +151,14 @@ class LoadBalance:
         return _Observe.apply(logits_TE, self, current)
 
     def attach_loss(self, hidden_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Set `loss`, and return the hidden states of the last layer, through which the loss gets its gradient."""
+        """Set `loss`; return the hidden states of the last layer with the loss attached to their autograd graph."""
         if not self.coefficient or is_symbolic(hidden_BSD):
             return hidden_BSD
         hidden_BSD, self.loss = _AttachLoss.apply(hidden_BSD, self, self.current)
         return hidden_BSD
 
     def pop_counts(self) -> np.ndarray:
-        """Return the tokens per layer and expert of training passes since the last call, float64 [L, E]."""
+        """Return the token counts of the training passes since the last call, per layer and expert, float64 [L, E]."""
         counts, self._counts = self._counts, np.zeros_like(self._counts)
         return counts
 
@@ -170,7 +170,7 @@ def imbalance(counts_LE: np.ndarray) -> float:
 
 
 class _Observe(PyLayer):
-    """Identity of a router's logits whose backward pass adds the gradient of the auxiliary loss."""
+    """Identity function of router logits. The backward pass adds the gradient of the auxiliary loss."""
 
     @staticmethod
     def forward(ctx, logits_TE, balance, current):
@@ -192,7 +192,7 @@ class _Observe(PyLayer):
 
 
 class _AttachLoss(PyLayer):
-    """Identity of the hidden states that also returns the auxiliary loss; its backward pass runs before all layers."""
+    """Identity function of hidden states that also returns the loss. Its backward pass runs before all layers."""
 
     @staticmethod
     def forward(ctx, hidden_BSD, balance, current):

@@ -1,4 +1,4 @@
-"""Parameters that are created from NumPy arrays."""
+"""Create parameters from NumPy arrays."""
 
 from __future__ import annotations
 
@@ -6,23 +6,18 @@ import numpy as np
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.paddle_compat import has_storage
+
 
 def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str) -> paddle.Tensor:
-    """Create a parameter of `layer` with the values of an array, rounded to `dtype`."""
-    return layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=_FromArray(value))
+    """Create a parameter of `layer` with the values of an array, rounded to `dtype`.
 
-
-class _FromArray(nn.initializer.Initializer):
-    """Initializer that copies an array in one call.
-
-    Paddle's `Assign` passes every number as a Python object, which takes one second per ten million numbers.
+    Under `paddle.LazyGuard`, the parameter has the array's shape and no values.
     """
-
-    def __init__(self, value: np.ndarray) -> None:
-        super().__init__()
-        self._value = value
-
-    def forward(self, param: paddle.Tensor, block: object = None) -> paddle.Tensor:
-        value = np.ascontiguousarray(self._value, np.float32)
-        param.set_value(value if param.dtype == paddle.float32 else paddle.to_tensor(value).astype(param.dtype))
-        return param
+    # Paddle's Assign initializer converts every value to a Python object: one second per ten million values.
+    zeros = nn.initializer.Constant(0.0)
+    parameter = layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=zeros)
+    if has_storage(parameter):
+        tensor = paddle.to_tensor(np.ascontiguousarray(value, np.float32))
+        parameter.set_value(tensor.astype(parameter.dtype))
+    return parameter

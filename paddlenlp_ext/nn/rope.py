@@ -1,7 +1,7 @@
 """Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, tables from positions.
 
 Sources: RoPE arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN and dynamic NTK-aware scaling
-arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling as in its config.json. Models with ALiBi
+arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling from transformers. Models with ALiBi
 (arXiv:2108.12409) have no rotation: attention adds biases by distance.
 
 Shapes: B batch, S sequence, R rotated channels of a head.
@@ -20,7 +20,7 @@ import paddle
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 ALIBI = "alibi"
-"""Rope type of models with ALiBi. transformers does not know the name, and refuses to load such a model."""
+"""Rope type of models with ALiBi. transformers rejects a config.json with this rope type."""
 FULL_ATTENTION = "full_attention"
 _NON_SCALING_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor")
 
@@ -45,10 +45,10 @@ class RopeSettings:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
-        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before) from a config.json dict.
+        """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (older) from a config.json dict.
 
-        Precedence is the same as in transformers: `rope_scaling` over `rope_parameters`, and a top-level
-        `original_max_position_embeddings` over the nested one. `rope_by_layer` reads settings by layer type.
+        Precedence follows transformers: `rope_scaling` over `rope_parameters`, and a top-level
+        `original_max_position_embeddings` over a nested `original_max_position_embeddings`.
 
         Raises:
             ValueError: the rope type is unknown, or the number of rotated channels is odd.
@@ -68,7 +68,7 @@ class RopeSettings:
         return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def constant_until(self, length: int) -> float:
-        """Return the length up to which a row of `length` tokens can grow without a change of frequencies, or inf."""
+        """Return the length to which a row of `length` tokens can grow before its frequencies change, or inf."""
         if self.rope_type not in _LENGTH_DEPENDENT:
             return math.inf
         trained = _short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
@@ -92,7 +92,7 @@ class RopeSettings:
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        """Return the scaling parameter `key` that has one number per frequency, fp32 [R / 2].
+        """Return a scaling parameter that is a list with one factor per frequency, fp32 [R / 2].
 
         Raises:
             ValueError: the list is missing or has another length.
@@ -116,7 +116,7 @@ class RopeSettings:
 
 
 def _rotary_dim(share: Any, head_dim: int) -> int:
-    """Return the number of rotated channels of a head; `share` is `partial_rotary_factor`, None rotates all channels.
+    """Return the number of rotated channels of a head. `share` is `partial_rotary_factor`; None: rotate all channels.
 
     Raises:
         ValueError: the share is not a number above 0 and at most 1, or the number of rotated channels is odd.
@@ -157,8 +157,8 @@ def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> 
     types = config.get("layer_types")
     if not isinstance(types, list) or len(types) != num_layers:
         raise ValueError(
-            f"rope_parameters in config.json are given by layer type ({', '.join(stored)}), which needs layer_types "
-            f"with {num_layers} entries"
+            f"rope_parameters in config.json are keyed by layer type ({', '.join(stored)}), so config.json needs "
+            f"layer_types with {num_layers} entries"
         )
     missing = sorted({kind for kind in types if not isinstance(stored.get(kind), Mapping)})
     if missing:
@@ -173,7 +173,7 @@ def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> 
 
 
 def _power(base: float, exponent: Any) -> Any:
-    """Return a correctly rounded float32 power; an error in the last bit shifts angles at position 10,000 by 1e-3."""
+    """Return a correctly rounded float32 power. An error in the last bit shifts angles at position 10,000 by 1e-3."""
     return np.power(np.float64(np.float32(base)), np.asarray(exponent, np.float64)).astype(np.float32)
 
 
@@ -197,7 +197,7 @@ def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return dynamic NTK frequencies: beyond the trained context, the base grows until they cover the length."""
+    """Return dynamic NTK frequencies: beyond the trained context, the base grows with the row length."""
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     stretch = np.float32(factor * max(length, trained)) / np.float32(trained) - np.float32(factor - 1)
     if dim == 2:
@@ -207,7 +207,7 @@ def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.Tensor:
     """Return the frequencies of `_dynamic` in a static graph, where the length is known only at run time."""
-    _dynamic(settings, 0)  # raise for a missing number
+    _dynamic(settings, 0)  # raises an error for missing parameters
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
     length = paddle.clip(length.astype("float64"), min=float(trained))
     stretch = (length * factor).astype("float32") / float(trained) - float(np.float32(factor - 1))
@@ -217,7 +217,7 @@ def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.T
 
 
 def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return Llama 3.1 frequencies: long wavelengths are stretched, short ones are not, and others are interpolated."""
+    """Return Llama 3.1 frequencies: stretch long wavelengths, keep short wavelengths, interpolate in between."""
     low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
     if not low < high:
         raise ValueError(
@@ -231,7 +231,7 @@ def _llama3(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return YaRN frequencies: slow ones are divided by the factor, fast ones are not, with a ramp in between."""
+    """Return YaRN frequencies: divide low frequencies by the factor, keep high frequencies, with a ramp in between."""
     longest, dim = settings.max_position_embeddings, settings.rotary_dim
     trained = settings.number("original_max_position_embeddings", longest)
     factor = settings.number("factor", longest / trained)
@@ -250,7 +250,7 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return LongRoPE frequencies: each is divided by its `short_factor`, or by `long_factor` in a long context."""
+    """Return LongRoPE frequencies: divided by `short_factor`, or by `long_factor` beyond the short context."""
     longest = settings.max_position_embeddings
     trained = _short_context(settings)
     short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
@@ -266,7 +266,7 @@ def _short_context(settings: RopeSettings) -> float:
 
 
 def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
-    """Return frequencies of 0, with which RoPE is the identity."""
+    """Return frequencies of 0, which make RoPE the identity."""
     return np.zeros(settings.rotary_dim // 2, np.float32), 1.0
 
 
@@ -298,7 +298,7 @@ _LENGTH_DEPENDENT = ("dynamic", "longrope")
 
 
 class RotaryEmbedding:
-    """Cosines and sines of positions for one rope setting. The class has no parameters."""
+    """Tables of cosines and sines for one `RopeSettings`."""
 
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
@@ -340,14 +340,11 @@ Rotation = tuple[paddle.Tensor, paddle.Tensor]
 
 
 class RotaryEmbeddings:
-    """Cosines and sines of all layers. Layers with equal settings share them.
+    """Tables of cosines and sines for all layers. Layers with equal settings share tables.
 
     Attributes:
-        distinct: the distinct settings.
+        distinct: distinct settings of the layers.
         index_by_layer: index of each layer's settings in `distinct`.
-
-    Args:
-        by_layer: settings of each layer.
     """
 
     def __init__(self, by_layer: Sequence[RopeSettings]) -> None:
@@ -360,10 +357,10 @@ class RotaryEmbeddings:
         self.index_by_layer = [self.distinct.index(settings) for settings in by_layer]
 
     def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
-        """Return whether the positions [B, S] need `long_factor`, for each distinct setting with LongRoPE.
+        """Return whether the positions [B, S] need `long_factor`, for each distinct LongRoPE setting.
 
-        Cached keys that were rotated with the other factors do not fit queries at these positions. In a static graph
-        the positions are not known, and the program that runs the graph compares them.
+        If the result changes, cached keys become invalid: they were rotated by other frequencies. In a static graph the
+        positions are unknown, so the result is empty, and the program that runs the graph checks the lengths.
         """
         if is_symbolic(position_ids_BS):
             return ()
@@ -378,6 +375,6 @@ class RotaryEmbeddings:
         return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
-        """Return the cosines and sines of each layer."""
+        """Return the tables of each layer for positions [B, S]."""
         tables = [embedding(position_ids_BS) for embedding in self._embeddings]
         return tuple(tables[index] for index in self.index_by_layer)

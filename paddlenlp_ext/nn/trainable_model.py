@@ -18,13 +18,14 @@ from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy, token_l
 class TrainableModel(nn.Layer):
     """Base class of the models that the trainer accepts.
 
-    Every subclass implements the first group of methods; the other methods have defaults.
+    Subclasses implement the methods that raise NotImplementedError.
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
         vocab_parallel: computes losses with a vocabulary-parallel lm_head; None if lm_head is not sharded.
         quantization: quantization of the linear layers; None for floating-point weights.
-        remote_parameters: names of parameters that only other processes hold.
+        remote_parameters: names of parameters that only other ranks hold.
+        generation_config: keys of generation_config.json.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if it is tied to the embedding.
@@ -34,6 +35,7 @@ class TrainableModel(nn.Layer):
     """
 
     config: Any
+    generation_config: Any
     model: Any
     vocab_parallel: Any
     quantization: Any
@@ -47,7 +49,7 @@ class TrainableModel(nn.Layer):
         """Return the base model of a `PeftModel`; any other model returns itself."""
         return self
 
-    # -- implemented by every model -----------------------------------------------------------------------------------
+    # -- model --------------------------------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm."""
         raise NotImplementedError
@@ -69,7 +71,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return pairs u [..., K] and B [V, K], whose products u B^T an adapter of lm_head adds to the logits.
+        """Return the low-rank updates of an lm_head adapter: pairs u [..., K] and B [V, K], which add u B^T to logits.
 
         Args:
             hidden: input of lm_head, [..., D].
@@ -93,14 +95,14 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the model or adapter; `tensors` replaces `tensors_to_save()` if this process holds only shards."""
+        """Write the model or adapter. On a rank that holds shards, pass the gathered `tensors`."""
         raise NotImplementedError
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Load the tensors of a checkpoint of the same model.
 
         Raises:
-            ValueError: the stored tensors belong to another model.
+            ValueError: the stored tensors do not match the model.
         """
         raise NotImplementedError
 
@@ -128,7 +130,7 @@ class TrainableModel(nn.Layer):
     # -- training -----------------------------------------------------------------------------------------------------
     @property
     def hooks(self) -> TrainingHooks:
-        """Hooks of the training loop, with which an adapter method can change the loss and the weights."""
+        """Training-loop hooks with which an adapter method changes the loss and the weights."""
         return TrainingHooks()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
@@ -140,8 +142,5 @@ class TrainableModel(nn.Layer):
         return True
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the final weights of a run, by default with `save_pretrained`.
-
-        Adapter methods that save a smaller adapter than they trained override this.
-        """
+        """Write the final weights of a run. Adapter methods may override this method to save a smaller adapter."""
         self.save_pretrained(folder, tensors=tensors)

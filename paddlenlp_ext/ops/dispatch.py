@@ -1,18 +1,18 @@
-"""Choose the backend of an op for a device and a dtype.
+"""Choose the backend of an op by device and dtype.
 
-All backends of an op share one signature and compute the same function:
+All backends of an op have the same signature and compute the same function:
 
     name in logs and options          functions      implementation
     cpp                               `*_cpp`        C++ of `csrc/`, float32 on the CPU
-    plain_cpu                         `*_plain_cpu`  plain Paddle or NumPy, arranged for the CPU
+    plain_cpu                         `*_plain_cpu`  plain Paddle or NumPy, optimized for the CPU
     blocks                                           attention in plain Paddle, tile by tile
     flashmask, triton, weight_only                   GPU kernels of Paddle and Triton
     reference                         `*_reference`  the formula in plain Paddle, on any device
 
-The choice is made once per device and dtype, in the order in which the op lists its backends, and is logged at DEBUG.
-It is logged at INFO, once per reason, if a better backend is unavailable for a reason that the user can fix. An
-explicitly requested backend that cannot run raises an error instead of falling back. A static graph is traced with the
-reference backends, because they use only Paddle's own operators.
+An op lists its backends from best to worst. The first available backend is chosen once per device and dtype, and the
+choice is logged at DEBUG. If the user could make a better backend available, the choice is logged at INFO, once per
+reason. A requested backend that cannot run raises an error. Static graphs are traced with the reference backends, which
+use only Paddle's own operators.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 Implementation = Callable[..., Any]
 Condition = Callable[[paddle.Tensor], str | None]
-"""Function that returns why a backend cannot run on an input tensor, or None if it can."""
+"""Function that returns the reason why a backend cannot run on an input tensor; None if the backend can run."""
 
 
 class NotApplicable(str):
-    """Reason that the user cannot fix: the backend is meant for another device or dtype."""
+    """Reason that the user cannot fix: the backend is made for another device or dtype."""
 
 
 _OLDEST_FOR_KERNELS = (8, 0)
@@ -45,7 +45,7 @@ _ops: weakref.WeakSet[DispatchedOp] = weakref.WeakSet()
 
 
 def dispatched_ops() -> list[DispatchedOp]:
-    """Return the ops of all imported modules, sorted by name."""
+    """Return the dispatched ops of all imported modules, sorted by name."""
     return sorted(_ops, key=lambda op: op.name)
 
 
@@ -54,8 +54,8 @@ class Restriction:
     """Outcome of `DispatchedOp.restricted_to`.
 
     Attributes:
-        chosen: whether the backend was chosen for any tensor.
-        unavailable_reason: why the backend rejected the last tensor that it rejected; None if it rejected none.
+        chosen: whether the backend accepted at least one tensor.
+        unavailable_reason: reason of the backend's last rejection; None without rejections.
     """
 
     chosen: bool = False
@@ -63,7 +63,7 @@ class Restriction:
 
 
 class DispatchedOp:
-    """Backends of one op, best first, each with its condition; the reference comes last."""
+    """Op with several backends, listed from best to worst with their conditions; the last backend is the reference."""
 
     def __init__(self, name: str, *, reference: Implementation, **backends: tuple[Implementation, Condition]) -> None:
         self.name = name
@@ -77,16 +77,16 @@ class DispatchedOp:
         return list(self._backends)
 
     def unavailable_reason(self, backend: str, x: paddle.Tensor) -> str | None:
-        """Return why a backend is unavailable for tensors like `x`, or None."""
+        """Return the reason why a backend cannot run on `x`, or None."""
         return self._backends[backend][1](x)
 
     def explain(self, x: paddle.Tensor) -> tuple[str, dict[str, str]]:
-        """Return the best available backend for tensors like `x`, and why each better backend is unavailable."""
+        """Return the best backend for `x`, and the reason why each better backend cannot run on `x`."""
         return self._pick(x, None)
 
     @contextmanager
     def restricted_to(self, backend: str) -> Iterator[Restriction]:
-        """Use this backend within the block, or the reference where it is unavailable, without logging at INFO."""
+        """Within the context, use only `backend`, and the reference where `backend` is unavailable; skip INFO logs."""
         restriction = Restriction()
         implementation, condition = self._backends[backend]
 
@@ -105,15 +105,15 @@ class DispatchedOp:
             self._backends, self._chosen = saved
 
     def choose(self, x: paddle.Tensor, requested: str | None = None) -> Implementation:
-        """Return the requested backend, or the best available one, for tensors with the device and dtype of `x`.
+        """Return the requested backend, or by default the best available backend, for the device and dtype of `x`.
 
         Raises:
-            ValueError: the requested backend does not exist or cannot run on such tensors.
+            ValueError: the requested backend does not exist or cannot run on `x`.
         """
         if is_symbolic(x):
             return self._backends["reference"][0]
         key = (str(x.place), x.dtype, requested)
-        # One lookup instead of several: hashing a dtype takes 0.5 us, and decoding a token needs 400 lookups.
+        # A single lookup, because hashing a dtype takes 0.5 us and decoding a token takes 400 lookups.
         chosen = self._chosen.get(key)
         if chosen is None:
             name, rejected = self._pick(x, requested)
@@ -122,7 +122,7 @@ class DispatchedOp:
         return chosen
 
     def _pick(self, x: paddle.Tensor, requested: str | None) -> tuple[str, dict[str, str]]:
-        """Return the name of the chosen backend, and why each better backend is unavailable."""
+        """Return the name of the chosen backend, and the reason why each better backend is unavailable."""
         if requested is not None and requested not in self._backends:
             known = f"{did_you_mean(requested, self._backends)} Known: {', '.join(self._backends)}."
             raise ValueError(f"{self.name} has no implementation {requested!r}{known}")
@@ -152,7 +152,7 @@ class DispatchedOp:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """Place of a GPU that this machine does not have (default: Hopper), as input of `DispatchedOp.explain`."""
+    """Stand-in for the place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
 
     compute_capability: tuple[int, int] = (9, 0)
 
@@ -164,29 +164,28 @@ class AbsentGpu:
 
 
 def compute_capability(x: paddle.Tensor) -> tuple[int, int]:
-    """Return the compute capability, such as (9, 0), of the GPU that holds a tensor."""
+    """Return the compute capability of the tensor's GPU, such as (9, 0)."""
     if isinstance(x.place, AbsentGpu):
         return x.place.compute_capability
     return paddle.device.cuda.get_device_capability(x.place.gpu_device_id())
 
 
 def is_on_cpu(x: paddle.Tensor) -> bool:
-    """Return whether a tensor is on the CPU; a tensor of a static graph is on the current device."""
+    """Return whether a tensor is on the CPU; tensors of a static graph count as being on the current device."""
     return paddle.get_device() == "cpu" if is_symbolic(x) else x.place.is_cpu_place()
 
 
 def anywhere(x: paddle.Tensor) -> None:
-    """Return None: plain Paddle runs on every device."""
-    return None
+    """Return None: the backend runs on every device."""
 
 
 def on_cpu(x: paddle.Tensor) -> str | None:
-    """Return None if the tensor is on the CPU, otherwise the reason."""
+    """Return None if the tensor is on the CPU, otherwise the reason why the backend cannot run."""
     return None if x.place.is_cpu_place() else NotApplicable(f"it runs on the CPU, but the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
-    """Return None for float32 on the CPU; otherwise the reason. Paddle's CPU kernels lack half precision."""
+    """Return None for a float32 tensor on the CPU, otherwise the reason why the backend cannot run."""
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
@@ -195,7 +194,7 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
-    """Return None for bfloat16 or float16 on a GPU; otherwise the reason."""
+    """Return None for a bfloat16 or float16 tensor on a GPU, otherwise the reason why the backend cannot run."""
     if not x.place.is_gpu_place():
         return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
     if x.dtype not in (paddle.bfloat16, paddle.float16):
@@ -204,12 +203,12 @@ def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
 
 
 def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
-    """Return None for half precision on a GPU that supports Paddle's flash attention; otherwise the reason."""
+    """Return None for half precision on a GPU with flash attention, otherwise the reason why the backend cannot run."""
     return on_gpu_in_half_precision(x) or too_old_gpu(x, "flash attention")
 
 
 def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
-    """Return None if the tensor's GPU supports flash attention and Triton; otherwise why `kernels` cannot run."""
+    """Return None if the tensor's GPU supports flash attention and Triton, otherwise why `kernels` cannot run on it."""
     found, oldest = (".".join(map(str, each)) for each in (compute_capability(x), _OLDEST_FOR_KERNELS))
     if compute_capability(x) >= _OLDEST_FOR_KERNELS:
         return None

@@ -1,10 +1,10 @@
-"""Gather token rows in expert order (MoE dispatch), and sum them per token again (combine).
+"""Sort the hidden states of tokens by expert (MoE dispatch), and sum expert outputs per token (MoE combine).
 
     choices [T, K]      token 0: experts 2, 0      token 1: experts 0, 1      token 2: experts 2, 1
     sorted rows         expert 0: tokens 0, 1      expert 1: tokens 1, 2      expert 2: tokens 0, 2
 
-Each pair of a token and a chosen expert is one row. Experts have no capacity limit, so that no token is dropped. The
-backward pass of the gather is the sum per token, and vice versa.
+Each pair of a token and a chosen expert is one row. Experts have no capacity limit, so no token is dropped. The
+backward pass of dispatch is a combine, and the backward pass of combine is a dispatch.
 
 Shapes: T tokens, K experts chosen per token, N rows, E experts, D features.
 """
@@ -31,8 +31,8 @@ class ExpertRows:
 
     Attributes:
         starts: int64 [E + 1], index of the first row of each expert, followed by N.
-        choices: int64 [N], the index of each row's choice in the flattened choices.
-        positions: int64 [T, K], the row of each choice; -1 if another process holds the expert.
+        choices: int64 [N], index of the row's pair (token, expert) in the flattened choices [T * K].
+        positions: int64 [T, K], row index of each choice; -1 if another process holds the expert.
     """
 
     starts: np.ndarray
@@ -41,7 +41,10 @@ class ExpertRows:
 
     @classmethod
     def sort(cls, experts_TK: np.ndarray, num_experts: int, first: int = 0) -> ExpertRows:
-        """Return the stable sort by expert of the choices of experts `first` to `first + num_experts - 1`."""
+        """Sort the chosen experts `experts_TK`, stably.
+
+        Only choices of the local experts `first` to `first + num_experts - 1` become rows.
+        """
         local_N = experts_TK.reshape(-1).astype(np.int64) - first
         outside_N = (local_N < 0) | (local_N >= num_experts)
         counts = np.bincount(local_N[~outside_N], minlength=num_experts)
@@ -53,17 +56,17 @@ class ExpertRows:
 
     @cached_property
     def tokens(self) -> np.ndarray:
-        """Index of the token in each row, int64 [N]."""
+        """Token index of each row, int64 [N]."""
         return np.ascontiguousarray(self.choices // self.positions.shape[1])
 
 
 def gather_reference(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Gather the rows of the tokens with Paddle."""
+    """Dispatch tokens [T, D] to rows [N, D] with Paddle's gather."""
     return paddle.gather(x_TD, paddle.to_tensor(rows.tokens, place=x_TD.place))
 
 
 def gather_cpp(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Gather the rows of the tokens in C++ with all threads (csrc/token_rows.cpp)."""
+    """Dispatch tokens [T, D] to rows [N, D] in C++ (csrc/token_rows.cpp)."""
     x_TD, width = contiguous(x_TD), x_TD.shape[1]
     result = library.empty([len(rows.tokens), width])
     addresses = library.pointer(x_TD), rows.tokens.ctypes.data, library.pointer(result)
@@ -72,13 +75,13 @@ def gather_cpp(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
 
 
 def sum_reference(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Sum the rows of each token with Paddle's index_add."""
+    """Sum the rows of each token, [T, D], with Paddle's index_add."""
     zeros = paddle.zeros([rows.positions.shape[0], rows_ND.shape[1]], rows_ND.dtype)
     return paddle.index_add(zeros, paddle.to_tensor(rows.tokens, place=rows_ND.place), 0, rows_ND)
 
 
 def sum_cpp(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Sum the rows of each token in the order of its choices, in C++ with all threads (csrc/token_rows.cpp)."""
+    """Sum the rows of each token, [T, D], in C++ (csrc/token_rows.cpp)."""
     rows_ND, positions_TK = contiguous(rows_ND), np.ascontiguousarray(rows.positions)
     result = library.empty([positions_TK.shape[0], rows_ND.shape[1]])
     addresses = library.pointer(rows_ND), positions_TK.ctypes.data, library.pointer(result)
@@ -91,40 +94,30 @@ sum_op = DispatchedOp("sum_rows", cpp=(sum_cpp, library.usable), reference=sum_r
 
 
 def gather_rows(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Return the token rows [N, D] sorted by expert; later ops may recompute the gather instead of saving it."""
+    """Return the token rows sorted by expert, [N, D], with a recompute function for later ops."""
     tokens_TD = x_TD.detach()
-    return with_recompute_function(_Gather.apply(x_TD, rows), lambda: gather_op.choose(tokens_TD)(tokens_TD, rows))
+    result_ND = _DispatchOrCombine.apply(x_TD, rows, gather_op, sum_op)
+    return with_recompute_function(result_ND, lambda: gather_op.choose(tokens_TD)(tokens_TD, rows))
 
 
 def sum_rows(rows_ND: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Return the sum of the rows of each token, [T, D]."""
-    return _Sum.apply(rows_ND, rows)
+    """Return the sum of each token's rows, [T, D]."""
+    return _DispatchOrCombine.apply(rows_ND, rows, sum_op, gather_op)
 
 
-class _Gather(PyLayer):
+class _DispatchOrCombine(PyLayer):
     @staticmethod
-    def forward(ctx, x_TD, rows):
-        ctx.rows = rows
-        return gather_op.choose(x_TD)(x_TD, rows)
-
-    @staticmethod
-    def backward(ctx, gradient_ND):
-        return sum_op.choose(gradient_ND)(gradient_ND, ctx.rows)
-
-
-class _Sum(PyLayer):
-    @staticmethod
-    def forward(ctx, rows_ND, rows):
-        ctx.rows = rows
-        return sum_op.choose(rows_ND)(rows_ND, rows)
+    def forward(ctx, x, rows, op, backward_op):
+        ctx.rows, ctx.backward_op = rows, backward_op
+        return op.choose(x)(x, rows)
 
     @staticmethod
-    def backward(ctx, gradient_TD):
-        return gather_op.choose(gradient_TD)(gradient_TD, ctx.rows)
+    def backward(ctx, gradient):
+        return ctx.backward_op.choose(gradient)(gradient, ctx.rows)
 
 
 def scale_rows(x_NF: paddle.Tensor, scale_N: paddle.Tensor) -> paddle.Tensor:
-    """Multiply each row by its scale; recompute x in the backward pass if it has a recompute function."""
+    """Multiply each row by its scale; if x has a recompute function, recompute x in the backward pass."""
     recompute_x = recompute_function(x_NF)
     if recompute_x is None:
         saved_NF = x_NF.detach()
@@ -152,7 +145,7 @@ class _ScaleRows(PyLayer):
 def add_bias(
     x_NO: paddle.Tensor, bias_EO: paddle.Tensor, rows: ExpertRows, scale_N: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Add the bias of its expert to each row, multiplied by the scale of the row if `scale_N` is given."""
+    """Add the expert's bias to each row; multiply the bias by the row's scale if `scale_N` is given."""
     return _AddBias.apply(x_NO, bias_EO, scale_N, rows)
 
 

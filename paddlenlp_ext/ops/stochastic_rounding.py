@@ -1,12 +1,12 @@
 """Stochastic rounding of float32 to bfloat16.
 
-A value between two adjacent bfloat16 numbers is rounded to one of them at random, so that its expectation is exact:
+A float32 value is rounded at random to one of the two nearest bfloat16 values. The expected result is the exact value:
 
     rounded = upper half of (bits + draw),  draw uniform in 0 .. 2^16 - 1
 
 The random draws are counter-based: draw i of a tensor is 16 of the 128 bits that Philox4x32-10 (Salmon et al. 2011,
-doi:10.1145/2063384.2063405) computes from the counter [i // 8, step] under the key [seed, tensor]. Draws are therefore
-the same after resuming a run and for any sharding of the tensor. All backends return the same bits.
+doi:10.1145/2063384.2063405) computes from the counter [i // 8, step] under the key [seed, tensor]. The draws therefore
+depend neither on interruptions of a run nor on the sharding of the tensor. All backends return the same bits.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
 _CHUNK = 1 << 20
-"""Number of values that the reference rounds at a time; it allocates several int64 tensors of this size."""
+"""Values per slice in the reference backend, which allocates several int64 tensors of this size."""
 
 
 class DrawPosition(NamedTuple):
-    """Position of the values of a tensor (or of its shard) in the random draws of a run.
+    """Position of a tensor or shard in the random draws of a training run.
 
     Attributes:
         seed, tensor, step: seed of the run, index of the tensor, and optimizer step, as 32-bit integers.
-        first: index of the first value of the shard in the full tensor.
-        width: values per row of the shard; a contiguous shard is a single row.
-        stride: distance between consecutive rows of the shard, in values of the full tensor.
+        first: index of the shard's first value in the full tensor.
+        width: values per row of the shard; a contiguous shard counts as a single row.
+        stride: distance between consecutive rows of the shard, counted in values of the full tensor.
     """
 
     seed: int
@@ -45,7 +45,7 @@ class DrawPosition(NamedTuple):
     stride: int
 
     def as_struct(self) -> ctypes.Structure:
-        """Return the position as the struct of csrc/api.h."""
+        """Return the `DrawPosition` struct of csrc/api.h."""
         return struct("DrawPosition")(*self)
 
 
@@ -53,8 +53,8 @@ def stochastic_round_cpp(values: paddle.Tensor, position: DrawPosition) -> paddl
     """Round float32 to bfloat16 in C++ (csrc/stochastic_rounding.cpp)."""
     values = values.contiguous()
     rounded = empty(values.shape, "bfloat16")
-    number = position.as_struct()
-    function("round_stochastically")(pointer(values), pointer(rounded), math.prod(values.shape), ctypes.byref(number))
+    draws = ctypes.byref(position.as_struct())
+    function("round_stochastically")(pointer(values), pointer(rounded), math.prod(values.shape), draws)
     return rounded
 
 
@@ -75,12 +75,12 @@ def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) ->
 
 
 def _draws(index: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Return the draws for the values with indices `index` [N], as int64 [N] in 0 .. 2^16 - 1."""
+    """Return the random draws of the values at indices `index` [N], int64 [N] between 0 and 2^16 - 1."""
     counter, half = index // 8, index % 8
     x = [_masked(counter, _LOW), counter // 2**32, paddle.full_like(counter, position.step), paddle.zeros_like(counter)]
     key0, key1 = position.seed, position.tensor
     for _ in range(_ROUNDS):
-        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57  # int64 keeps the lower 64 bits of the product
+        a, b = x[0] * 0xD2511F53, x[2] * 0xCD9E8D57  # int64 multiplication keeps the lower 64 bits
         x0, x2 = _high(b) ^ x[1] ^ paddle.full([], key0, "int64"), _high(a) ^ x[3] ^ paddle.full([], key1, "int64")
         x = [x0, _masked(b, _LOW), x2, _masked(a, _LOW)]
         key0, key1 = (key0 + 0x9E3779B9) & _LOW, (key1 + 0xBB67AE85) & _LOW
@@ -104,5 +104,8 @@ stochastic_round_op = DispatchedOp(
 
 
 def stochastic_round(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Round float32 to bfloat16 stochastically with the draws of `position`; infinities and NaN are kept."""
+    """Round float32 values stochastically to bfloat16; infinities and NaN are unchanged.
+
+    `position` selects the random draws.
+    """
     return stochastic_round_op.choose(values)(values, position)

@@ -1,4 +1,4 @@
-"""`BitsAndBytesConfig` of transformers, translated to the quantization options of this package."""
+"""`BitsAndBytesConfig`, with the arguments of the class in transformers."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class BitsAndBytesConfig:
         bnb_4bit_quant_storage: "uint8" or None.
 
     Raises:
-        ValueError: both or none of `load_in_4bit` and `load_in_8bit` are set, or an argument is not supported.
+        ValueError: both or neither of `load_in_4bit` and `load_in_8bit` are set, or an argument is not supported.
 
     Example:
         >>> from paddlenlp_ext import BitsAndBytesConfig
@@ -53,7 +53,7 @@ class BitsAndBytesConfig:
 
     def __post_init__(self) -> None:
         if self.load_in_4bit == self.load_in_8bit:
-            raise ValueError("BitsAndBytesConfig: set one of load_in_4bit and load_in_8bit to True")
+            raise ValueError("BitsAndBytesConfig: set exactly one of load_in_4bit and load_in_8bit to True")
         storage = self.bnb_4bit_quant_storage
         rules = (
             ("llm_int8_threshold", self.llm_int8_threshold == 6.0, "activations are not quantized; leave it out"),

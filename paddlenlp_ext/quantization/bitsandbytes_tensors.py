@@ -6,7 +6,7 @@
     weight.nested_absmax                    float32 [G], and weight.nested_quant_map, float32 [256]
     weight.quant_state.bitsandbytes__nf4    bytes of a JSON object: block sizes, shape, mean of the scales
 
-nf4_symmetric uses the same layout with the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
+nf4_symmetric has the same layout and the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """
@@ -26,11 +26,11 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 from paddlenlp_ext.utils.json_schema import Kind, list_of, number, one_of, shown, whole
 
 STATE = ".weight.quant_state.bitsandbytes__"
-"""Component of a tensor's name between the layer's name and the format of the codes."""
+"""Part of a tensor name between the layer name and the algo."""
 
 
 def bitsandbytes_tensors(layer: str, weight: QuantizedWeight, dtype: str) -> dict[str, Any]:
-    """Return full name -> tensor for a layer's quantized weight.
+    """Return a dict of the tensors that store a layer's quantized weight, keyed by their full names.
 
     Args:
         layer: name of the layer.
@@ -60,7 +60,7 @@ def read_state(layer: str, algo: str, source: WeightSource) -> dict[str, Any]:
     Raises:
         ValueError: the tensor is not a JSON object, or a value is missing or invalid.
     """
-    place = f"{source.path}: the quant_state of {layer}.weight"
+    place = f"{source.path}: quant_state of {layer}.weight"
     try:
         state = json.loads(source.read(f"{layer}{STATE}{algo}").tobytes())
     except (ValueError, RecursionError) as error:
@@ -83,7 +83,7 @@ _STATE_KEYS = {
     "nested_offset": number(),
 }
 _ABSENT = {"nested_blocksize": 2, "nested_offset": 0.0}
-"""Values used for keys that only files with quantized scales contain."""
+"""Valid values for the keys that are missing in files without double quantization."""
 
 
 def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:

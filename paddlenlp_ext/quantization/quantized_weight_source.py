@@ -1,4 +1,4 @@
-"""Weight source for weights that are stored quantized or are quantized while reading."""
+"""Weight source for weights that are stored quantized, or are quantized when they are read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import paddle
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.file_layouts.base import locate_matrix, matrix_name
-from paddlenlp_ext.checkpoint.file_layouts.fused_projections import SplitWeights, part_name, part_rows
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import SplitWeights, projection_name, projection_rows
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.dequantize import dequantize, dequantize_stack
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
@@ -30,19 +30,19 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class QuantizedWeights(WeightSource):
-    """Source of packed weights by layer; as a `WeightSource` it returns the dequantized weights.
+    """Weight source that returns packed weights (`packed`) and dequantized weights (the methods of `WeightSource`).
 
     Args:
-        source: the tensors on disk, in full precision or in the layout of checkpoint_tensors.py. Quantized fused layers
-            of a `SplitWeights` are split into their projections.
-        options: quantization for weights stored in full precision; None leaves them in full precision.
-        layers: name of each layer to which `options` apply -> number of matrices (`matrices_by_layer` in
+        source: the tensors on disk, in full precision or in the layout of checkpoint_tensors.py. If `source` is a
+            `SplitWeights`, its quantized fused layers are split into the projections.
+        options: quantization for weights stored in full precision; None: no quantization.
+        layers: layer name -> number of matrices, for the layers to which `options` apply (`matrices_by_layer` in
             quantize_model.py).
-        before: transform of each weight before it is quantized, except expert weights.
+        before: function that is applied to each weight, except expert weights, before quantization.
 
     Raises:
-        ValueError: `options` are given for weights that are stored quantized, or the size of a quantized fused layer
-            differs from its projections.
+        ValueError: the weights are stored quantized and `options` is not None, or the size of a quantized fused layer
+            is not the sum of its projections' sizes.
     """
 
     def __init__(
@@ -68,29 +68,25 @@ class QuantizedWeights(WeightSource):
         self._parts: dict[str, tuple[str, slice]] = {}
         if isinstance(source, SplitWeights):
             for fused in [layer for layer in self._stored if layer.rpartition(".")[2] in source.layers]:
-                self._add_parts(fused, part_rows(fused, source.layers))
+                self._add_parts(fused, projection_rows(fused, source.layers))
 
     def _add_parts(self, fused: str, rows: Mapping[str, slice]) -> None:
-        """Add the projections of a fused layer that is stored quantized.
-
-        Raises:
-            ValueError: the size of the fused layer differs from its projections.
-        """
+        """Add the projections of a fused layer that is stored quantized."""
         outputs, _ = stored_shape(fused, self._stored[fused], self._source)
         expected = list(rows.values())[-1].stop
         if outputs != expected:
             raise ValueError(
-                f"{self.path}: {fused} has {outputs} outputs, but by config.json its projections ({', '.join(rows)}) "
-                f"have {expected}; download the model again"
+                f"{self.path}: {fused} has {outputs} outputs, but according to config.json its projections "
+                f"({', '.join(rows)}) have {expected} outputs; download the model again"
             )
-        self._parts |= {part_name(fused, part): (fused, own) for part, own in rows.items()}
+        self._parts |= {projection_name(fused, part): (fused, own) for part, own in rows.items()}
 
     def packed(self, layer: str) -> QuantizedWeight | QuantizedStack | None:
-        """Return the quantized weight of a linear or expert layer; None if it stays in full precision.
+        """Return the quantized weight of a linear or expert layer; None if the layer stays in full precision.
 
         Raises:
-            ValueError: the layer is a projection of a fused layer and cannot be split from it, because blocks of
-                scales are too small; or the matrices of experts differ in number or format.
+            ValueError: a fused layer cannot be split into projections, because its blocks would be too small, or the
+                matrices of experts differ in number or format.
         """
         if layer in self._stacks:
             return self._read_stack(layer)
@@ -120,11 +116,7 @@ class QuantizedWeights(WeightSource):
         return paddle.to_tensor(self._source.read(name, "float32", shard)[0])
 
     def _read_stack(self, layer: str) -> QuantizedStack:
-        """Return the stored matrices of an expert layer.
-
-        Raises:
-            ValueError: the experts have different numbers or formats of matrices.
-        """
+        """Return the stored matrices of an expert layer."""
         experts, parts = self._stacks[layer]
         names = [[matrix_name(layer, expert, part) for part in range(parts)] for expert in range(experts)]
         algo = self._stored[names[0][0]]
@@ -174,7 +166,7 @@ class QuantizedWeights(WeightSource):
         return found is not None and found[0] in self._stacks
 
     def _stored_layer(self, name: str) -> str | None:
-        """Return the layer that stores a weight quantized (for experts, the first matrix); None if no layer does."""
+        """Return the stored layer of a quantized weight (for experts, the first matrix); None for other weights."""
         layer = name.removesuffix(".weight")
         layer, _ = self._parts.get(layer, (layer, None))
         layer = matrix_name(layer, 0, 0) if layer in self._stacks else layer

@@ -1,12 +1,7 @@
-"""Slice a quantized weight for a tensor-parallel shard or a projection of a fused layer; no value changes.
+"""Slice a quantized weight, for a tensor-parallel shard or a projection of a fused layer, without rounding again.
 
-| shard along | content |
-| --- | --- |
-| outputs | complete rows, which are contiguous in the flattened weight |
-| inputs | the same columns of every row |
-
-A block that crosses a shard boundary is split into smaller blocks with the same scale. 8-bit scales are dequantized to
-float32, because their groups cross the boundaries too.
+A block that crosses a shard boundary is split into smaller blocks with the same scale. The scales of double
+quantization are dequantized to float32, because groups of scales also cross shard boundaries.
 """
 
 from __future__ import annotations
@@ -23,20 +18,19 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
-"""Minimum number of weights that share a scale, unless the full weight has smaller blocks; scales then take 2 bits per
-weight."""
+"""Minimum block size after splitting, with 2 bits per weight for float32 scales; smaller blocks are not split."""
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have equal sizes.
 
     Raises:
-        ValueError: as in `sharded_block_size`, or the shard is along the inputs and the columns are reordered.
+        ValueError: the blocks cannot be split (`sharded_block_size`), or the columns are reordered and axis is 1.
     """
     if shard.axis == 1 and weight.order is not None:
         raise ValueError(
             "a weight with columns sorted by activation size (desc_act) cannot be sharded along its "
-            "inputs; use one tensor-parallel rank, or a model that was quantized without desc_act"
+            "inputs; set tensor_parallel_degree 1, or use a model that was quantized without desc_act"
         )
     block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
     repeats = weight.block_size // block
@@ -62,7 +56,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
     """Return the number of weights that share a scale in a shard of a weight [out, in].
 
     Raises:
-        ValueError: the blocks would be smaller than the minimum, or a shard boundary would be inside a byte.
+        ValueError: the blocks would be too small, or a shard boundary would be inside a byte.
     """
     size = shard.stop - shard.start
     run = math.gcd(size, shard.start) * shape[1] if shard.axis == 0 else math.gcd(shape[1], size)
@@ -72,7 +66,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
         features = "outputs" if shard.axis == 0 else "inputs"
         problem = f"the blocks would shrink to {block} weights, and the minimum is {_SMALLEST_BLOCK}"
         if splits_byte:
-            problem = "two codes share a byte, and a shard boundary would be inside one"
+            problem = "two codes share a byte, and a shard boundary would be inside a byte"
         raise ValueError(
             f"{algo} in blocks of {block_size} cannot be sharded into {size} of the {shard.size} {features} "
             f"of a weight {list(shape)}: {problem}; use fewer tensor-parallel ranks"
@@ -81,7 +75,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
 
 
 def _slice_flat(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
-    """Return a shard of an array that has one value for every `unit` consecutive weights of the flattened weight."""
+    """Return a shard of an array that has one element for `unit` consecutive weights of the flattened weight."""
     out, width = shape
     if shard.axis == 0:
         return stored[shard.start * width // unit : -(-shard.stop * width // unit)]

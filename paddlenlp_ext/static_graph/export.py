@@ -1,10 +1,10 @@
-"""Export a language model as a static graph, in a folder with everything that prediction needs.
+"""Export a language model as a static graph, in a folder with all files for prediction.
 
     model.json, model.pdiparams     program and weights (trace.py)
     config.json                     config.json of the model, with the key `static_graph`
     generation_config.json, tokenizer, chat template, run_config.json
 
-The folder is renamed to its final name after the program has computed the same logits as the model.
+The folder gets its final name after a check that the program computes the logits of the model.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_jso
 LIMITS = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
 """Largest allowed difference of the logits, relative to the largest logit, by dtype of the activations."""
 _BATCHES, _STEPS = ((4, 1), (8,)), 8
-"""Prompt lengths of each compared batch, and number of decoding steps after them.
+"""Prompt lengths of each compared batch, and number of decoding steps after the prompts.
 
-A pass has at most eight positions. With more positions, the model may round the inputs of matrix products to bfloat16
-(ops/linear.py), which the program does not, and a router may then choose other experts.
+A forward pass has at most eight positions. With more positions, the model may round the inputs of matrix products to
+bfloat16 (ops/linear.py), but the program does not round them, and a router may then choose other experts.
 """
 
 
 def export_model(
     model: Any, folder: Path, source: ModelSource, adapter: Path | None = None, prefix: str = "model"
 ) -> float:
-    """Write a model as a static graph, with its config, tokenizer and chat template; return the result of `compare`.
+    """Export a model as a static graph with its config, tokenizer and chat template.
 
     Args:
         model: `CausalLM` without adapter layers, in floating point or quantized.
         folder: folder to create or replace.
-        source: source of the model's config and tokenizer.
+        source: source of the model, with its config and tokenizer.
         adapter: folder of the adapter that was merged into the model; its tokenizer takes precedence.
-        prefix: name of the program's files, without suffix.
+        prefix: file name of program and weights, without suffix.
+
+    Returns:
+        The largest difference between the logits of program and model, as `compare` returns it.
 
     Raises:
-        ValueError: a file of the tokenizer or config has the same name as a file of the program, or the logits
-            of the program differ from the model's logits.
+        ValueError: a file of the tokenizer or config has the name of a file of the program, or the logits of the
+            program differ from the logits of the model.
     """
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
@@ -61,15 +64,15 @@ def export_model(
         limit = LIMITS[cache_dtype(model)]
         if not difference <= limit:
             raise ValueError(
-                f"{folder}: not written: the program's logits differ from the model's by {difference:.2g} of the "
-                f"largest logit, more than {limit:g}; export with --dtype float32 and without --quant_type to find "
-                "out which format is the cause"
+                f"{folder}: not written: the logits of the program and of the model differ by {difference:.2g} of the "
+                f"largest logit, more than {limit:g}; export with --dtype float32 or without --quant_type to find the "
+                "format that causes the difference"
             )
     return difference
 
 
 def describe_program(folder: Path, model: Any) -> None:
-    """Add the description of the program, which `StaticModel` reads, to config.json under the key `static_graph`."""
+    """Write the description of the program, which `StaticModel` reads, to the key `static_graph` of config.json."""
     config = read_json_object(folder / "config.json")
     config[STATIC_GRAPH] = {
         "cache_dtype": cache_dtype(model),
@@ -82,19 +85,19 @@ def describe_program(folder: Path, model: Any) -> None:
 
 @paddle.no_grad()
 def compare(exported: GenerationModel, model: GenerationModel, batches: Sequence[Sequence[int]] = _BATCHES) -> float:
-    """Return the largest difference of the logits of two models, relative to the largest logit; NaN if any is NaN.
+    """Return the largest difference between the logits of two models, relative to the largest logit.
 
-    The comparison covers the last positions of random prompts, and decoding steps in which both models get the tokens
-    that `model` finds most likely.
+    The comparison covers the last positions of random prompts and greedy decoding steps. Both models decode the tokens
+    that `model` chooses. The result is NaN if any logit is NaN.
 
     Args:
-        exported: the model to check.
-        model: the reference.
-        batches: prompt lengths of each batch.
+        exported: model to check.
+        model: reference model.
+        batches: prompt lengths of each batch of random prompts.
     """
     rng, size = np.random.default_rng(0), model.config.vocab_size
     prompts = [[rng.integers(0, size, length).tolist() for length in lengths] for lengths in batches]
-    return float(np.max([_compare_batch(exported, model, batch) for batch in prompts]))  # Python's max may lose NaN
+    return float(np.max([_compare_batch(exported, model, batch) for batch in prompts]))  # unlike max(), keeps NaN
 
 
 def _compare_batch(exported: GenerationModel, model: GenerationModel, prompts: list[list[int]]) -> float:

@@ -1,4 +1,4 @@
-"""Exported model that runs with `paddle.inference`, with the interface that `generation.generate` needs.
+"""Run an exported model with `paddle.inference`, through the model interface of `generation.generate`.
 
 Shapes: B batch, S new positions, V vocabulary.
 """
@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
-"""Key of config.json with the description of the program."""
+"""Key of config.json that describes the exported program."""
 _DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
 
 
@@ -35,18 +35,19 @@ def program_files(prefix: str) -> tuple[str, str]:
 class StaticModel:
     """Exported model with the interface `generation.prefill_and_decode.GenerationModel`.
 
-    `hidden_states` returns the logits of the last position, because the program computes nothing else.
+    `hidden_states` returns the logits of the last position, because the program does not return hidden states.
 
     Args:
         folder: folder that `static_graph.export.export_model` has written.
-        prefix: name of the program's files, without suffix.
+        prefix: file name of program and weights, without suffix.
 
     Attributes:
-        dtype_name: dtype of the weights that are not quantized.
-        quant_type: format of the linear layers' weights; None for floating point.
+        dtype_name: dtype of unquantized weights.
+        quant_type: quantized format of the linear layers; None: not quantized.
 
     Raises:
-        ValueError: the folder has no exported program, config.json does not describe it, or Paddle cannot load it.
+        ValueError: the folder lacks an exported program, config.json does not describe the program, or Paddle cannot
+            load the program.
     """
 
     def __init__(self, folder: str | os.PathLike[str], prefix: str = "model") -> None:
@@ -56,8 +57,8 @@ class StaticModel:
         program, weights = (folder / name for name in program_files(prefix))
         if not isinstance(description, dict) or not program.is_file() or not weights.is_file():
             raise ValueError(
-                f"{folder}: no exported model, which has {program.name}, {weights.name} and {STATIC_GRAPH!r} in "
-                "config.json; run llm/predict/export_model.py first, or use --mode dynamic"
+                f"{folder}: not an exported model: {program.name}, {weights.name} or the key {STATIC_GRAPH!r} of "
+                "config.json is missing; run llm/predict/export_model.py first, or use --mode dynamic"
             )
         missing = [key for key in _DESCRIBED if key not in description]
         if missing:
@@ -92,11 +93,12 @@ class StaticModel:
         *,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
-        """Return the logits of the last position, [B, 1, V], and append to the cache.
+        """Return the logits of the last position, [B, 1, V], and append keys and values to the cache.
 
         Args:
-            input_ids: [B, S].
-            position_ids: [B, S]; each row must count its tokens from 0, as the program does.
+            input_ids: token ids, [B, S].
+            position_ids: positions, [B, S], used only to check the rotary frequencies; the program counts the tokens
+                of each row from 0.
             cache: cache without a prefix; None: a new cache.
         """
         batch, length = input_ids.shape
@@ -115,15 +117,15 @@ class StaticModel:
         return logits_BV.clone().unsqueeze(1)  # the predictor reuses the memory of the logits
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
-        """Return None, because `hidden_states` already computes the logits."""
+        """Return None: there is no separate decoding path."""
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return `hidden`, which already has the logits."""
+        """Return `hidden` unchanged, because `hidden_states` returns logits."""
         return hidden
 
 
 def _mask(cache: KVCache, num_slots: int, length: int) -> np.ndarray:
-    """Return the attention mask [B, slots + length] over the slots of the cache and the new positions."""
+    """Return the attention mask, int64 [B, slots + length], over the cache slots and the new positions."""
     columns_C = np.concatenate([np.arange(num_slots), np.arange(cache.length, cache.length + length)])
     is_used_C = np.arange(num_slots + length) < cache.length
     is_used_C[num_slots:] = True
@@ -134,7 +136,7 @@ def _create_predictor(program: Path, weights: Path) -> Any:
     config = inference.Config(str(program), str(weights))
     if paddle.get_device() == "cpu":
         config.disable_gpu()
-        config.disable_mkldnn()  # oneDNN plans its kernels again for each length, so in every step
+        config.disable_mkldnn()  # oneDNN would plan kernels again in every step, because the cache length changes
         requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
         config.set_cpu_math_library_num_threads(int(requested or threads_per_process()))
     else:

@@ -196,7 +196,7 @@ EXPERT = "model.layers.1.mlp.experts.{}"
     [
         (
             lambda tensors: {k: v for k, v in tensors.items() if EXPERT.format("3.up_proj") not in k},
-            r"experts\.gate_up_proj\.weight is stored in 5 x 2 tensors, of which 1 are missing: expert 3, part 1",
+            r"experts\.gate_up_proj\.weight needs 5 x 2 stored tensors, but 1 are missing: expert 3, projection 1",
         ),
         (
             lambda tensors: {k: v for k, v in tensors.items() if EXPERT.format("3.up_proj.weight.") not in k},

@@ -45,7 +45,7 @@ def test_quantized_weights_of_a_part_are_its_rows_to_the_bit(width: int):
         (
             64,
             {"q_proj": 40, "k_proj": 8},
-            r"a\.qkv_proj has 56 outputs, but by config.json its projections \(q_proj, k_proj\) have 48",
+            r"a\.qkv_proj has 56 outputs, but according to config.json its projections \(q_proj, k_proj\) have 48",
         ),
     ],
 )

@@ -1,4 +1,4 @@
-"""bfloat16 on the CPU, used for stored weights and for rounded matmul inputs; everything else is float32."""
+"""bfloat16 on the CPU, for stored weights and rounded matmul inputs; all other tensors are float32."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _bf16_matmuls = False
 
 
 def bf16_matmuls() -> AbstractContextManager[None]:
-    """Round the inputs of all C++ matmuls to bfloat16 within this context, even for float32 weights."""
+    """Return a context in which all C++ matmuls round their inputs to bfloat16, even with float32 weights."""
     return _set_bf16_matmuls(True)
 
 
 def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `run` to use the current matmul precision when it recomputes a forward pass later."""
+    """Wrap `run`, which later recomputes a forward pass, so that it uses the current matmul precision."""
     captured = _bf16_matmuls
 
     def run_again(*args: Any) -> Any:
@@ -51,21 +51,21 @@ def bf16_matmuls_enabled() -> bool:
 
 
 def uses_bf16(weight: paddle.Tensor | QuantizedWeight) -> bool:
-    """Return whether a matmul with this weight rounds its inputs to bfloat16."""
+    """Return whether a C++ matmul with this weight rounds its inputs to bfloat16."""
     return _bf16_matmuls or (weight.dtype == paddle.bfloat16 and unavailable_reason() is None)
 
 
-def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype | str:
+def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype:
     """Return the dtype of activations, norms, biases and adapters for weights of `dtype`.
 
-    It is `dtype` itself, except for bfloat16 on the CPU, where Paddle's kernels require float32.
+    The result is `dtype`, except that bfloat16 on the CPU gives float32, because Paddle's kernels require float32.
     """
-    is_half = dtype in ("bfloat16", paddle.bfloat16)
-    return paddle.float32 if is_half and paddle.get_device() == "cpu" else dtype
+    dtype = getattr(paddle, dtype) if isinstance(dtype, str) else dtype
+    return paddle.float32 if dtype == paddle.bfloat16 and paddle.get_device() == "cpu" else dtype
 
 
 def unavailable_reason() -> str | None:
-    """Return why bfloat16 matmuls are unavailable on this CPU, or None if they are available."""
+    """Return the reason why bfloat16 matmuls are unavailable on this CPU, or None if they are available."""
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_bf16_products():
@@ -81,9 +81,9 @@ def _has_bf16_products() -> bool:
 
 
 def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
-    """Return a contiguous parameter in a dtype that the matmuls can read.
+    """Return a contiguous parameter in a dtype that the C++ matmuls can read.
 
-    A bfloat16 matrix stays bfloat16 if the processor supports such matmuls; everything else is cast to float32.
+    A bfloat16 matrix stays bfloat16 if the processor supports bfloat16 matmuls. Other parameters are cast to float32.
     """
     if parameter.dtype == paddle.float32:
         return contiguous(parameter)
@@ -94,7 +94,7 @@ def matmul_operand(parameter: paddle.Tensor) -> paddle.Tensor:
 
 
 def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
-    """Return `x` in bfloat16; a bfloat16 `x` is returned unchanged."""
+    """Round `x` to bfloat16; return a bfloat16 `x` unchanged."""
     if x.dtype == paddle.bfloat16:
         return x
     bf16_copy = library.empty(x.shape, "bfloat16")
@@ -103,10 +103,10 @@ def as_bf16(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
-    """Return `x` in bfloat16, converted once for all layers that read x (q, k and v; gate and up).
+    """Round `x` to bfloat16, once for all layers that read x (q, k and v; gate and up).
 
-    The copy lives as long as x. Parameters are converted every time, because setting their values does not change
-    `inplace_version`.
+    The copy is cached on x. Parameters are rounded in every call, because setting the value of a parameter does not
+    change `inplace_version`.
     """
     if x.persistable:
         return as_bf16(x)

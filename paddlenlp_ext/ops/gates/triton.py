@@ -1,7 +1,7 @@
-"""Launch the Triton kernels of gated activations, one for the forward and one for the backward pass.
+"""Gated activations with Triton kernels, in one launch for the forward pass and one for the backward pass.
 
-Only the inputs are saved, and later ops can recompute the product from them. With `reuse_inputs` the gradients
-overwrite the inputs, which saves two tensors of this size in the backward pass.
+Only the inputs are saved. The product gets a recompute function for later ops. With `reuse_inputs` the gradients
+overwrite the inputs, which saves the memory of two tensors in the backward pass.
 
 Tested in Triton's interpreter on the CPU (tests/ops/gates/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Activation(NamedTuple):
-    """Activation of a gate, as arguments of the kernels."""
+    """Activation of a gate: name and parameters, in the order of the launch functions."""
 
     name: str
     alpha: float = 0.0
@@ -70,8 +70,8 @@ class _Gate(PyLayer):
 
         if ctx.reuse_inputs and ctx.is_used:
             raise ValueError(
-                "a second backward pass through a gate whose inputs the first one overwrote; compute the forward pass "
-                "again, or call the gate without reuse_inputs"
+                "second backward pass through a gate, but the first backward pass has overwritten the gate's inputs; "
+                "repeat the forward pass, or call the gate without reuse_inputs"
             )
         ctx.is_used = True
         gate, up = to_gate, to_up = [_rows(each) for each in ctx.saved_tensor()]

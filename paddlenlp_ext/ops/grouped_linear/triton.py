@@ -1,4 +1,4 @@
-"""Launch the Triton kernels of the grouped linear layer on Paddle tensors, all groups in one launch.
+"""Grouped linear layer with Triton kernels; one launch computes all groups.
 
 Tested in Triton's interpreter on the CPU (tests/ops/grouped_linear/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.
@@ -13,16 +13,17 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.ops.grouped_linear.reference import GroupedReference
 from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype, product_dtype
 from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
-    """Split the rows of each group into tiles; return group, first row and end row of each, int32 [tiles, 3].
+    """Split the rows of each group into tiles; return group, first row and end row of each tile, int32 [tiles, 3].
 
     Args:
         starts: int64 [G + 1], the first row of each group, followed by N.
-        rows: maximum number of rows of a tile.
+        rows: maximum number of rows per tile.
     """
     tiles_G = -(-np.diff(starts) // rows)
     group = np.repeat(np.arange(len(tiles_G)), tiles_G)
@@ -31,27 +32,19 @@ def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
     return np.stack([group, first, np.minimum(first + rows, starts[group + 1])], axis=1).astype(np.int32)
 
 
-class GroupedTriton:
+class GroupedTriton(GroupedReference):
     """Triton backend of `grouped_linear`."""
 
     @staticmethod
     def precision(weight: paddle.Tensor) -> Any:
-        """Return the dtype of the matmuls: the autocast dtype if autocast is on, else the dtype of the weight."""
         return product_dtype(weight)
 
     @staticmethod
     def operand(x: paddle.Tensor, precision: Any) -> paddle.Tensor:
-        """Return `x` as an operand of a matmul, in its dtype and contiguous if required."""
         return contiguous(in_dtype(x, precision))
-
-    @staticmethod
-    def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Return the x to save for the backward pass."""
-        return x
 
     @classmethod
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
-        """Return the output of each fused projection."""
         _, outputs, inputs = weight.shape
         x, weight = (cls.operand(each, cls.precision(weight)) for each in (x, weight))
         y = _product(x, weight, starts, outputs, (inputs, 1))
@@ -59,7 +52,6 @@ class GroupedTriton:
 
     @classmethod
     def input_gradient(cls, gradients: list, weight: paddle.Tensor, starts: np.ndarray) -> paddle.Tensor:
-        """Return the input gradient [N, I]."""
         _, _, inputs = weight.shape
         weight = cls.operand(weight, gradients[0].dtype)
         return _product(_joined(gradients), weight, starts, inputs, (1, inputs))
@@ -68,7 +60,6 @@ class GroupedTriton:
     def weight_gradient(
         cls, gradients: list, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray
     ) -> paddle.Tensor:
-        """Return the weight gradient [G, O, I]; groups without rows get zeros."""
         from paddlenlp_ext.ops.grouped_linear.kernels import launch_weight_gradient
 
         if not x.shape[0]:
@@ -82,7 +73,7 @@ class GroupedTriton:
 def _product(
     x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, columns: int, strides: tuple[int, int]
 ) -> paddle.Tensor:
-    """Launch `grouped_product_kernel` and return y [N, columns]; `strides` are the strides of W along C and K."""
+    """Launch `grouped_product_kernel` and return y [N, columns]; `strides` are W's strides along columns and terms."""
     from paddlenlp_ext.ops.grouped_linear.kernels import launch_product, product_sizes
 
     y = paddle.empty([x.shape[0], columns], x.dtype, device=x.place)

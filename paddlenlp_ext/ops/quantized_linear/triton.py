@@ -11,7 +11,7 @@ import math
 
 import paddle
 
-from paddlenlp_ext.ops.norm_linear.triton import MOST_POSITIONS
+from paddlenlp_ext.ops.norm_linear.shared_format import MOST_POSITIONS
 from paddlenlp_ext.ops.quantized_linear.reference import quantized_linear_reference
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.triton import fits_tiles, kernel_format, kernel_tables, tile_format, tile_layer
@@ -19,12 +19,12 @@ from paddlenlp_ext.ops.tensor_utils import in_dtype, product_dtype
 from paddlenlp_ext.ops.triton_utils.launch import launch
 
 _MAX_FUSED_POSITIONS = 2
-"""Positions up to which `product_triton` is the fastest (benchmarks/triton_dequantize.py)."""
+"""Largest number of positions for which `product_triton` is fastest (benchmarks/triton_dequantize.py)."""
 
 
 def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out], with one fused kernel for few positions and from dequantized rows for many."""
-    x = in_dtype(x, product_dtype(x))  # autocast does not affect the kernels
+    """Return x W^T [..., out]: a fused kernel for few positions, dequantized rows and Paddle's matmul for many."""
+    x = in_dtype(x, product_dtype(x))  # autocast does not cast the inputs of Triton kernels
     (out, width), leading = weight.shape, x.shape[:-1]
     positions = math.prod(leading)
     if positions <= _MAX_FUSED_POSITIONS and supports_product(weight):
@@ -37,7 +37,7 @@ def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
 
 
 def supports_product(weight: QuantizedWeight) -> bool:
-    """Return whether `product_triton` supports this weight: rows of whole blocks, and blocks that fit a program."""
+    """Return whether `product_triton` supports a weight: each row has whole blocks, and a block fits a program."""
     from paddlenlp_ext.ops.quantized_linear.kernels import LARGEST_BLOCK
 
     block = weight.block_size
@@ -46,7 +46,7 @@ def supports_product(weight: QuantizedWeight) -> bool:
 
 
 def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [T, O] in the dtype of `x`; requires `supports_product`. All codes are read per position."""
+    """Return x W^T [T, O] in the dtype of `x`; all codes are read for each position. Requires `supports_product`."""
     from paddlenlp_ext.ops.quantized_linear.kernels import PRODUCT_SIZES, product_kernel
 
     assert supports_product(weight), f"unsupported blocks of {weight.block_size} in {list(weight.shape)}"
@@ -61,7 +61,7 @@ def product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tenso
 
 
 def tile_product_triton(x_TI: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [T, O] in the dtype of `x`, for at most 16 positions; requires `fits_tiles`. Codes are read once."""
+    """Return x W^T [T, O] in the dtype of `x`, for at most 16 positions; codes are read once. Requires `fits_tiles`."""
     from paddlenlp_ext.ops.norm_linear.kernels import launch_norm_linear
 
     assert fits_tiles(weight), f"unsupported blocks of {weight.block_size} in {list(weight.shape)}"

@@ -1,6 +1,6 @@
 """RMS norm in C++ (csrc/rms_norm.cpp), with one pass over the data forward and one backward.
 
-The input and the inverse RMS of each row are saved, not the output.
+The forward pass saves the input and each row's inverse RMS.
 
 Shapes: R rows, D row length.
 """
@@ -22,24 +22,24 @@ def rms_norm_cpp(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offs
     x, weight_D = contiguous(x), in_dtype(scale_of(weight_D, offset), x.dtype)
     if needs_grad(x, weight_D):
         return _RmsNormCpp.apply(x, weight_D, epsilon)
-    return _forward(x, weight_D, epsilon)[0]
+    return _forward(x, None, weight_D, epsilon)[1]
 
 
 def add_rms_norm_cpp(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalized sum, computed in C++."""
+    """Return `x + addend` and the normalized sum, both [..., D], computed in C++."""
     assert x.shape == addend.shape and x.dtype == addend.dtype, f"{x.shape} {x.dtype}, {addend.shape} {addend.dtype}"
     x, addend, weight_D = x.contiguous(), addend.contiguous(), scale_of(weight_D, offset).astype(x.dtype)
     if needs_grad(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon)
-    return _add_forward(x, addend, weight_D, epsilon)[:2]
+    return _forward(x, addend, weight_D, epsilon)[:2]
 
 
 class _RmsNormCpp(PyLayer):
     @staticmethod
     def forward(ctx, x, weight_D, epsilon):
-        out, inverse_R = _forward(x, weight_D, epsilon)
+        _, out, inverse_R = _forward(x, None, weight_D, epsilon)
         ctx.save_for_backward(x, weight_D, inverse_R)
         return out
 
@@ -54,7 +54,7 @@ class _RmsNormCpp(PyLayer):
 class _AddRmsNorm(PyLayer):
     @staticmethod
     def forward(ctx, x, addend, weight_D, epsilon):
-        total, out, inverse_R = _add_forward(x, addend, weight_D, epsilon)
+        total, out, inverse_R = _forward(x, addend, weight_D, epsilon)
         ctx.save_for_backward(total, weight_D, inverse_R)
         ctx.grads_needed = not x.stop_gradient, not addend.stop_gradient
         return total, out
@@ -67,27 +67,23 @@ class _AddRmsNorm(PyLayer):
         if not any(ctx.grads_needed):
             return None, None, weight_gradient
         shared = _backward(gradient, total, weight_D, inverse_R, total_gradient.contiguous())
-        # Two tensors, because Paddle accumulates further gradients into one of them in place.
+        # x and addend get separate tensors, because Paddle may accumulate into one gradient in place.
         other = shared.clone() if all(ctx.grads_needed) else shared
         return shared if ctx.grads_needed[0] else None, other if ctx.grads_needed[1] else None, weight_gradient
 
 
-def _forward(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> tuple[paddle.Tensor, paddle.Tensor]:
+def _forward(
+    x: paddle.Tensor, addend: paddle.Tensor | None, weight_D: paddle.Tensor, epsilon: float
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+    """Return the input of the norm (x, or x + addend), the output, and each row's inverse RMS."""
     num_rows, size = _rows(x)
     assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
     out, inverse_R = empty(x.shape), empty([num_rows])
-    run = function("rms_norm_forward")
-    run(pointer(x), pointer(weight_D), epsilon, num_rows, size, pointer(out), pointer(inverse_R))
-    return out, inverse_R
-
-
-def _add_forward(
-    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    num_rows, size = _rows(x)
-    assert weight_D.shape == [size], f"weight of shape {weight_D.shape} does not match rows of {size}"
-    total, out, inverse_R = empty(x.shape), empty(x.shape), empty([num_rows])
-    inputs = pointer(x), pointer(addend), pointer(weight_D)
+    if addend is None:
+        run = function("rms_norm_forward")
+        run(pointer(x), pointer(weight_D), epsilon, num_rows, size, pointer(out), pointer(inverse_R))
+        return x, out, inverse_R
+    total, inputs = empty(x.shape), (pointer(x), pointer(addend), pointer(weight_D))
     run = function("add_rms_norm_forward")
     run(*inputs, epsilon, num_rows, size, pointer(total), pointer(out), pointer(inverse_R))
     return total, out, inverse_R
@@ -100,7 +96,7 @@ def _backward(
     inverse_R: paddle.Tensor,
     residual: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """Return the gradient of x, plus `residual` if given."""
+    """Return the gradient of x, to which `residual` is added if given."""
     x_gradient = empty(x.shape)
     inputs = pointer(gradient), pointer(x), pointer(weight_D), pointer(inverse_R)
     residual_pointer = None if residual is None else pointer(residual)

@@ -1,7 +1,7 @@
-"""Launch the Triton kernels of RMS norm on Paddle tensors; weight gradients are bitwise reproducible.
+"""RMS norm of Paddle tensors with the Triton kernels of kernels.py, which also chooses the tile sizes.
 
-Tested in Triton's interpreter on the CPU (tests/ops/rms_norm/test_triton.py), except for the launch itself.
-Not yet run on a GPU with Paddle.
+Weight gradients are bitwise reproducible. Tested in Triton's interpreter on the CPU
+(tests/ops/rms_norm/test_triton.py), except for the launch itself. Not yet run on a GPU with Paddle.
 
 Shapes: D row length.
 """
@@ -19,27 +19,27 @@ def rms_norm_triton(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, o
     """Normalize the last axis of x [..., D]; the rows of x may be slices of longer rows."""
     if needs_grad(x, weight_D):
         return _RmsNorm.apply(x, weight_D, epsilon, offset)
-    return _forward(x, weight_D, epsilon, offset)[0]
+    return _forward(x, None, weight_D, epsilon, offset)[1]
 
 
 def add_rms_norm_triton(
     x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend`, both [..., D], and the normalized sum, computed in one pass, in the dtype of `x`.
+    """Return `x + addend` and the normalized sum, both [..., D] in the dtype of `x`, computed in one pass.
 
-    The addend may be in half precision while x is float32: under autocast, matmul outputs are in half precision.
+    A float32 x may have an addend in half precision, because matmuls under autocast return half precision.
     """
     assert x.shape == addend.shape, f"{x.shape}, {addend.shape}"
     assert x.dtype in (addend.dtype, paddle.float32), f"{addend.dtype} would be rounded to {x.dtype}"
     if needs_grad(x, addend, weight_D):
         return _AddRmsNorm.apply(x, addend, weight_D, epsilon, offset)
-    return _add_forward(x, addend, weight_D, epsilon, offset)
+    return _forward(x, addend, weight_D, epsilon, offset)[:2]
 
 
 class _RmsNorm(PyLayer):
     @staticmethod
     def forward(ctx, x, weight_D, epsilon, offset):
-        out, x, ctx.x_stride = _forward(x, weight_D, epsilon, offset)
+        x, out, ctx.x_stride = _forward(x, None, weight_D, epsilon, offset)
         ctx.save_for_backward(x, weight_D)
         ctx.numbers, ctx.grads_needed = (epsilon, offset), [not each.stop_gradient for each in (x, weight_D)]
         return out
@@ -55,7 +55,7 @@ class _RmsNorm(PyLayer):
 class _AddRmsNorm(PyLayer):
     @staticmethod
     def forward(ctx, x, addend, weight_D, epsilon, offset):
-        total, out = _add_forward(x, addend, weight_D, epsilon, offset)
+        total, out, _ = _forward(x, addend, weight_D, epsilon, offset)
         ctx.save_for_backward(total, weight_D)
         ctx.numbers, ctx.grads_needed = (epsilon, offset), [not each.stop_gradient for each in (x, addend, weight_D)]
         ctx.addend_dtype = addend.dtype
@@ -70,39 +70,23 @@ class _AddRmsNorm(PyLayer):
         )
         other = in_dtype(shared, ctx.addend_dtype) if of_addend else None
         if of_x and other is shared:
-            other = shared.clone()  # Paddle accumulates further gradients into one of them in place
+            other = shared.clone()  # Paddle may accumulate into one gradient in place
         return shared if of_x else None, other, weight_gradient
 
 
 def _forward(
-    x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
+    x: paddle.Tensor, addend: paddle.Tensor | None, weight_D: paddle.Tensor, epsilon: float, offset: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, int]:
-    """Return the norm, x with evenly spaced rows, and its row stride."""
+    """Return the input of the norm (x + addend, or x with evenly spaced rows), the output, and the row stride of x."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
 
-    _check_weight(x, weight_D)
-    x, x_stride = evenly_spaced_rows(x)
-    out = empty_beside(x)
-    launch_forward(launch, x, x_stride, weight_D.contiguous(), out, epsilon, offset)
-    return out, x, x_stride
-
-
-def _add_forward(
-    x: paddle.Tensor, addend: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return `x + addend` and its norm."""
-    from paddlenlp_ext.ops.rms_norm.kernels import launch_forward
-
-    _check_weight(x, weight_D)
-    x, x_stride = evenly_spaced_rows(x)
-    total, out = empty_beside(x), empty_beside(x)
-    tensors = x, x_stride, weight_D.contiguous(), out
-    launch_forward(launch, *tensors, epsilon, offset, addend.contiguous(), total)
-    return total, out
-
-
-def _check_weight(x: paddle.Tensor, weight_D: paddle.Tensor) -> None:
     assert weight_D.shape == [x.shape[-1]], f"weight of shape {weight_D.shape} does not match rows of {x.shape[-1]}"
+    x, x_stride = evenly_spaced_rows(x)
+    out, total = empty_beside(x), None
+    if addend is not None:
+        addend, total = addend.contiguous(), empty_beside(x)
+    launch_forward(launch, x, x_stride, weight_D.contiguous(), out, epsilon, offset, addend, total)
+    return x if total is None else total, out, x_stride
 
 
 def _backward(
@@ -114,7 +98,7 @@ def _backward(
     of_weight: bool,
     total_gradient: paddle.Tensor | None,
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-    """Return the gradient of x, including `total_gradient` if given, and the weight gradient if it is needed."""
+    """Return the gradient of x, to which `total_gradient` is added if given, and the weight gradient (or None)."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_backward, num_partials
     from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 

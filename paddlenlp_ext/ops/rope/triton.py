@@ -1,12 +1,12 @@
-"""Launch the Triton kernels of rotary position embedding for queries and keys together, with QK norms.
+"""Rotary position embedding of queries and keys, with QK norms, in one launch of a Triton kernel.
 
-Only the tables are saved for the backward pass without norms; with norms the inputs are saved too.
+The cos and sin tables are saved for the backward pass; with norms, the inputs are saved too.
 
-The kernels could work in place, but are not used that way. They write through addresses, so Paddle's version counter,
-which detects a backward pass through an overwritten tensor, would not notice. Forward hooks that save the outputs of a
-projection, and `retain_grads` or gradient hooks on the rotated heads, would see overwritten values. Little memory would
-be saved: layers free their projections before attention runs (nn/attention.py), and the peak is in the feed-forward
-block.
+The outputs are new tensors, although the kernels could run in place. The kernels write through addresses, which does
+not increase Paddle's version counter, so Paddle would not detect a backward pass through an overwritten tensor. Forward
+hooks that save projection outputs, `retain_grads`, and gradient hooks on the rotated heads would see overwritten
+values. Running in place would hardly lower the peak memory: layers free their projections before attention runs
+(nn/attention.py), and the peak is in the feed-forward block.
 
 Tested in Triton's interpreter on the CPU (tests/ops/rope/test_triton.py), except for the launch itself. Not yet run on
 a GPU with Paddle.
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 def rope_triton(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head; x may be a slice of a wider tensor."""
+    """Rotate every head of x, which may be a slice of a wider tensor."""
     return _rotate((x_BSNH,), (cos_BSR, sin_BSR), interleaved)[0]
 
 
@@ -45,7 +45,7 @@ def rotate_heads_triton(
     interleaved: bool = False,
     norms: HeadNorms | None = None,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Rotate queries and keys, and normalize each head if `norms` are given, in one launch."""
+    """Rotate queries and keys in one launch; if `norms` is given, also normalize each head."""
     assert q_BSNH.shape[-1] == k_BSKH.shape[-1], f"heads of {q_BSNH.shape[-1]} and {k_BSKH.shape[-1]} channels"
     if norms is None:
         q_BSNH, k_BSKH = _rotate((q_BSNH, k_BSKH), (cos_BSR, sin_BSR), interleaved)
@@ -56,7 +56,8 @@ def rotate_heads_triton(
     assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm weight does not match the heads"
     if needs_grad(*heads, *weights):
         return _NormRope.apply(*heads, *weights, *tables, norms, interleaved)
-    return _norm_rope(heads, tables, norms, interleaved)
+    q_BSNH, k_BSKH = _turned(heads, tables, interleaved, norms=norms)
+    return q_BSNH, k_BSKH
 
 
 def _rotate(
@@ -65,13 +66,13 @@ def _rotate(
     tables = _tables(heads, tables)
     if needs_grad(*heads):
         return _Rope.apply(*tables, interleaved, *heads)
-    return _turned(heads, tables, interleaved, back=False)
+    return _turned(heads, tables, interleaved)
 
 
 def _tables(
     heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, paddle.Tensor]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Check the shapes of the tables, and return them contiguous."""
+    """Check the shapes of the cos and sin tables, and return contiguous tables."""
     (batch, length, _, head_dim), rotary_dim = heads[0].shape, tables[0].shape[-1]
     assert all(each.shape == [batch, length, rotary_dim] for each in tables), "the tables' shape does not match x"
     assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
@@ -83,7 +84,7 @@ class _Rope(PyLayer):
     def forward(ctx, cos_BSR, sin_BSR, interleaved, *heads):
         ctx.save_for_backward(cos_BSR, sin_BSR)
         ctx.interleaved, ctx.grads_needed = interleaved, [not each.stop_gradient for each in heads]
-        return _turned(heads, (cos_BSR, sin_BSR), interleaved, back=False)
+        return _turned(heads, (cos_BSR, sin_BSR), interleaved)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -99,7 +100,7 @@ class _NormRope(PyLayer):
         ctx.save_for_backward(*inputs, cos_BSR, sin_BSR)
         ctx.interleaved, ctx.grads_needed = interleaved, [not each.stop_gradient for each in inputs]
         ctx.options = norms.epsilon, norms.offset, norms.after_rotation
-        return _norm_rope((q_BSNH, k_BSKH), (cos_BSR, sin_BSR), norms, interleaved)
+        return _turned((q_BSNH, k_BSKH), (cos_BSR, sin_BSR), interleaved, norms=norms)
 
     @staticmethod
     def backward(ctx, *gradients):
@@ -133,31 +134,22 @@ class _NormRope(PyLayer):
 
 
 def _turned(
-    heads: tuple[paddle.Tensor, ...], tables: tuple[paddle.Tensor, ...], interleaved: bool, back: bool
+    heads: tuple[paddle.Tensor, ...],
+    tables: tuple[paddle.Tensor, ...],
+    interleaved: bool,
+    norms: HeadNorms | None = None,
+    back: bool = False,
 ) -> tuple[paddle.Tensor, ...]:
     from paddlenlp_ext.ops.rope.kernels import launch_rope
 
     outs = tuple(empty_beside(each) for each in heads)
     q, k = _heads(heads[0]), _heads(heads[1]) if len(heads) > 1 else None
-    launch_rope(launch, q, k, (tables[0], tables[1]), (outs[0], outs[-1]), interleaved, back=back)
-    return outs
-
-
-def _norm_rope(
-    heads: tuple[paddle.Tensor, paddle.Tensor],
-    tables: tuple[paddle.Tensor, paddle.Tensor],
-    norms: HeadNorms,
-    interleaved: bool,
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    from paddlenlp_ext.ops.rope.kernels import launch_rope
-
-    outs = empty_beside(heads[0]), empty_beside(heads[1])
-    launch_rope(launch, _heads(heads[0]), _heads(heads[1]), tables, outs, interleaved, norms=norms)
+    launch_rope(launch, q, k, (tables[0], tables[1]), (outs[0], outs[-1]), interleaved, norms=norms, back=back)
     return outs
 
 
 def _heads(x_BSNH: paddle.Tensor) -> Heads:
-    """Return a tensor with its token and head strides; copy it if its tokens are not evenly spaced."""
+    """Return the tensor with its token and head strides; copy the tensor if the tokens are not evenly spaced."""
     from paddlenlp_ext.ops.rope.kernels import Heads
 
     stride = common_stride(x_BSNH.shape[:2], x_BSNH.strides[:2]) if x_BSNH.strides[-1] == 1 else None

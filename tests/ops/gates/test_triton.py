@@ -98,7 +98,7 @@ def test_gate_triton_with_reuse_refuses_a_second_backward_pass(launched):
     leaves = [paddle.to_tensor(normal(seed, 3, 7), stop_gradient=False) for seed in (1, 2)]
     out = swiglu_triton(*(each * 1.0 for each in leaves), reuse_inputs=True)
     paddle.grad(out, leaves, retain_graph=True)
-    with pytest.raises(Exception, match="a second backward pass through a gate"):
+    with pytest.raises(Exception, match="second backward pass through a gate"):
         paddle.grad(out, leaves)
 
 
