@@ -1,13 +1,13 @@
 """Collate the packs of a micro-batch into the arrays of one batch.
 
 A row of L tokens is a document of L - 1 positions: position t holds token t, and its label is token t + 1. Labels are
-shifted only here, not in the model or the loss. Documents are concatenated without padding. Two rows of four and three
-tokens (`*` marks target tokens) become
+shifted in this module, not in the model or the loss. Documents are concatenated without padding. Example with rows of
+four and three tokens (`*` marks target tokens):
 
     row 0: a b c* d*          row 1: x y* z
 
     input_ids          a   b   c | x   y
-    labels             -   c   d | y   -         - is -100: the position does not count in the loss
+    labels             -   c   d | y   -         - is -100: no loss at this position
     position_ids       0   1   2 | 0   1         start at 0 in each document
     document_lengths   3         | 2
     attention          1         |               causal within a document
@@ -17,7 +17,7 @@ tokens (`*` marks target tokens) become
                                  | 1
                                  | 1   1
 
-The mask is never stored: attention receives `document_lengths`.
+The mask is not materialized; attention receives `document_lengths`.
 
 Shapes: B batch size, S positions of a batch row, L tokens of a row.
 """
@@ -36,7 +36,8 @@ from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.pose import PositionSkips
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.training_rows import TrainingRows
-from paddlenlp_ext.utils.labels import IGNORED_LABEL, prompt_lengths_of
+from paddlenlp_ext.utils.labels import IGNORED_LABEL
+from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
 RowT = TypeVar("RowT", bound=EncodedRow)
 
@@ -49,11 +50,11 @@ class PackedBatch:
         input_ids: int64 [B, S].
         labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
         position_ids: int64 [B, S], from zero in every document; PoSE (pose.py) skips some positions.
-        document_lengths: document lengths of each batch row, with sum S; trailing padding is the last document.
-        row_indices: dataset rows of the batch, in order.
-        num_tokens: number of positions without padding.
-        document_parents: for each document of a batch row, the index of the document that it continues and attends to,
-            or None. The attribute itself is None if no document of the batch continues another.
+        document_lengths: lengths of the documents of each batch row, with sum S; trailing padding is the last document.
+        row_indices: indices in the dataset of the rows, in batch order.
+        num_tokens: number of positions that are not padding.
+        document_parents: for each document of a batch row, the index of its parent, or None. A document continues its
+            parent and attends to it. The attribute is None if no document of the batch has a parent.
         padding: number of padding positions at the end of each batch row.
     """
 
@@ -68,34 +69,34 @@ class PackedBatch:
 
     @property
     def token_mask(self) -> np.ndarray:
-        """Mask of the positions without padding, bool [B, S]."""
+        """Mask that is False at padding positions, bool [B, S]."""
         ends_B1 = self.input_ids.shape[1] - np.array(self.padding or (0,))[:, None]
         return np.arange(self.input_ids.shape[1]) < np.broadcast_to(ends_B1, (len(self.input_ids), 1))
 
     @property
     def num_positions(self) -> int:
-        """Number of positions with padding: B x S."""
+        """Number of positions including padding: B x S."""
         return int(self.input_ids.size)
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of positions whose prediction counts in the loss."""
+        """Number of positions that count in the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
-        """Number of prompt positions of each document, before its last answer; 0 for padding.
+        """Number of positions of each document before its last answer; 0 for padding.
 
-        As in generation, the prompt ends with the position that predicts the first token of the answer.
+        The position that predicts the first token of the answer counts as prompt, as in generation.
         """
-        return prompt_lengths_of(self.labels, self.document_lengths, self.document_parents)
+        return compute_prompt_lengths(self.labels, self.document_lengths, self.document_parents)
 
 
 Positions = Callable[[EncodedRow], np.ndarray]
 
 
 def consecutive(row: EncodedRow) -> np.ndarray:
-    """Return the positions 0, 1, 2, ... of a row, int64 [L - 1]."""
+    """Return the position ids 0, 1, 2, ... of a row, int64 [L - 1]."""
     return np.arange(row.length)
 
 
@@ -110,13 +111,12 @@ def collate(
     """Concatenate the rows of a micro-batch.
 
     Args:
-        packs: packs of the micro-batch, as lists of rows.
+        packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of: pad S to a multiple of this number, with one document of padding at the end.
         pad_to_length: pad each pack to a batch row of this length (B = number of packs). None: one batch row holds all
             documents (B = 1).
-        pad_token_id: token at padding positions; they do not count in the loss.
-        positions: function from a row to its position ids, int64 [L - 1]; a document reads them from its
-            `first_position` on.
+        pad_token_id: token at padding positions.
+        positions: function that returns the position ids of a row, int64 [L - 1].
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
@@ -130,7 +130,7 @@ def collate(
 
 
 def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) -> list[list[RowT]]:
-    """Return the rows of each batch row: one pack if packs are padded to a length, else all packs."""
+    """Return the dataset rows of each batch row: one pack per batch row if packs are padded to a length, else all."""
     if pad_to_length is None:
         return [list(itertools.chain.from_iterable(packs))]
     return [list(pack) for pack in packs]
@@ -195,7 +195,7 @@ class Collate(Protocol):
     """Interface of the function that collates a micro-batch."""
 
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
-        """Collate packs of row indices; `epoch` selects the random positions of PoSE in training."""
+        """Collate packs of row indices; `epoch` seeds the random position ids of PoSE, None disables PoSE."""
         ...
 
 
@@ -208,9 +208,9 @@ def build_collate(
         rows: the dataset.
         data: `config.data` of a run.
         pad_token_id: token at padding positions.
-        vocab_size: vocabulary size of the model. The returned function raises ValueError for token ids beyond it; a
-            sharded embedding would return zeros for them without an error.
-        skips: random positions of training rows (PoSE); None: consecutive positions.
+        vocab_size: vocabulary size of the model. The returned function raises ValueError for a larger token id, because
+            a sharded embedding would silently return zeros.
+        skips: random position ids of training rows (PoSE); None: consecutive position ids.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 
@@ -229,7 +229,7 @@ def build_collate(
 
 
 def check_tokens(rows: TrainingRows, packs: Sequence[Sequence[EncodedRow]], vocab_size: int) -> None:
-    """Check that the vocabulary of the model has all tokens of a micro-batch.
+    """Check that all token ids of a micro-batch are in the vocabulary of the model.
 
     Raises:
         ValueError: a token id is outside the vocabulary; the message names file and line of the row.

@@ -1,4 +1,4 @@
-"""Tokenize a split of a dataset once, and map its tokens from the cache."""
+"""Tokenize a split of a dataset once, and memory-map its tokens from the cache."""
 
 from __future__ import annotations
 
@@ -10,12 +10,8 @@ from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.readers.dataset_files import (
-    open_dataset,
-    open_reader,
-    title_of,
-)
-from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
+from paddlenlp_ext.data.readers.dataset_files import open_dataset, title_of
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.rows.formats import parse_row
 from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
@@ -31,10 +27,11 @@ from paddlenlp_ext.utils.json_reader import Location
 
 
 class TokenizedDataset:
-    """Tokenized rows of one split, mapped from disk; an item is an `EncodedRow`.
+    """Tokenized rows of one split, memory-mapped from disk; an item is an `EncodedRow`.
 
     Attributes:
-        lengths: int64 [rows], positions that each row takes in a batch: its number of tokens minus one.
+        lengths: int64 [rows], number of positions of each row in a batch: its token count minus one.
+        sequence_lengths: int64 [rows], number of positions of the longest sequence of each row.
         stats: counts of rows and tokens.
     """
 
@@ -47,7 +44,7 @@ class TokenizedDataset:
         autoregressive: bool,
     ) -> None:
         self.stats = stats
-        self.lengths = arrays.lengths
+        self.lengths = self.sequence_lengths = arrays.lengths
         self._arrays = arrays
         self._readers = list(readers)
         self._template = template
@@ -73,10 +70,10 @@ class TokenizedDataset:
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
         """Yield (prompt ids, reference answer, question) for the last target answer of every row.
 
-        The prompt ids are the tokens before that answer. The texts are read from the data files again.
+        The prompt ids are the tokens before the answer. Answers and questions are read again from the data files.
 
         Raises:
-            ValueError: the dataset is plain text, without answers, or a row has an empty prompt.
+            ValueError: the dataset is plain text, or a row has an empty prompt.
         """
         if self._autoregressive:
             raise ValueError(
@@ -94,12 +91,12 @@ class TokenizedDataset:
         assert index == len(self), f"{len(self) - index} rows are no longer in the data files"
 
     def _is_at(self, index: int, location: Location) -> bool:
-        """Return whether an example comes from the row at a location."""
+        """Return whether example `index` comes from the row at a location."""
         file, line, column = self._arrays.locations[index]
         return (location.file, location.line, location.column) == (self._readers[file].name, line, column)
 
     def _answer(self, row: SourceRow, number: int) -> tuple[str, str]:
-        """Return an answer in the form that the model should generate, and the question before it."""
+        """Return answer `number` of a row in the form that the model should generate, and the question before it."""
         conversation = parse_row(row.value)
         position = [index for index, message in enumerate(conversation.messages) if message.is_answer][number]
         answer, text = conversation.messages[position], conversation.messages[position].content
@@ -118,19 +115,19 @@ def load_dataset(
     fingerprint: str | None = None,
     **keys: Any,
 ) -> TokenizedDataset:
-    """Return a split of a dataset as tokens, which are cached.
+    """Tokenize a split of a dataset, or memory-map its tokens from the cache.
 
     Args:
-        dataset_name_or_path: a folder with `train.json` and `dev.json`, a data file, a built-in name, a hub id, rows as
-            a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
+        dataset_name_or_path: a directory with `train.json` and `dev.json`, a data file, the name of a built-in
+            dataset, a hub id, rows as a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
         split: "train" or "dev"; only a label if the dataset is a file or rows in memory.
-        tokenizer: a Hugging Face tokenizer, such as `AutoTokenizer` returns.
-        template: chat template, if already loaded; None loads the configured one.
+        tokenizer: a Hugging Face tokenizer.
+        template: the chat template, if already loaded; None loads the template that the data keys select.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
         keys: data keys of a run, such as `max_length` or `chat_template`; not allowed with `config.data`.
 
     Raises:
-        ValueError: the dataset does not exist or has no valid row, or the cache cannot be written.
+        ValueError: the dataset does not exist or has no valid row, or the cache directory is not writable.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
 
     Examples:
@@ -145,11 +142,13 @@ def load_dataset(
         config = dataset_name_or_path
         return load_split(config, split, open_dataset(config, split), tokenizer, template, fingerprint)
     if isinstance(dataset_name_or_path, str | os.PathLike):
-        config = DataConfig(dataset_name_or_path=os.fspath(dataset_name_or_path), **keys)
-        path = Path(dataset_name_or_path).expanduser()
-        readers = [open_reader(path)] if path.is_file() else open_dataset(config, split)
+        path = os.fspath(dataset_name_or_path)
+        keys.setdefault("eval_dataset_path", (path,))
+        config = DataConfig(dataset_name_or_path=path, **keys)
+        readers = open_dataset(config, split)
     else:
-        config, readers = DataConfig(**keys), [InMemoryReader(dataset_name_or_path)]
+        config = DataConfig(**keys)
+        readers = open_dataset(config, split, rows=dataset_name_or_path)
     return load_split(config, split, readers, tokenizer, template, fingerprint)
 
 
@@ -161,14 +160,14 @@ def load_split(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
 ) -> TokenizedDataset:
-    """Tokenize the rows of a list of readers, or map their tokens from the cache; see `load_dataset`."""
+    """Tokenize the rows of a list of readers, or memory-map their tokens from the cache; see `load_dataset`."""
     template = choose_template(config, tokenizer, template)
     encoder = RowEncoder.from_config(config, template, readers)
     key = cache_key(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
-        # Earlier versions truncated plain text: "split" in the key tells their caches apart.
+        # Earlier versions truncated plain text; "split" invalidates their caches.
         options={
             **vars(encoder.limits),
             "bad_rows": config.bad_rows,

@@ -1,8 +1,8 @@
-"""Mix several datasets by weights (`train_dataset_prob`).
+"""Interleave several datasets by weight (`train_dataset_prob`).
 
-The k-th row of a source with weight w gets the time (k + 1/2) / w, and rows are read in the order of these times. After
-any number of rows, the share of each source is exact to within one row. A source whose rows are used up starts over in
-a new order.
+The k-th row of a source with weight w has the virtual time (k + 1/2) / w, and rows are read in the order of virtual
+time. After any number of rows, the row count of each source is within one row of its weight. When all rows of a source
+have been read, the source is shuffled again and read from its start.
 """
 
 from __future__ import annotations
@@ -19,10 +19,14 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
-    """Parse `train_dataset_prob`, and return the weights scaled to a sum of 1.
+    """Parse `train_dataset_prob` into weights that sum to 1.
+
+    Args:
+        written: numbers separated by commas.
+        names: names of the datasets.
 
     Raises:
-        ValueError: the number of weights is not the number of datasets, or a weight is not a number above 0.
+        ValueError: the number of weights differs from the number of datasets, or a weight is not a positive number.
     """
     try:
         weights = [float(part) for part in written.split(",")]
@@ -34,25 +38,20 @@ def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
             f"{'s' * (len(names) != 1)} in dataset_name_or_path ({', '.join(names)}); write one weight for each"
         )
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise ValueError(f"train_dataset_prob: {written!r} has a weight that is not above 0; leave that dataset out")
+        raise ValueError(f"train_dataset_prob: {written!r} has a weight that is not positive; leave that dataset out")
     return tuple(weight / sum(weights) for weight in weights)
 
 
 def next_source(drawn: Sequence[int], weights: Sequence[float]) -> int:
-    """Return the index of the source that provides the next row.
-
-    Args:
-        drawn: number of rows read from each source.
-        weights: weight of each source.
-    """
+    """Return the index of the source of the next row; `drawn` is the number of rows read from each source."""
     return min(range(len(weights)), key=lambda source: (drawn[source] + 0.5) / weights[source])
 
 
 def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sources of `count` rows, starting at row `first`, in the order of `next_source`.
+    """Compute the results of `next_source` for `count` rows, starting at row `first` of the mixture.
 
     Returns:
-        The source of each row, int [count], and the number of earlier rows from this source, int [count].
+        The source of each row, int [count], and the number of earlier rows from the same source, int [count].
     """
     end = first + count
     numbers = [np.arange(math.ceil(end * weight) + 1) for weight in weights]
@@ -63,23 +62,23 @@ def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarr
 
 
 class MixedDataset:
-    """Concatenation of several datasets, whose rows are mixed by weights.
+    """Concatenation of several datasets, which `epoch_rows` interleaves by weight.
 
     An epoch ends when every row of every dataset has been read at least once.
 
     Args:
         parts: the datasets.
-        names: their names, for the log.
-        weights: share of each dataset in the rows that are read; they sum to 1.
+        names: names of the datasets, for the log.
+        weights: fraction of the rows to read from each dataset, with sum 1.
 
     Attributes:
-        lengths: int64 [rows], positions that each row takes in a batch.
+        lengths, sequence_lengths: int64 [rows], as for `TokenizedDataset`.
         stats: counts of rows and tokens over all datasets.
         rows_per_epoch: number of rows that are read in an epoch.
     """
 
     def __init__(self, parts: Sequence[TokenizedDataset], names: Sequence[str], weights: Sequence[float]) -> None:
-        self.lengths = np.concatenate([part.lengths for part in parts])
+        self.lengths = self.sequence_lengths = np.concatenate([part.lengths for part in parts])
         self.stats = DataStats()
         for part in parts:
             self.stats.add(part.stats)
@@ -107,9 +106,9 @@ class MixedDataset:
         return [self[index] for index in range(min(count, len(self)))]
 
     def epoch_rows(self, epoch: int, seed: int) -> np.ndarray:
-        """Return the rows of an epoch in reading order, int64 [rows_per_epoch].
+        """Return the row indices of an epoch in reading order, int64 [rows_per_epoch].
 
-        All rows of a dataset are read before one is read again, across epochs too.
+        A row is read again only after all other rows of its dataset were read; this holds across epochs.
         """
         sources, numbers = schedule(self.weights, epoch * self.rows_per_epoch, self.rows_per_epoch)
         rows = np.empty(self.rows_per_epoch, dtype=np.int64)

@@ -12,7 +12,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows
 
 CONTEXT_STYLE = "dim"
 TARGET_STYLES = ("bold green", "bold green underline")
-"""Styles of alternating tokens, which show the token boundaries."""
+"""Styles of even and odd target tokens; alternating styles make token boundaries visible."""
 TARGET_BRACKETS = ("⟦", "⟧")
 """Brackets around target spans in output without colors."""
 
@@ -24,14 +24,14 @@ def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: 
         dataset: a tokenized split, or a stream.
         tokenizer: the tokenizer of the dataset.
         num_rows: number of rows to print.
-        console: console to print to; None: standard output.
+        console: console of the output; None: standard output.
     """
     console = console or Console()
     legend = Text("legend: ")
     legend.append("context", CONTEXT_STYLE)
     legend.append("  ")
     legend.append("target", TARGET_STYLES[0])
-    legend.append(" (every second token underlined; ⟦ ⟧ without colors; ⏎ is a line break in the target)")
+    legend.append(" (every second token is underlined; ⟦ ⟧ without colors; ⏎ is a line break in the target)")
     console.print(legend)
     marked = console.color_system is None
     previous, part = None, 1
@@ -47,9 +47,12 @@ def preview_rows(dataset: TrainingRows, tokenizer: Any, num_rows: int, console: 
 
 
 def style_row(row: EncodedRow | TokenizedRow, tokenizer: Any, marked: bool = False) -> Text:
-    """Return the text of a row, styled by its loss mask; `marked` puts brackets around target spans.
+    """Return the text of a row, styled by its loss mask.
 
-    In a row with several sequences, such as a preference pair, a line with its name precedes each sequence.
+    Args:
+        row: a row; the sequences of a row with several sequences, such as a preference pair, get headings.
+        tokenizer: the tokenizer of the row.
+        marked: whether to put brackets around spans of target tokens.
     """
     text = Text()
     for name, tokens, mask in row.parts:
@@ -82,7 +85,7 @@ def _end_of_run(flags: list[bool], start: int) -> int:
 
 
 def _pieces(tokens: list[int], tokenizer: Any) -> list[str]:
-    """Return the text of every token; tokens that together encode one character form one piece."""
+    """Return the text of every token; consecutive tokens that encode one character together share one text."""
     pieces: list[str] = []
     held: list[int] = []
     for token in tokens:

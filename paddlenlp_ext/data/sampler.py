@@ -1,8 +1,8 @@
-"""Divide the micro-batches of every epoch into optimizer steps.
+"""Group the micro-batches of every epoch into optimizer steps.
 
-The rows of each step are a pure function of the configuration and the dataset, and known before the first step. A step
-reads `gradient_accumulation_steps` micro-batches per data-parallel rank from one epoch. The last step of an epoch may
-have fewer, because micro-batches do not cross epochs.
+The rows of each step are a pure function of the configuration and the dataset. A step has
+`gradient_accumulation_steps` micro-batches per data-parallel rank. Steps do not cross epochs, so the last step of an
+epoch may have fewer micro-batches.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _ROWS_HASHED = 100_000
 
 
 class DataOrder:
-    """Optimizer steps of a run over stored rows.
+    """Sequence of the optimizer steps of a run over stored rows.
 
     Args:
-        plan: micro-batches of each epoch.
+        plan: plan of the packs and micro-batches of each epoch.
         micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
-        num_train_epochs: number of epochs; a partial epoch is rounded up to full steps.
-        max_steps: number of steps; if positive, it replaces `num_train_epochs`.
+        num_train_epochs: number of epochs; a fraction of an epoch is rounded up to full steps.
+        max_steps: number of steps; if positive, it overrides `num_train_epochs`.
 
     Attributes:
         total_steps: number of optimizer steps of the run.
@@ -56,7 +56,7 @@ class DataOrder:
         self.total_steps = max_steps if max_steps > 0 else self._steps_of_epochs(num_train_epochs)
         if self.total_steps < 1:
             raise ValueError(
-                f"num_train_epochs: {num_train_epochs} gives no optimizer step; use a number above 0, or set max_steps"
+                f"num_train_epochs: {num_train_epochs} gives no optimizer step; use a positive number, or set max_steps"
             )
 
     def num_steps(self, epoch: int) -> int:
@@ -75,8 +75,8 @@ class DataOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield global batches without end, starting at step `index` of `epoch`."""
-        assert cursor is None, "a position in a stored dataset has no cursor"
+        """Yield the global batch of each optimizer step without end, starting at step `index` of `epoch`."""
+        assert cursor is None, "a stored dataset has no cursor"
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_steps(epoch)):
@@ -94,14 +94,14 @@ class DataOrder:
 
 
 def packing_kind(data: DataConfig) -> str:
-    """Return the packing that the data keys select: "none", "in_order" or "greedy"."""
+    """Return the packing that `zero_padding` and `greedy_zero_padding` select: "none", "in_order" or "greedy"."""
     if not data.zero_padding:
         return "none"
     return "greedy" if data.greedy_zero_padding else "in_order"
 
 
 def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> DataOrder | StreamOrder:
-    """Build the order of optimizer steps of a run over `rows`.
+    """Build the sequence of the optimizer steps of a run over `rows`.
 
     Raises:
         ValueError: the run has no optimizer step, or `rows` is a stream and `max_steps` is not set.
@@ -138,7 +138,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
 
 def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
-    """Return the settings and dataset properties that determine the data order; checkpoints save them by name."""
+    """Return the settings and dataset properties that determine the data order, by the names that checkpoints store."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,
@@ -146,7 +146,7 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
         "packing": packing_kind(config.data),
         "max_length": config.data.max_length,
         **_row_settings(rows),
-        # Absent in checkpoints of earlier versions, which had no PoSE.
+        # Checkpoints of versions without PoSE lack the key.
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
     }
 
@@ -155,7 +155,7 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
     """Check that a resumed run has the data order of its checkpoint.
 
     Raises:
-        ValueError: the data order differs; the message names the changes and the remedies.
+        ValueError: the data order differs.
     """
     changed = [
         f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in current.items() if saved.get(name) != value
@@ -175,7 +175,7 @@ def _row_settings(rows: TrainingRows) -> dict[str, Any]:
 
 
 def _fingerprint(rows: TokenizedDataset | MixedDataset) -> str:
-    """Return a hash of all lengths and of the tokens of at most 100,000 evenly spaced rows."""
+    """Return a hash of all row lengths, and of the tokens and loss masks of fewer than 200,000 evenly spaced rows."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):
         row = rows[index]

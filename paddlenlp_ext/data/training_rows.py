@@ -1,4 +1,4 @@
-"""Load the training rows of a run: a stored dataset, a mixture of datasets, or a stream."""
+"""Load the rows of a run as a stored dataset, a mixture of datasets, or a stream."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, load_split
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
-from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_split
-from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_dataset
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.streaming.source_cursor import Source
 from paddlenlp_ext.data.templates.base import ChatTemplate
@@ -28,13 +28,13 @@ def load_rows(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> TrainingRows:
-    """Load the rows of a split as the configuration requests.
+    """Load the rows of a split.
 
-    | split and keys | rows |
+    | split and data keys | result |
     |---|---|
-    | training rows with `lazy` | `TokenStream`, also of a mixture |
-    | training rows with `train_dataset_prob` | `MixedDataset` of one `TokenizedDataset` for each dataset |
-    | all others | `TokenizedDataset`; several datasets are read one after the other |
+    | training rows with `lazy` | `TokenStream` over all datasets |
+    | training rows with `train_dataset_prob`, without `lazy` | `MixedDataset` of one `TokenizedDataset` per dataset |
+    | other rows | `TokenizedDataset`, in which several datasets follow each other |
 
     Args:
         config: `config.data` of a run.
@@ -46,7 +46,7 @@ def load_rows(
         ValueError: as for `load_dataset`.
     """
     if rows is not None:
-        return load_split(config, split, [InMemoryReader(rows)], tokenizer, template, fingerprint)
+        return load_split(config, split, open_dataset(config, split, rows=rows), tokenizer, template, fingerprint)
     is_special = config.lazy or config.train_dataset_prob is not None
     if split != "train" or config.dataset_name_or_path is None or not is_special:
         return load_dataset(config, split, tokenizer, template, fingerprint)
@@ -65,7 +65,7 @@ def load_rows(
 
 
 def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTemplate, fingerprint: str) -> TokenStream:
-    opened = [open_split(name, "train", config.task_name, is_stream=True) for name in names]
+    opened = [open_dataset(replace(config, dataset_name_or_path=name), "train", is_stream=True) for name in names]
     if config.train_dataset_prob is None:
         sources = [Source(", ".join(names), [reader for readers in opened for reader in readers])]
     else:
@@ -84,6 +84,7 @@ def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTempl
             config.autoregressive,
         ],
         "bad_rows": config.bad_rows,
+        **({} if config.column_mapping is None else {"column_mapping": config.column_mapping}),
     }
     return TokenStream(
         sources,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
-from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.data.templates.load import load_saved_template, load_template
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
@@ -33,7 +33,7 @@ def choose_template(
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: the template file of the training run no longer exists, or the template is invalid.
+        ValueError: the training run's template is not saved and its file no longer exists, or the template is invalid.
     """
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)
@@ -49,6 +49,10 @@ def choose_template(
         return load_template(arguments.chat_template, tokenizer, options)
     key = "autoregressive" if settings.get("autoregressive") else "chat_template"
     option = "none" if key == "autoregressive" else settings.get(key)
+    saved = load_saved_template(run.parent, tokenizer, options) if option not in (None, "none") else None
+    if saved is not None:
+        logger.info("chat template: of the training run, saved in %s", run.parent)
+        return saved
     if option not in (None, "none") and not Path(option).expanduser().exists():
         raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; pass --chat_template FILE")
     logger.info("chat template: %s, as in training (%s in %s)", option or "the tokenizer's own", key, run)

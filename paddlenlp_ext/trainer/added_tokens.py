@@ -1,11 +1,11 @@
-"""Add tokens to the tokenizer, with rows in embedding and lm_head that train.
+"""Add tokens to the tokenizer, and trained rows for them to embedding and lm_head.
 
 | | change |
 | --- | --- |
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
-| embedding, lm_head | rows for all ids; new rows are the mean of the others (checkpoint/resized_embeddings.py) |
+| embedding, lm_head | a row for each token id; new rows start at the mean row (checkpoint/resized_embeddings.py) |
 | full training | all rows train |
-| adapter | the rows of new tokens train (`trainable_token_indices`), unless modules_to_save or targets cover them |
+| adapter | rows of new tokens train (`trainable_token_indices`), unless `modules_to_save` or targets train the table |
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
-    """Add the configured tokens to the tokenizer in place; return the source with rows for all tokens.
+    """Add the configured tokens to the tokenizer in place, and return the source with a row for each token.
 
-    The number of rows never shrinks: many models have more rows than tokens, and new tokens take the spare rows first.
+    The number of rows never shrinks. Many models have more rows than tokens; new tokens take the unused rows first.
 
     Args:
         source: the base model.
@@ -50,7 +50,9 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
     for key, tokens in requested.items():
         wrong = next((token for token in tokens if not token or "," in token), None)
         if wrong is not None:
-            raise ValueError(f"{key}: {wrong!r} is not a token: it is empty or has a comma; write a list of tokens")
+            raise ValueError(
+                f"{key}: {wrong!r} is not a token, because it is empty or has a comma; write a list of tokens"
+            )
         known = [token for token in tokens if token in before]
         if known:
             logger.info("%s: the tokenizer already has %s", key, ", ".join(known))
@@ -68,10 +70,10 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
 
 
 def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
-    """Return the configuration of a run whose adapter trains the rows of new tokens.
+    """Return the configuration, changed so that the adapter trains the rows of new tokens.
 
     Raises:
-        ValueError: the adapter's method cannot train them.
+        ValueError: the adapter method cannot train rows of the embedding.
     """
     peft, new_ids = config.peft, source.new_token_ids
     if peft is None or not new_ids:
@@ -85,19 +87,19 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     if peft.path is not None and changes.keys() - {"saved_embeddings"}:
         raise ValueError(
             f"{peft.path}: this adapter does not train the rows of the new tokens {_shown(new_ids)}; start a new "
-            "adapter, or leave add_tokens and add_special_tokens out"
+            "adapter, or remove add_tokens and add_special_tokens"
         )
     if not changes or peft.path is not None:
         return config
-    logger.info("the adapter trains the rows of the new tokens too (trainable_token_indices)")
+    logger.info("the adapter also trains the rows of the new tokens (trainable_token_indices)")
     return dataclasses.replace(config, peft=peft.replace(**changes))
 
 
 def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool) -> dict[str, Any]:
-    """Return the changes of an adapter's config so that it trains the rows `new_ids` of all `tables`.
+    """Return the changes to an adapter config that let the adapter train the rows `new_ids` of all `tables`.
 
     Raises:
-        ValueError: the adapter's method cannot train them.
+        ValueError: the adapter method cannot train rows of the embedding.
     """
     if not tables:
         return {}
@@ -118,9 +120,10 @@ def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[i
 def _trained_with_lora(
     peft: LowRankConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool
 ) -> dict[str, Any]:
-    """Return `trainable_token_indices` of the tables that are not targets.
+    """Return `trainable_token_indices` for tables that are not targets, and `saved_embeddings` for targets.
 
-    The factors of a target cover every token. Its resized table is saved as well, for other programs.
+    The low-rank factors of a target train every token. The resized table of a target is saved too, because other
+    programs need it to load the adapter.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
     tokens, adapted = tokens_by_table(peft.trainable_token_indices), []

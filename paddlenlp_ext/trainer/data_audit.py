@@ -1,8 +1,8 @@
-"""Audit of a run's data (`audit`, `--audit_only`), and the limit of lost target tokens (`max_lost_targets`)."""
+"""Audit of a run's data (`audit`, `--audit_only`), and the limit on truncated target tokens (`max_lost_targets`)."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,17 +11,20 @@ from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
+from paddlenlp_ext.data.audit.checks.tokens import CONTEXT_REMEDY
 from paddlenlp_ext.data.audit.html_page import render_page
 from paddlenlp_ext.data.audit.lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
 from paddlenlp_ext.data.preference.pair_dataset import open_pairs
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardEncoder
-from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_splits
+from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_dataset
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
-from paddlenlp_ext.trainer.run_data import RunData
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.trainer.run_data import RunData, rows_by_dev_set
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -32,28 +35,56 @@ _COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_t
 
 
 def check_training_rows(config: RunConfig, data: RunData) -> None:
-    """Check that truncation loses few target tokens; a stream checks its rows while it reads them.
+    """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
+
+    The target tokens of a stream are not checked here, but while its rows are read.
 
     Raises:
-        ValueError: the fraction of lost target tokens exceeds `max_lost_targets`.
+        ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
     """
     if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
         check_losses(data.train_rows.stats, config.data.max_lost_targets)
+    if (warning := rows_beyond_context(config, data)) is not None:
+        get_logger().warning("%s", warning)
 
 
-def audit_run(config: RunConfig, data: RunData) -> AuditReport:
+def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
+    """Return a warning that counts training rows longer than the model's context, which includes RoPE scaling.
+
+    Returns:
+        None if no row is longer, or the run does not train. The rows of a stream are not counted.
+    """
+    rows, context = data.train_rows, DecoderConfig.from_dict(data.source.config).max_context
+    if rows is None:
+        return None
+    if isinstance(rows, TokenStream):
+        longer = f"max_length {config.data.max_length:,} exceeds" if config.data.max_length - 1 > context else None
+    else:
+        count = int((rows.sequence_lengths > context).sum())
+        longer = f"{count:,} of {len(rows):,} training rows are longer than" if count else None
+    return longer and f"{longer} the model's context of {context:,} positions; {CONTEXT_REMEDY}"
+
+
+def audit_run(
+    config: RunConfig,
+    data: RunData,
+    train_rows: Rows | None = None,
+    eval_rows: Rows | Mapping[str, Rows] | None = None,
+) -> AuditReport:
     """Audit the splits of a run, log the findings, and write data_audit.html and data_audit.json into output_dir.
 
     Args:
         config: the run's configuration.
-        data: data of the run; if it has rows, their statistics are compared with the audit's.
+        data: data of the run. If `data` has training rows, their statistics are compared with the audit.
+        train_rows, eval_rows: rows in memory, as for `load_data`.
 
     Raises:
         ValueError: a dataset does not exist, or a file is damaged.
     """
-    splits = _open_splits(config, data)
+    splits = _open_splits(config, data, train_rows, {} if eval_rows is None else rows_by_dev_set(eval_rows))
     names = list(dict.fromkeys(name for split in splits for name in split.encoder.files))
-    report = audit_splits(splits, _title(config, names), config.data.dataset_num_proc)
+    context = DecoderConfig.from_dict(data.source.config).max_context
+    report = audit_splits(splits, _title(config, names), config.data.dataset_num_proc, context)
     if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
         check_account(report.splits[0], {name: getattr(data.train_rows.stats, name) for name in _COUNTS})
     folder = Path(str(config.train.output_dir))
@@ -69,27 +100,30 @@ def _title(config: RunConfig, files: Sequence[str]) -> str:
     return ", ".join(files[:2]) if named is None else ", ".join(dataset_names(named))
 
 
-def _open_splits(config: RunConfig, data: RunData) -> list[AuditedSplit]:
-    splits = [_open_split(config, config.data, TRAIN, TRAIN, data)] if config.train.do_train else []
+def _open_splits(
+    config: RunConfig, data: RunData, train_rows: Rows | None, eval_rows: Mapping[str, Rows]
+) -> list[AuditedSplit]:
+    splits = [_open_split(config, config.data, TRAIN, TRAIN, data, train_rows)] if config.train.do_train else []
     if config.train.do_eval:
         for name, path in dev_sets(config.data).items():
             section = replace(config.data, dataset_name_or_path=path)
-            splits.append(_open_split(config, section, "dev", f"dev {name}".strip(), data))
+            splits.append(_open_split(config, section, "dev", f"dev {name}".strip(), data, eval_rows.get(name)))
     return splits
 
 
-def _open_split(config: RunConfig, section: DataConfig, split: str, name: str, data: RunData) -> AuditedSplit:
-    """Open a split as for training: conversations, or preference data."""
+def _open_split(
+    config: RunConfig, section: DataConfig, split: str, name: str, data: RunData, rows: Rows | None
+) -> AuditedSplit:
+    """Open a split with the readers and the encoder that training uses."""
     if config.preference is None and config.reward is None:
-        assert section.dataset_name_or_path is not None, "validation requires a dataset"
         is_stream = section.lazy and split == TRAIN
-        readers = open_splits(dataset_names(section.dataset_name_or_path), split, section.task_name, is_stream)
+        readers = open_dataset(section, split, is_stream, rows)
         encoder = RowEncoder.from_config(section, choose_template(section, data.tokenizer, data.template), readers)
         return AuditedSplit(name, readers, encoder, STREAM_ROWS if is_stream else None)
     assert isinstance(section, PreferenceDataConfig), "a run on preference data has this section"
     if config.reward is not None:
-        opened = open_pairs(RewardEncoder, section, config.reward.share_prompt, split, data.template)
+        opened = open_pairs(RewardEncoder, section, config.reward.share_prompt, split, data.template, rows)
     else:
         assert config.preference is not None, "one of the two sections is set"
-        opened = open_pairs(PreferenceEncoder, section, config.preference.share_prompt, split, data.template)
+        opened = open_pairs(PreferenceEncoder, section, config.preference.share_prompt, split, data.template, rows)
     return AuditedSplit(name, *opened)

@@ -1,4 +1,4 @@
-"""Run training from data to evaluation, for the programs of `llm/` and their Python functions."""
+"""Run training from data to evaluation, for the programs of `llm/` and the Python functions `finetune` and `dpo`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from typing import Any
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run, check_training_rows
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.run_data import Dataset, dataset_keys, load_data, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
@@ -31,8 +32,8 @@ class FinetuneResult:
 
     Attributes:
         output_dir: folder with the trained model or adapter, metrics and logs.
-        metrics: contents of train_results.json and eval_results.json.
-        trainer: the trainer, with its model, state and log history.
+        metrics: merged contents of train_results.json and eval_results.json.
+        trainer: the trainer, with model, state and log history.
     """
 
     output_dir: Path
@@ -45,14 +46,22 @@ class FinetuneResult:
         return self.trainer.model
 
 
-def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
-    """Fine-tune a model, as `llm/run_finetune.py` does with the same keys.
+def finetune(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    train_dataset: Dataset | None = None,
+    eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Fine-tune a model. `llm/run_finetune.py` takes the same keys.
 
-    On a CPU, call `configure_runtime()` before Paddle is imported: training is then several times faster. `finetune`
-    itself does not change the process's threads or allocator.
+    On a CPU, call `configure_runtime()` before Paddle is imported. It makes training several times faster, because it
+    sets threads and allocator of the process; `finetune` does not change these.
 
     Args:
-        config: keys of a run with their values, or the path of a JSON file.
+        config: keys and values of a run (docs/configuration.md), or the path of a JSON file.
+        train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
+            `config` names; the run then trains (`do_train`).
+        eval_dataset: the same for evaluation (`do_eval`), or a dict of the rows of several dev sets by name.
         overrides: keys and values that replace keys of `config`.
 
     Raises:
@@ -63,29 +72,39 @@ def finetune(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: An
         >>> result = finetune("sft.json", lora=True, output_dir="out")  # doctest: +SKIP
         >>> result.metrics["train_loss"]  # doctest: +SKIP
     """
-    return run_training(load_config(config, **overrides))
+    return _run(config, train_dataset, eval_dataset, overrides, SECTIONS)
 
 
-def dpo(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
-    """Train a model on preferences, as `llm/run_dpo.py` does with the same keys (docs/preference.md).
+def dpo(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    train_dataset: Dataset | None = None,
+    eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Train a model on preferences (docs/preference.md). `llm/run_dpo.py` takes the same keys.
 
     Arguments and errors are the same as for `finetune`.
 
     Examples:
         >>> dpo("dpo.json", loss_type="ipo")  # doctest: +SKIP
     """
-    return run_training(_load(config, overrides, PREFERENCE_SECTIONS))
+    return _run(config, train_dataset, eval_dataset, overrides, PREFERENCE_SECTIONS)
 
 
-def train_reward_model(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> FinetuneResult:
-    """Train a reward model, as `llm/run_reward.py` does with the same keys (docs/preference.md).
+def train_reward_model(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    train_dataset: Dataset | None = None,
+    eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Train a reward model (docs/preference.md). `llm/run_reward.py` takes the same keys.
 
     Arguments and errors are the same as for `finetune`.
 
     Examples:
         >>> train_reward_model("reward.json", train_dataset_path="pairs.jsonl")  # doctest: +SKIP
     """
-    return run_training(_load(config, overrides, REWARD_SECTIONS))
+    return _run(config, train_dataset, eval_dataset, overrides, REWARD_SECTIONS)
 
 
 reward = train_reward_model
@@ -93,12 +112,27 @@ reward = train_reward_model
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
-    """Return the checked configuration of a run, for `Trainer`; arguments are the same as for `finetune`.
+    """Return the checked configuration of a run, for `Trainer`. The arguments are the same as for `finetune`.
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
     """
     return _load(config, overrides, SECTIONS)
+
+
+def _run(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    train_dataset: Dataset | None,
+    eval_dataset: Dataset | Mapping[str, Dataset] | None,
+    overrides: Mapping[str, Any],
+    sections: Mapping[str, type],
+) -> FinetuneResult:
+    """Train on the given datasets in place of those that the configuration names; see `finetune`."""
+    named = {key: value for key, value in dataset_keys(train_dataset, eval_dataset).items() if value}
+    if train_dataset is not None and hasattr(sections["data"], "train_dataset_path"):
+        named["train_dataset_path"] = None
+    run_config = _load(config, {**overrides, **named}, sections)
+    return run_training(run_config, rows_in_memory(train_dataset), rows_in_memory(eval_dataset))
 
 
 def _load(
@@ -110,8 +144,14 @@ def _load(
     return run_config
 
 
-def run_training(config: RunConfig) -> FinetuneResult:
-    """Load data and model, then train and save the model (`do_train`) and evaluate (`do_eval`).
+def run_training(
+    config: RunConfig, train_rows: Rows | None = None, eval_rows: Rows | Mapping[str, Rows] | None = None
+) -> FinetuneResult:
+    """Load data and model, train and save the model (`do_train`), and evaluate it (`do_eval`).
+
+    Args:
+        config: configuration of the run.
+        train_rows, eval_rows: rows in memory, as for `load_data`.
 
     Raises:
         ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
@@ -121,13 +161,13 @@ def run_training(config: RunConfig) -> FinetuneResult:
     with locked_output_dir(config):
         if is_main_rank():
             check_output_dir(config)
-        data = load_data(config)
+        data = load_data(config, train_rows, eval_rows)
         check_training_rows(config, data)
         trainer = build_trainer(config, data)
         trainer.started = started
         if config.data.audit:
             if is_main_rank():
-                audit_run(config, data)
+                audit_run(config, data, train_rows, eval_rows)
             trainer.process_group.barrier()
         return train_and_evaluate(trainer)
 

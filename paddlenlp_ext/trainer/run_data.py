@@ -1,4 +1,4 @@
-"""Load the data of a run before any weight, because data fails fastest.
+"""Load the data of a run, before weights are read, so that errors in the data are found early.
 
 config.model --> model source --> tokenizer --> chat template
                                                     |
@@ -7,6 +7,7 @@ config.data  --> files or rows in memory -----------+--> tokenized rows, mapped 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,18 +20,22 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.load import load_configured_template
+from paddlenlp_ext.data.templates.load import adopt_template, load_configured_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
+from paddlenlp_ext.utils.json_reader import IN_MEMORY
+
+Dataset = str | os.PathLike[str] | Rows
+"""Path of data files, or rows in memory."""
 
 
 @dataclass(frozen=True)
 class RunData:
-    """Inputs of a run that are loaded before any weight: model source, tokenizer, chat template and rows.
+    """Inputs of a run that are loaded before the weights: model source, tokenizer, chat template and rows.
 
     Attributes:
         source: the resolved model.
@@ -50,10 +55,51 @@ class RunData:
 
     @property
     def any_rows(self) -> TrainingRows:
-        """The training rows; without training, the rows of the first dev set."""
+        """Training rows, or the rows of the first dev set if the run does not train."""
         rows = self.train_rows if self.train_rows is not None else self.eval_rows
         assert rows is not None, "validation requires do_train or do_eval"
         return next(iter(rows.values())) if isinstance(rows, Mapping) else rows
+
+
+def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
+    """Return rows in memory, or None for paths, which the run's configuration names.
+
+    Raises:
+        ValueError: some dev sets are rows, and others are paths.
+    """
+    are_paths = {_is_path(each) for each in (dataset.values() if isinstance(dataset, Mapping) else (dataset,))}
+    if len(are_paths) > 1:
+        raise ValueError("eval_dataset: some dev sets are paths, and others are rows in memory; pass one of the two")
+    return None if True in are_paths else dataset
+
+
+def dataset_keys(train_dataset: Dataset | None, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str, Any]:
+    """Return the keys of a run that trains and evaluates on the given datasets; a mapping has dev sets by name."""
+    keys: dict[str, Any] = {"do_train": train_dataset is not None, "do_eval": eval_dataset is not None}
+    if train_dataset is not None:
+        keys["dataset_name_or_path"] = _path_of(train_dataset)
+    if eval_dataset is not None:
+        is_named = isinstance(eval_dataset, Mapping)
+        named = {name: _path_of(each) for name, each in eval_dataset.items()} if is_named else _path_of(eval_dataset)
+        keys["eval_dataset_path"] = named
+    return keys
+
+
+def _is_path(dataset: Any) -> bool:
+    """Return whether a dataset is a path or a list of paths."""
+    listed = dataset if isinstance(dataset, list | tuple) and dataset else (dataset,)
+    return all(isinstance(each, str | os.PathLike) for each in listed)
+
+
+def _path_of(dataset: Any) -> Any:
+    if not _is_path(dataset):
+        return IN_MEMORY
+    return list(map(os.fspath, dataset)) if isinstance(dataset, list | tuple) else os.fspath(dataset)
+
+
+def rows_by_dev_set(eval_rows: Any) -> Mapping[str, Rows]:
+    """Return the rows in memory of each dev set; a single dev set has the name ""."""
+    return eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
 
 
 def load_data(
@@ -63,11 +109,12 @@ def load_data(
 
     Args:
         config: configuration of the run.
-        train_rows: rows in memory, in place of the training rows that the configuration names.
-        eval_rows: rows in memory, in place of the dev set; a mapping has the rows of each dev set by its name.
+        train_rows: rows in memory that replace the training dataset of the configuration.
+        eval_rows: rows in memory that replace the dev set, or a mapping from names to the rows of several dev sets.
 
     Raises:
-        ValueError: no such model, template, dataset or `compute_metrics`, an unsupported model family, or invalid rows.
+        ValueError: a model, template, dataset or `compute_metrics` is not found, the model family is unsupported, or a
+            row is invalid.
     """
     data = load_tokenizing(config)
     train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
@@ -81,7 +128,7 @@ def load_splits(
     train_rows: Rows | None = None,
     eval_rows: Rows | Mapping[str, Rows] | None = None,
 ) -> tuple[TrainingRows | None, TokenizedDataset | Mapping[str, TokenizedDataset] | None]:
-    """Tokenize the splits that a run uses: its training rows and its dev sets; see `load_data`."""
+    """Tokenize the training rows and the dev sets of a run; see `load_data` for the arguments."""
     load = row_loader(config, tokenizer, template)
     train = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
     if not config.train.do_eval:
@@ -92,35 +139,35 @@ def load_splits(
         }
         sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
-        named = eval_rows if isinstance(eval_rows, Mapping) else {"": eval_rows}
-        sets = {name: load(config.data, split="dev", rows=rows) for name, rows in named.items()}
+        sets = {name: load(config.data, split="dev", rows=rows) for name, rows in rows_by_dev_set(eval_rows).items()}
     return train, sets.get("", sets)  # a single dev set has no name
 
 
 def load_tokenizing(config: RunConfig) -> RunData:
-    """Resolve the model, and load tokenizer and chat template; the result has no rows.
+    """Resolve the model, and load tokenizer and chat template. The result has no rows.
 
     Raises:
-        ValueError: no such model, template or `compute_metrics`, or an unsupported model family.
+        ValueError: a model, template or `compute_metrics` is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
-    DecoderConfig.from_dict(source.config)  # an unsupported family is an error before any row is read
+    DecoderConfig.from_dict(source.config)  # raises for an unsupported family before rows are read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
     tokenizer = load_tokenizer(source.tokenizer_path)
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:
-        # transformers does not score the padding token, which as in TRL is the padding token of the tokenizer.
+        # transformers does not score padding tokens. As in TRL, the tokenizer defines the padding token.
         unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         source = source.as_classifier(config.train.seed, unscored)
     template = load_configured_template(config.data, tokenizer)
+    adopt_template(config.data, tokenizer, template)
     return RunData(source, tokenizer, template, None, None, compute_metrics)
 
 
 def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
-    """Return the function that tokenizes a split, of answers, scored pairs or preference pairs.
+    """Return the function that tokenizes a split for the objective of the run.
 
-    Its arguments are the data section of the run, `split="train"` or `"dev"`, and optionally `rows` in memory, which
-    replace the dataset of the section.
+    The function takes the data section of the run, `split="train"` or `"dev"`, and optionally `rows` in memory that
+    replace the dataset of the data section.
     """
     load: Callable[..., Any] = load_rows
     if config.reward is not None:

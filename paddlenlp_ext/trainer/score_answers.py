@@ -27,15 +27,16 @@ def score(
     max_length: int = 4096,
     batch_size: int = 8,
 ) -> list[list[float]]:
-    """Return the rewards of each row's answers: two for a pair, chosen answer first, else one.
+    """Return the rewards of the answers of each row: [chosen, rejected] for a preference pair, else one reward.
 
     Args:
         model: a reward model from `AutoModelForSequenceClassification` or `AutoPeftModelForSequenceClassification`.
         tokenizer: the model's tokenizer.
-        rows: rows of preference data or fine-tuning data (docs/data.md), as in a file.
-        chat_template: template that renders the conversations, as in training; None: the tokenizer's template.
+        rows: rows of preference data or fine-tuning data, in a format of docs/data.md.
+        chat_template: template that renders the conversations; use the template of training. None: the tokenizer's
+            template.
         max_length: maximum tokens of a prompt with all its answers.
-        batch_size: rows that are scored together.
+        batch_size: number of rows in a forward pass.
 
     Raises:
         ValueError: the model has no score head, or rows are invalid or too long.
@@ -55,10 +56,10 @@ def score(
 def score_rows(
     model: Any, template: ChatTemplate, rows: Iterable[SourceRow | InvalidRow], *, max_length: int, batch_size: int
 ) -> list[list[float]]:
-    """Return the rewards of rows that were read from a file; see `score`."""
+    """Return the rewards of the answers of rows with source locations; see `score`."""
     if model.config.num_labels is None:
         raise ValueError(
-            f"{model.config.name_or_path} is a language model, without a score head; load a reward model with "
+            f"{model.config.name_or_path} is a language model without a score head; load a reward model with "
             "AutoModelForSequenceClassification"
         )
     limits = LengthLimits(max_length, max_length, "error")

@@ -1,4 +1,4 @@
-"""Training loop: optimizer steps, and the evaluations, log entries and checkpoints between them."""
+"""Training loop: optimizer steps, evaluations, log entries and checkpoints."""
 
 from __future__ import annotations
 
@@ -59,20 +59,20 @@ class Trainer:
         model: model to train; parameters with `stop_gradient` are frozen.
         config: the run's configuration.
         train_rows: tokenized rows of the train split; None if only `evaluate` is called.
-        eval_rows: tokenized rows of the eval split (dev.json), or of several dev sets by name, whose metrics are then
-            `eval_<name>_loss` and so on; None without evaluation.
+        eval_rows: tokenized rows of the eval split (dev.json); or a mapping from names to the rows of several dev sets,
+            with metrics such as `eval_<name>_loss`; None without evaluation.
         tokenizer: tokenizer that decodes generated text and is saved with the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
-            the function that the configuration names.
-        callbacks: callbacks, as for `add_callback`; metrics file, progress bar, loss plot and `report_to` are added.
+            the function that the key `compute_metrics` names.
+        callbacks: callbacks in addition to the default callbacks (callbacks/report_to.py); see `add_callback`.
         process_group: processes of the run; None: a single process.
-        forward_backward: schedule of micro-batches; None: one after the other.
-        objective: loss and metrics of the run; None: the objective that the configuration selects (DPO if it has the
-            section `preference`, a reward model if it has `reward`, else supervised fine-tuning).
+        forward_backward: schedule of micro-batches; None: in sequence.
+        objective: loss and metrics of the run; None: preference training if the configuration has the section
+            `preference`, a reward model if it has the section `reward`, else supervised fine-tuning.
 
     Attributes:
         state: progress of the run.
-        started: `time.monotonic()` at the start of the run, for `max_train_time`.
+        started: `time.monotonic()` at the start of the run; `max_train_time` counts from here.
 
     Raises:
         ValueError: the configuration requests an evaluation without eval rows, or an unavailable feature.
@@ -131,10 +131,10 @@ class Trainer:
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def add_callback(self, callback: Any) -> None:
-        """Add a callback; call this before `train`, and on all processes of a run.
+        """Add a callback. Call this before `train`, on all processes of a run.
 
         Args:
-            callback: a `Callback`, or a `TrainerCallback` with the signatures of transformers; an object or a class.
+            callback: an instance or class of `Callback`, or of a `TrainerCallback` with the signatures of transformers.
         """
         added = callback() if isinstance(callback, type) else callback
         if not isinstance(added, Callback):
@@ -149,7 +149,7 @@ class Trainer:
             The contents of train_results.json.
 
         Raises:
-            NonFiniteError: the loss or gradient norm is not finite; the last checkpoint is from an earlier step.
+            NonFiniteError: the loss or gradient norm is not finite; the step is not saved.
             TrainingStopped: a signal or `max_train_time` requested a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration is invalid.
         """
@@ -198,13 +198,13 @@ class Trainer:
         """Load the weights of the best evaluation."""
         state = self.state
         if state.best_step is None:
-            logger.warning("load_best_model_at_end: no evaluation was made, keeping the last weights")
+            logger.warning("load_best_model_at_end: the run had no evaluation; keeping the final weights")
         elif state.best_step != state.step:
             folder = checkpoint_folder(self.output_dir, state.best_step)
             problems = self.process_group.from_main(checkpoint_damage(folder) if self.process_group.is_main else None)
             if problems:
                 logger.warning(
-                    "load_best_model_at_end: %s is damaged (%s), keeping the last weights", folder, "; ".join(problems)
+                    "load_best_model_at_end: %s is damaged (%s); keeping the final weights", folder, "; ".join(problems)
                 )
                 return
             self.model.load_weights(str(folder))
@@ -213,7 +213,7 @@ class Trainer:
 
     # -- before the first step ----------------------------------------------------------------------------------------
     def _prepare(self) -> tuple[DataOrder | StreamOrder, OptimizerStep]:
-        """Build data order, schedule, optimizer and callbacks of a run, and restore its checkpoint if it resumes."""
+        """Build data order, schedule, optimizer and callbacks of a run; restore the checkpoint of a resumed run."""
         config, train, rows = self.config, self.config.train, self.train_rows
         assert rows is not None, "a trainer without train_rows only evaluates"
         if self.process_group.is_main:
@@ -223,7 +223,7 @@ class Trainer:
         warmup = num_warmup_steps(config.optim, order.total_steps)
         if warmup >= order.total_steps:
             logger.warning(
-                "warm-up takes all %d steps, so learning_rate is never reached; lower warmup_steps or warmup_ratio",
+                "warm-up takes all %d steps, so learning_rate is not reached; lower warmup_steps or warmup_ratio",
                 order.total_steps,
             )
         facts = data_order_settings(config, rows, self.process_group.size)
@@ -307,32 +307,33 @@ class Trainer:
                 signals.synchronize(next_part)
             if signals.received is not None:
                 self._stop(signals.received)
-            if self._requests().should_training_stop:
-                logger.info("step %d: a callback ends the training", state.step)
+            if self._is_requested("should_training_stop"):
+                logger.info("step %d: a callback requested the end of training", state.step)
                 return
 
-    def _requests(self) -> TrainerControl:
-        """Return what the callbacks of the main process have requested since the last call."""
-        return self.process_group.from_main(self.control.take()) if self._has_requests else self.control
+    def _is_requested(self, request: str) -> bool:
+        """Return whether a callback of the main process made a request of `TrainerControl`, and reset it."""
+        is_requested = self.control.take(request)
+        return self.process_group.from_main(is_requested) if self._has_requests else is_requested
 
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> bool:
         """Log, evaluate and save if due; return whether the run evaluated or saved.
 
-        After a stop signal, the resumed run makes the evaluation.
+        After a stop signal, a due evaluation is left to the resumed run.
         """
         train, state = self.config.train, self.state
-        requests = self._requests()
-        is_logged = requests.should_log or state.step % train.logging_steps == 0 or state.step == state.total_steps
+        is_logged = state.step % train.logging_steps == 0 or state.step == state.total_steps
+        is_logged = self._is_requested("should_log") or is_logged
         if state.interval.num_steps and is_logged:
             self._log(state.next_log_entry(self.schedule(state.schedule_step - 1)))
         evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
-        evaluates = evaluates or requests.should_evaluate
+        evaluates = self._is_requested("should_evaluate") or evaluates
         if evaluates:
             state.evaluation_due = True
             signals.synchronize("evaluation")
             if signals.received is None:
                 self._evaluate_and_save_best(signals)
-        saves = requests.should_save or self._is_due(train.save_strategy, train.save_steps, step_batch)
+        saves = self._is_requested("should_save") or self._is_due(train.save_strategy, train.save_steps, step_batch)
         saves = saves or signals.received is not None
         if saves:
             self._save()
@@ -363,7 +364,7 @@ class Trainer:
         return self.evaluator.metrics()
 
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
-        """Evaluate, log, and save a new best model if it is loaded at the end; a signal interrupts the evaluation."""
+        """Evaluate and log; save a new best model for `load_best_model_at_end`. A signal interrupts the evaluation."""
         state, metrics = self.state, None
         with signals.interruptible(), self.time_limit.measured("evaluation"):
             metrics = self._compute_metrics()

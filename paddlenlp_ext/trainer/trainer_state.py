@@ -16,7 +16,7 @@ _STORED_KEYS = {
     "unstable_since": "trouble_since",
     "last_unstable": "last_trouble",
 }
-"""Attributes whose keys in trainer_state.json have other names."""
+"""Attribute name -> key in trainer_state.json, if the two differ."""
 
 
 @dataclass(frozen=True)
@@ -24,11 +24,11 @@ class StepReport:
     """Measurements of one optimizer step.
 
     Attributes:
-        loss: mean over the target tokens of the global batch, or over its pairs.
-        grad_norm: norm of all gradients together, before clipping.
+        loss: mean loss over the target tokens of the global batch; in preference training, over its pairs.
+        grad_norm: global gradient norm before clipping.
         learning_rate: learning rate of the step.
         num_tokens: tokens of the global batch without padding.
-        num_target_tokens: tokens of the global batch that the loss counts.
+        num_target_tokens: target tokens of the global batch.
         num_rows: dataset rows of the global batch.
         seconds: wall-clock time from collation to the update of the parameters.
         metrics: further metrics of the objective.
@@ -46,9 +46,10 @@ class StepReport:
 
 @dataclass
 class Interval:
-    """Sums over the optimizer steps since the last log entry, and the `grad_norm` of the last step.
+    """Sums over the optimizer steps since the last log entry.
 
-    `metrics` has the sum and the count of the values of each metric, because a step may lack some metrics.
+    `grad_norm` is the value of the last step. `metrics` maps each metric to the sum and the number of its values,
+    because a step may lack some metrics.
     """
 
     num_steps: int = 0
@@ -79,23 +80,27 @@ class TrainerState:
     Attributes:
         step: number of completed optimizer steps.
         total_steps: optimizer steps of the run.
-        epoch: number of completed epochs, fractional within an epoch.
-        epoch_index, batch_index: data position: epoch and index of the next global batch.
-        data_cursor: data position in a stream: `next_cursor` of the last global batch; None for a stored dataset.
-        num_tokens, num_target_tokens, num_rows: sums over all steps.
-        train_loss_sum: sum of the steps' losses; their mean is `train_loss`.
-        train_seconds: seconds spent in steps, including the runs that this one resumed.
-        best_name, best_metric, best_step: best evaluation so far: name of the metric, its value, and the step.
-        num_not_improved: number of evaluations since the last one that improved the metric (early stopping).
-        evaluation_due: whether the run stopped before the evaluation of this step; a resumed run evaluates first.
-        skipped_steps: steps whose data were or will be skipped, ascending; they count as steps.
-        overflow_steps: steps skipped because float16 gradients overflowed, ascending; they count as steps.
+        epoch: number of completed epochs, including the fraction of the current epoch.
+        epoch_index: epoch of the next global batch.
+        batch_index: index of the next global batch in its epoch.
+        data_cursor: position in a stream, `next_cursor` of the last global batch; None for a stored dataset.
+        num_tokens, num_target_tokens, num_rows: sums of the fields of `StepReport` over all steps.
+        train_loss_sum: sum of the losses of all steps.
+        train_seconds: seconds spent in optimizer steps, including steps before a resume.
+        best_name: name of the metric that selects the best evaluation.
+        best_metric: value of this metric in the best evaluation so far.
+        best_step: step of the best evaluation so far.
+        num_not_improved: number of evaluations since the metric last improved (early stopping).
+        evaluation_due: whether the evaluation of this step was not finished; a resumed run starts with the evaluation.
+        skipped_steps: steps whose data are skipped, ascending, including later steps. `step` counts skipped steps.
+        overflow_steps: steps skipped after an overflow of float16 gradients, ascending. `step` counts these steps.
         loss_scale: dynamic loss scale; None unless the run computes in float16.
-        num_nan_steps: number of consecutive steps whose loss or gradients were not finite.
+        num_nan_steps: number of consecutive steps with a non-finite loss or gradient norm.
         recent_losses: losses of the last steps without a spike, for the running mean (`loss_spike_window`).
-        unstable_since, last_unstable: first and last step of an instability (nan_and_loss_spikes.py); 0: none.
-        healthy_step: step of the last checkpoint before the instability; 0: none.
-        data_order: settings that determine the order of the data, equal in a resumed run (data/sampler.py).
+        unstable_since: first step of the current instability (nan_and_loss_spikes.py); 0: the run is stable.
+        last_unstable: last unstable step of the current instability; 0: the run is stable.
+        healthy_step: step of the last stable checkpoint; 0: none.
+        data_order: settings that determine the data order; a resumed run must have the same settings (data/sampler.py).
         interval: sums for the next log entry.
         log_history: all log entries in order.
     """
@@ -129,7 +134,7 @@ class TrainerState:
     log_history: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, report: StepReport) -> None:
-        """Add one optimizer step; `move_to` sets the data position."""
+        """Add one optimizer step; the data position does not change (see `move_to`)."""
         self.step += 1
         self.num_tokens += report.num_tokens
         self.num_target_tokens += report.num_target_tokens
@@ -139,19 +144,19 @@ class TrainerState:
         self.interval.add(report)
 
     def skip(self) -> None:
-        """Count a skipped step; `move_to` sets the data position."""
+        """Count a skipped step; the data position does not change (see `move_to`)."""
         self.step += 1
         if self.step not in self.skipped_steps and self.step not in self.overflow_steps:
             self.skipped_steps.append(self.step)
 
     @property
     def global_step(self) -> int:
-        """Return `step`, under the name that transformers uses."""
+        """Return `step`; transformers uses this name."""
         return self.step
 
     @property
     def max_steps(self) -> int:
-        """Return `total_steps`, under the name that transformers uses."""
+        """Return `total_steps`; transformers uses this name."""
         return self.total_steps
 
     @property
@@ -161,11 +166,11 @@ class TrainerState:
 
     @property
     def schedule_step(self) -> int:
-        """Return the position in the learning rate schedule, which overflows do not advance."""
+        """Return the position in the learning rate schedule: the number of steps without overflow."""
         return self.step - len(self.overflow_steps)
 
     def note_checkpoint(self) -> None:
-        """Record that a checkpoint of this step is about to be written, as stable unless the run is unstable."""
+        """Record the checkpoint of this step as the last stable checkpoint, unless the run is unstable."""
         if not self.unstable_since or self.step < self.unstable_since:
             self.healthy_step = self.step
 
@@ -182,7 +187,7 @@ class TrainerState:
         self.num_not_improved = 0
 
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
-        """Return a log entry for the steps since the last entry, and start a new interval; `loss` is their mean."""
+        """Return a log entry with the mean loss since the last log entry, and start a new interval."""
         interval, self.interval = self.interval, Interval()
         assert interval.num_steps > 0, "no step since the last log entry"
         seconds = max(interval.seconds, 1e-9)
@@ -207,7 +212,7 @@ class TrainerState:
         return {"loss_scale": self.loss_scale.scale, "num_overflow_steps": len(self.overflow_steps)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the contents of trainer_state.json; floats keep all their digits."""
+        """Return the contents of trainer_state.json."""
         values = dataclasses.asdict(self)
         return _renamed({**values, "interval": _renamed(values["interval"], _STORED_KEYS)}, _STORED_KEYS)
 
@@ -216,13 +221,13 @@ class TrainerState:
         """Build the state from the contents of trainer_state.json.
 
         Raises:
-            ValueError: the file has unknown keys, because another version wrote it, or a value of the wrong type.
+            ValueError: a key is unknown (another version wrote the file), or a value has the wrong type.
         """
         attributes = {key: name for name, key in _STORED_KEYS.items()}
         values = _renamed(stored, attributes)
         if unknown := sorted(set(values) - {item.name for item in dataclasses.fields(cls)}):
             raise ValueError(
-                f"keys unknown to this version: {', '.join(unknown)}; resume with the version that wrote it"
+                f"keys unknown to this version: {', '.join(unknown)}; resume with the version that wrote the file"
             )
         _check_types(cls(), values)
         values["interval"] = _part(Interval(), _renamed(values.get("interval", {}), attributes), "interval")
@@ -239,11 +244,11 @@ _OPTIONAL_TYPES = {
     "best_step": int,
     "interval": dict,
 }
-"""Types of the attributes whose default is None, or which have another form in the file."""
+"""Type in the file of attributes with the default None, and of attributes stored as a dict."""
 
 
 def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
-    """Return a copy of `default`, a part of the state, with the stored values."""
+    """Return a copy of `default` (an `Interval` or `LossScale`) with the stored values."""
     if values.keys() - {item.name for item in dataclasses.fields(default)}:
         raise ValueError(f"damaged: {key} is {values!r}")
     _check_types(default, values)
@@ -251,7 +256,7 @@ def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:
 
 
 def _check_types(default: Any, values: dict[str, Any]) -> None:
-    """Check the types of attributes against a default object; an int is accepted for a float.
+    """Check that values have the types of the attributes of `default`; an int is accepted for a float.
 
     Raises:
         ValueError: a value has another type.

@@ -1,11 +1,12 @@
-"""Arguments of the trainers under TRL's names, and their translation to the keys of a run (docs/configuration.md).
+"""Trainer arguments with TRL's names, and their translation to the keys of a run (docs/configuration.md).
 
-| argument | what happens |
+| argument | effect |
 |---|---|
-| field of `SFTConfig`, `DPOConfig` or `RewardConfig` | becomes the run key of the same meaning |
-| key of a run, in `run_keys` | is passed on unchanged, such as `{"recompute_granularity": "core_attn"}` |
-| other argument of TRL or transformers, at a value without effect here (`NO_EFFECT`) | is accepted |
-| the same at another value, or a name that neither library has | is an error |
+| field of `SFTConfig`, `DPOConfig` or `RewardConfig` | sets the run key of the same meaning |
+| entry of `run_keys`, such as `{"recompute_granularity": "core_attn"}` | sets the run key |
+| other argument of TRL or transformers, with a value accepted by `NO_EFFECT` | none |
+| other argument of TRL or transformers, with another value | error |
+| unknown argument | error |
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from paddlenlp_ext.utils.registry import did_you_mean
 Config = TypeVar("Config", bound=type)
 OFF = (None, False, 0, "", "no", "none", [], {}, ())
 NO_LIMIT = 1 << 30
-"""Value of `max_length` that truncates nothing."""
+"""Value of `max_length` that disables truncation."""
 OPTIMIZERS = {
     **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
     **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), "adamw_8bit"),
@@ -65,11 +66,11 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "generate_during_eval": ((False,), "is not available for preferences"),
     "padding_value": ((None,), "is not available; padding does not enter the loss"),
 }
-"""Argument without a field -> (values that are accepted, end of the error for others); no values: any is accepted."""
+"""Argument without a field -> (accepted values, error text for other values); without values, any value is accepted."""
 
 
 def _named(value: Any) -> str:
-    """Return the value of an enumeration of transformers, such as `SchedulerType.COSINE`, as text."""
+    """Return an enumeration value of transformers, such as `SchedulerType.COSINE`, as text."""
     return str(getattr(value, "value", value))
 
 
@@ -79,7 +80,7 @@ def _optimizer(value: Any) -> str:
 
 
 def _warmup(value: float) -> dict[str, float]:
-    """Return the key of a warmup: a number below 1 is a fraction of all steps, as in transformers 5."""
+    """Return the run key of `warmup_steps`; as in transformers 5, a value below 1 is a fraction of all steps."""
     return {"warmup_ratio": value} if 0 < value < 1 else {"warmup_steps": int(value)}
 
 
@@ -104,11 +105,11 @@ CONVERSIONS: dict[str, Conversion] = {
     "max_length": lambda value: {"max_length": value, "src_length": value},
     "chat_template_path": lambda value: {"chat_template": value},
 }
-"""Arguments that set other run keys than the key of the same name, or other values."""
+"""Argument -> conversion, for arguments whose run key has another name or another value."""
 
 
 def _without_unknown(config: Config) -> Config:
-    """Let the constructor of a dataclass accept the arguments of `NO_EFFECT`, and explain unknown ones."""
+    """Extend the constructor of a dataclass: accept the arguments of `NO_EFFECT`, and explain unknown arguments."""
     create = cast(Any, config).__init__
 
     @functools.wraps(create)
@@ -119,7 +120,7 @@ def _without_unknown(config: Config) -> Config:
             if name not in NO_EFFECT:
                 raise TypeError(
                     f"{config.__name__} has no argument {name!r}{did_you_mean(name, {*names, *NO_EFFECT})} "
-                    "Pass keys of a run in run_keys"
+                    "Pass run keys in the argument run_keys"
                 )
             accepted, problem = NO_EFFECT[name]
             if accepted and value not in accepted:
@@ -132,9 +133,9 @@ def _without_unknown(config: Config) -> Config:
 
 @dataclass
 class TrainingArguments:
-    """Arguments that all trainers share, under the names of `transformers.TrainingArguments`.
+    """Arguments of all trainers, with the names of `transformers.TrainingArguments`.
 
-    None stands for the default of the run key (docs/configuration.md). Defaults that are set here are TRL's.
+    With None, the run key has its default (docs/configuration.md). Other defaults are the defaults of TRL.
 
     Attributes:
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
@@ -181,13 +182,13 @@ class TrainingArguments:
     run_keys: Mapping[str, Any] = field(default_factory=dict)
 
     task: ClassVar[str]
-    """Name of the task, for the default output folder."""
+    """Name of the task, a suffix of the default output folder."""
     sections: ClassVar[Mapping[str, type]] = SECTIONS
     """Sections of the run's configuration (config/run_config.py)."""
     conversions: ClassVar[Mapping[str, Conversion]] = CONVERSIONS
 
     def to_run_keys(self) -> dict[str, Any]:
-        """Return the keys of the run that the arguments set; `run_keys` override the fields."""
+        """Return the run keys that the arguments set; `run_keys` override other fields."""
         keys: dict[str, Any] = {"max_length": NO_LIMIT, "src_length": NO_LIMIT}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
@@ -200,12 +201,12 @@ class TrainingArguments:
 @_without_unknown
 @dataclass
 class SFTConfig(TrainingArguments):
-    """Arguments of `SFTTrainer`, under TRL's names.
+    """Arguments of `SFTTrainer`, with TRL's names.
 
     Attributes:
-        max_length: maximum tokens of a row, and of a pack; None: rows are not truncated.
-        packing: pack several rows into each sequence, none of which attends to another.
-        dataset_text_field: field with the text of rows without prompts; all its tokens train.
+        max_length: maximum number of tokens of a row, and of a packed sequence; None: no truncation.
+        packing: pack several rows into each sequence; rows do not attend to each other.
+        dataset_text_field: field with the text of rows without prompts; every token of the text is a target token.
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
     """
 
@@ -222,7 +223,7 @@ class SFTConfig(TrainingArguments):
 
 
 def _pair_limits(value: int) -> dict[str, int]:
-    """Return the limits of a pair: here `max_length` counts both answers, in TRL one."""
+    """Return the limits of a pair; the run key `max_length` counts both answers, the argument of TRL counts one."""
     return {"max_length": 2 * value, "src_length": value}
 
 
@@ -236,11 +237,11 @@ def _loss_type(value: Any) -> dict[str, str]:
 @_without_unknown
 @dataclass
 class DPOConfig(TrainingArguments):
-    """Arguments of `DPOTrainer`, under TRL's names.
+    """Arguments of `DPOTrainer`, with TRL's names.
 
     Attributes:
         max_length: maximum tokens of a prompt with one answer; a pair may have twice as many. None: no truncation.
-        loss_type: one of the losses of docs/preference.md.
+        loss_type: name of a loss in docs/preference.md.
         sync_ref_model: copy the trained weights to the reference model every `ref_model_sync_steps` steps.
         run_keys: further keys of a run, as in a JSON file for `llm/run_dpo.py`.
     """
@@ -268,7 +269,7 @@ class DPOConfig(TrainingArguments):
     ref_model_sync_steps: int = 512
 
     def to_run_keys(self) -> dict[str, Any]:
-        """Return the keys of the run that the arguments set."""
+        """Return the run keys that the arguments set."""
         keys = super().to_run_keys()
         return {"ref_model_update_steps": self.ref_model_sync_steps, **keys} if self.sync_ref_model else keys
 
@@ -276,7 +277,7 @@ class DPOConfig(TrainingArguments):
 @_without_unknown
 @dataclass
 class RewardConfig(TrainingArguments):
-    """Arguments of `RewardTrainer`, under TRL's names.
+    """Arguments of `RewardTrainer`, with TRL's names.
 
     Attributes:
         max_length: maximum tokens of a prompt with one answer; a pair may have twice as many. None: no truncation.

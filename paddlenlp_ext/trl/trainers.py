@@ -1,4 +1,4 @@
-"""Trainers with the interface of TRL, which start the same runs as the programs of `llm/`.
+"""Trainers with the interface of TRL. They start the same runs as the programs in `llm/`.
 
 arguments (SFTConfig, ...) --> keys of a run --> RunConfig --+
 rows, or a path ---------------------------------------------+--> Trainer --> train, evaluate, save_model
@@ -19,7 +19,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import method_options, switches_of
-from paddlenlp_ext.data.templates.load import load_configured_template
+from paddlenlp_ext.data.templates.load import adopt_template, load_configured_template
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
-from paddlenlp_ext.trainer.run_data import load_data, load_splits
+from paddlenlp_ext.trainer.run_data import dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments
@@ -48,7 +48,7 @@ class TrainOutput(NamedTuple):
 
 
 class _TaskTrainer:
-    """Base of the trainers; a subclass names its arguments.
+    """Base class of the trainers; a subclass sets `args_class`.
 
     Attributes:
         model: the model, with its adapter.
@@ -70,7 +70,7 @@ class _TaskTrainer:
         peft_config: PeftConfig | None,
         run_keys: Mapping[str, Any],
     ) -> None:
-        """Build the trainer of the run, from the arguments of a constructor."""
+        """Build the `Trainer` of the run from the arguments of a constructor and from further `run_keys`."""
         started = time.monotonic()
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path
         self.args = args or self.args_class(f"{os.path.basename(name or 'model')}-{self.args_class.task}")
@@ -78,9 +78,9 @@ class _TaskTrainer:
         if isinstance(model, PeftModel) and peft_config is not None:
             raise ValueError("peft_config: the model has an adapter already; pass the base model, or no peft_config")
         keys = {"model_name_or_path": name or IN_MEMORY, **self.args.to_run_keys(), **run_keys}
-        keys |= _dataset_keys(train_dataset, eval_dataset)
+        keys |= dataset_keys(train_dataset, eval_dataset)
         config = _with_adapter(keys, self.args.sections, adapter)
-        train_rows, eval_rows = _in_memory(train_dataset), _in_memory(eval_dataset)
+        train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):
             data = load_data(config, train_rows, eval_rows)
@@ -94,7 +94,7 @@ class _TaskTrainer:
     def _around(
         self, model: Model, config: RunConfig, train_rows: Any, eval_rows: Any, callbacks: Iterable[Any]
     ) -> Trainer:
-        """Return the trainer of a model that is in memory already."""
+        """Build the `Trainer` of a model in memory."""
         if world_size() > 1:
             raise ValueError("a launcher's processes shard the model while it is loaded; pass its name as `model`")
         if config.reward is not None and model.task_type != SequenceClassifier.task_type:
@@ -105,6 +105,7 @@ class _TaskTrainer:
         paddle.set_device(config.precision.device)
         tokenizer = self.processing_class
         template = load_configured_template(config.data, tokenizer)
+        adopt_template(config.data, tokenizer, template)
         rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)
         adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
         adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
@@ -121,13 +122,13 @@ class _TaskTrainer:
         return self.trainer.state
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
-        """Train, or continue from a checkpoint.
+        """Train, or resume from a checkpoint.
 
         Args:
-            resume_from_checkpoint: True for the newest checkpoint of `output_dir`, or a checkpoint folder.
+            resume_from_checkpoint: True for the newest checkpoint in `output_dir`, or the path of a checkpoint.
 
         Raises:
-            ValueError: see `Trainer.train`; or there is no training data.
+            ValueError: `train_dataset` is not set, or output folder, checkpoint or configuration is invalid.
         """
         if self.trainer.train_rows is None:
             raise ValueError("train_dataset: not set; pass rows or a path to train on")
@@ -138,11 +139,11 @@ class _TaskTrainer:
         return TrainOutput(self.state.step, metrics["train_loss"], metrics)
 
     def evaluate(self) -> dict[str, float]:
-        """Return the metrics of the eval rows."""
+        """Evaluate on the eval rows, and return the metrics."""
         return self.trainer.evaluate()
 
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
-        """Write the model or its adapter, and the tokenizer; by default to the `output_dir` of the arguments."""
+        """Write the model or its adapter, and the tokenizer, to `output_dir`; None: the folder in `args.output_dir`."""
         self.trainer.save_model(None if output_dir is None else os.fspath(output_dir))
 
     def add_callback(self, callback: Any) -> None:
@@ -154,14 +155,14 @@ class SFTTrainer(_TaskTrainer):
     """Trainer of supervised fine-tuning, with TRL's interface.
 
     Args:
-        model: a model, or its name for `AutoModelForCausalLM.from_pretrained`.
+        model: a model, or a name for `AutoModelForCausalLM.from_pretrained`.
         args: arguments; None: TRL's defaults, with an output folder named after the model.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/data.md).
-        eval_dataset: the same for evaluation, or a dict of several by name.
-        processing_class: tokenizer; None: the model's own.
-        callbacks: callbacks that are added to the run's own.
-        peft_config: adapter to train; None trains all weights.
-        formatting_func: function from a row to its text; all tokens of the text train.
+        eval_dataset: evaluation rows in the format of `train_dataset`, or a dict from names to several eval datasets.
+        processing_class: tokenizer; None: the tokenizer of the model.
+        callbacks: callbacks in addition to the default callbacks.
+        peft_config: config of the adapter to train; None: all weights are trained.
+        formatting_func: function from a row to its text; every token of the text is a target token.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.
@@ -199,9 +200,9 @@ class DPOTrainer(_TaskTrainer):
     """Trainer of preference training, with TRL's interface; docs/preference.md lists the losses.
 
     Args:
-        model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for `SFTTrainer`; rows
-            are pairs of a chosen and a rejected answer, or rated answers.
-        ref_model: None: the reference model is the model at the start of the run, without a copy of its weights.
+        model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: see `SFTTrainer`. Rows are
+            pairs of a chosen and a rejected answer, or rated answers.
+        ref_model: must be None. The reference model is the model at the start of the run.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.
@@ -221,7 +222,7 @@ class DPOTrainer(_TaskTrainer):
         peft_config: PeftConfig | None = None,
     ) -> None:
         if ref_model is not None:
-            raise ValueError("ref_model: the reference is the model at the start of the run; leave ref_model out")
+            raise ValueError("ref_model: the reference model is the model at the start of the run; remove ref_model")
         self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, {})
 
 
@@ -229,8 +230,10 @@ class RewardTrainer(_TaskTrainer):
     """Trainer of a reward model, with TRL's interface.
 
     Args:
-        model: a model from `AutoModelForSequenceClassification`, or a name; a language model gets a new score head.
-        args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: as for `DPOTrainer`.
+        model: a model from `AutoModelForSequenceClassification`, or a model name. A language model gets a new score
+            head.
+        args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: see `SFTTrainer`. Rows are pairs of
+            a chosen and a rejected answer.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.
@@ -251,30 +254,8 @@ class RewardTrainer(_TaskTrainer):
         self._build(model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config, {})
 
 
-def _in_memory(dataset: Any) -> Any:
-    """Return rows in memory, or None for a path, which the run's configuration names."""
-    return None if isinstance(dataset, str | os.PathLike) else dataset
-
-
-def _dataset_keys(train_dataset: Any, eval_dataset: Any) -> dict[str, Any]:
-    """Return the keys that say what a run does, and on which data."""
-    keys: dict[str, Any] = {"do_train": train_dataset is not None, "do_eval": eval_dataset is not None}
-    if train_dataset is not None:
-        is_path = isinstance(train_dataset, str | os.PathLike)
-        keys["dataset_name_or_path"] = os.fspath(train_dataset) if is_path else IN_MEMORY
-    if eval_dataset is not None:
-        keys["eval_dataset_path"] = (
-            dict.fromkeys(eval_dataset, IN_MEMORY)
-            if isinstance(eval_dataset, Mapping)
-            else os.fspath(eval_dataset)
-            if isinstance(eval_dataset, str | os.PathLike)
-            else IN_MEMORY
-        )
-    return keys
-
-
 def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: PeftConfig | None) -> RunConfig:
-    """Return the checked configuration of a run, with a config of an adapter that was created in Python."""
+    """Return the checked configuration of a run with the adapter config `adapter`."""
     methods = peft_methods()
     switch = next((name for name, method in methods.items() if method is type(adapter)), None)
     if adapter is None:
@@ -291,7 +272,7 @@ def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: P
 
 
 def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
-    """Return the given tokenizer, or the tokenizer of a model by its name."""
+    """Return `tokenizer`; if it is None, load the tokenizer of the model `name`."""
     if tokenizer is not None:
         return tokenizer
     if not name:
@@ -300,15 +281,15 @@ def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
 
 
 def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str] | None:
-    """Return the function that reads the text of a row, if the rows in memory are plain text."""
-    rows = _in_memory(dataset)
+    """Return the function from a row to its text; None if the rows are not plain text in memory."""
+    rows = rows_in_memory(dataset)
     if rows is None or not len(rows) or set(rows[0]) & {"messages", "prompt", "conversations", "src", "output"}:
         return None
     return (lambda row: row[field]) if field in rows[0] else None
 
 
 def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Return rows that contain only their text; a dict of several datasets keeps its names."""
+    """Replace each row in memory by a row with only its text; a dict of datasets keeps its names."""
     if dataset is None or isinstance(dataset, str | os.PathLike):
         return dataset
     if isinstance(dataset, Mapping):

@@ -1,4 +1,7 @@
-"""Match layer names such as `target_modules`, by a suffix of the dotted name or a regular expression for all of it."""
+"""Match layer names with patterns, such as `target_modules`.
+
+A pattern is a suffix of the dotted name or a regular expression for the full name.
+"""
 
 from __future__ import annotations
 
@@ -14,30 +17,43 @@ def matches(pattern: str, name: str, key: str) -> bool:
     Args:
         pattern: suffix of a dotted name, or regular expression for the full name.
         name: name of the layer.
-        key: option with the pattern, for the error message.
+        key: option that contains the pattern, for the error message.
 
     Raises:
         ValueError: the pattern is neither a suffix of the name nor a valid regular expression.
     """
     if name == pattern or name.endswith(f".{pattern}"):
         return True
+    check_pattern(pattern, key)
+    return re.fullmatch(pattern, name) is not None
+
+
+def check_pattern(pattern: str, key: str) -> None:
+    """Check that a pattern is a regular expression, which every dotted name is; `key` names its option.
+
+    Raises:
+        ValueError: the pattern is not a regular expression.
+    """
     try:
-        return re.fullmatch(pattern, name) is not None
+        re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{key}: {pattern!r} is not a regular expression ({error})") from None
+        raise ValueError(
+            f"{key}: {pattern!r} is not a regular expression ({error}); write the name of a layer, its end or a "
+            "regular expression"
+        ) from None
 
 
 def matching(pattern: str, names: Collection[str], key: str, kind: str = "linear layer") -> list[str]:
-    """Return the names that a pattern matches, at least one.
+    """Return the layer names that a pattern matches.
 
     Args:
         pattern: see `matches`.
         names: names of layers.
-        key: option with the pattern, for the error message.
+        key: option that contains the pattern, for the error message.
         kind: kind of layer, for the error message.
 
     Raises:
-        ValueError: the pattern matches no layer, or is not a regular expression.
+        ValueError: the pattern does not match any layer, or is not a regular expression.
     """
     found = [name for name in names if matches(pattern, name, key)]
     if not found:

@@ -1,8 +1,9 @@
-"""Locks between processes: `flock` on a file. The system releases the lock when the process ends for any reason.
+"""Locks between processes with `flock` on a file.
 
-A lock is never stale: only a running process holds it, and the contents of the file only describe that process in
-messages. Forked children close the file, so that a lock does not outlive its owner in a child. `flock` also works
-between machines on NFS 4, and on NFS 3 unless it is mounted with `nolock` or `local_lock`.
+The operating system releases a lock when its process ends for any reason, so locks cannot be stale. The lock file
+contains a description of the process for error messages. Forked children close the lock file, so that a child does not
+keep the lock after the parent has ended. `flock` also works between machines on NFS 4, and on NFS 3 unless it is
+mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 RUN_LOCK = ".run_lock"
 """Lock file in the output_dir of an active run."""
 LOCK_PATIENCE_S = 1800.0
+"""Time that a lock holder may spend without writing before a waiting process gives up."""
 EXIT_PATIENCE_S = 3.0
 """Time that a killed process may take to end; the system frees its memory before it releases its locks."""
 _POLL_S = 0.2
@@ -32,7 +34,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Values of `errno` on file systems without locks."""
 _held: set[FileLock] = set()
 _runs: dict[Path, int] = {}
-"""Output directories that this process has locked -> thread of the run."""
+"""Output directory that this process has locked -> id of the thread of the run."""
 
 
 class FileLock:
@@ -47,9 +49,9 @@ class FileLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> bool:
-        """Lock the file; return False if another process, or another `FileLock` of this process, holds the lock.
+        """Lock the file; return False if another process or another `FileLock` of this process holds the lock.
 
-        On a file system without locks, log a warning and return True.
+        On a file system that does not support locks, log a warning and return True.
 
         Raises:
             OSError: the file cannot be created.
@@ -61,10 +63,10 @@ class FileLock:
                 return False
             if _is_file(descriptor, self.path):
                 break
-            os.close(descriptor)  # its last holder removed it between opening and locking
+            os.close(descriptor)  # the previous holder removed the file after this process had opened it
         self._descriptor = descriptor
         _held.add(self)
-        with suppress(OSError):  # a full disk: the lock is held, but without a description of the process
+        with suppress(OSError):  # on a full disk, the file lacks the description of the process
             os.ftruncate(descriptor, 0)
             os.write(descriptor, json.dumps(_this_process()).encode())
         return True
@@ -78,19 +80,19 @@ class FileLock:
         self.close()
 
     def close(self) -> None:
-        """Close the file without unlocking it for a parent process: closing the last descriptor releases the lock."""
+        """Close the file; the system releases the lock when the parent and all forked children have closed the file."""
         assert self._descriptor is not None, "the lock is not held"
         os.close(self._descriptor)
         self._descriptor = None
         _held.discard(self)
 
     def holder(self) -> str:
-        """Return the process, host and start time that the holder wrote into the file."""
+        """Return a description of the lock holder: process, host and time of locking."""
         try:
             with open(self.path, "rb") as file:
                 written = json.loads(file.read(_MAX_DESCRIPTION_BYTES))
             return f"process {written['process']} on {written['host']} since {written['since']}"
-        except (OSError, ValueError, KeyError, TypeError):  # just removed, or still empty
+        except (OSError, ValueError, KeyError, TypeError):  # the file was just removed or is still empty
             return "an unknown process"
 
 
@@ -103,7 +105,9 @@ def _flock(descriptor: int, kind: int, path: Path) -> bool:
         if error.errno not in _NO_LOCKS:
             raise
         get_logger(__name__).warning(
-            "%s: the file system has no locks (%s); make sure that no other process writes to the folder", path, error
+            "%s: the file system does not support locks (%s); make sure that no other process writes to the folder",
+            path,
+            error,
         )
     return True
 
@@ -130,15 +134,15 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 @contextmanager
 def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
-    """Hold a lock; while another process holds it, wait as long as that process makes progress.
+    """Hold a lock within the block; wait for another holder as long as the holder makes progress.
 
     Args:
         path: the lock file.
-        draft: folder that the holder writes to; new files and growing files in it count as progress.
-        remedy: end of the error messages: advice if the lock file cannot be written or locked.
+        draft: folder that the holder writes to; a new or growing file in the folder counts as progress.
+        remedy: last words of the error messages, which say how to avoid the lock.
 
     Raises:
-        ValueError: the lock file cannot be written, or its holder has written nothing to `draft` for `LOCK_PATIENCE_S`.
+        ValueError: the lock file cannot be written, or the holder has not written to `draft` for `LOCK_PATIENCE_S`.
     """
     lock = FileLock(path)
     try:
@@ -164,27 +168,28 @@ def _wait_for(lock: FileLock, draft: Path, remedy: str) -> None:
         elif time.monotonic() - since > LOCK_PATIENCE_S:
             idle = f"{LOCK_PATIENCE_S / 60:.0f} minutes"
             raise ValueError(
-                f"{lock.path}: {lock.holder()} holds the lock and has written nothing for {idle}; end it, or {remedy}"
+                f"{lock.path}: {lock.holder()} holds the lock and has written nothing for {idle}; end the process, or "
+                f"{remedy}"
             )
 
 
 def _state_of(draft: Path) -> list[tuple[str, int]]:
-    """Return the names and sizes of the files in a folder; a missing folder has none."""
+    """Return the names and sizes of the files in a folder; an empty list if the folder is missing."""
     try:
         return sorted((path.name, path.stat().st_size) for path in draft.iterdir())
-    except OSError:  # the folder or a file in it was renamed or removed in the meantime
+    except OSError:  # the folder or a file was renamed or removed meanwhile
         return []
 
 
 @contextmanager
 def run_lock(output_dir: Path) -> Iterator[None]:
-    """Create a run's folder and hold its lock; within another `run_lock` of the same thread, do nothing.
+    """Create the output folder of a run and hold its lock; within another `run_lock` of the thread, do nothing.
 
-    At the end, folders that were created and are still empty are removed.
+    After the block, created folders that are still empty are removed.
 
     Raises:
         ValueError: another run holds the lock.
-        StorageError: the folder cannot be written to.
+        StorageError: the folder cannot be created or is not writable.
     """
     folder = output_dir.resolve()
     if _runs.get(folder) == threading.get_ident():
@@ -205,16 +210,16 @@ def run_lock(output_dir: Path) -> Iterator[None]:
     finally:
         del _runs[folder]
         lock.release()
-        with suppress(OSError):  # not empty
+        with suppress(OSError):  # a folder is not empty
             for path in created:
                 path.rmdir()
 
 
 def check_no_active_run(path: str | os.PathLike[str]) -> None:
-    """Check that a path to write is not the output_dir of an active run, and not a file or folder in it.
+    """Check that an output path is neither the output_dir of an active run of another process nor directly inside it.
 
     Raises:
-        ValueError: another process has a run there.
+        ValueError: a run of another process uses the path or its parent as output_dir.
     """
     target = Path(path).expanduser().resolve()
     for folder in (target, target.parent):
@@ -234,4 +239,4 @@ def _is_locked(path: Path) -> bool:
 
 
 def _in_use(folder: Path, lock: FileLock) -> str:
-    return f"{folder}: in use by a run, {lock.holder()}; wait for its end, end it, or choose another folder"
+    return f"{folder}: in use by a run, {lock.holder()}; wait until the run ends, or choose another folder"

@@ -1,4 +1,4 @@
-"""Run a command-line program: a user error becomes a one-line message and exit code 2, without a traceback."""
+"""Run a command-line program; print user errors as one line instead of a traceback, and exit with code 2."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's lau
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
     """Call `main` with the command line; exit with code 2 after a user error.
 
-    A user error is a `ValueError` or `ModuleNotFoundError` raised by this project. The same error from a library, or
-    any other error, is a defect and is shown with its traceback. A full disk or a missing permission is always a user
-    error. If the reader of standard output has closed the pipe, the exit code is 141, as after SIGPIPE.
+    User errors are storage errors, such as a full disk, and each `ValueError` or `ModuleNotFoundError` that this
+    project raises. All other errors are defects and are shown with a traceback. If the reader of standard output has
+    closed the pipe, the exit code is 141, as after SIGPIPE.
     """
     _follow_launcher()
     _open_standard_streams()
@@ -71,8 +71,8 @@ def _exit_after_user_error(message: str) -> NoReturn:
 def _open_standard_streams() -> None:
     """Redirect closed standard streams to /dev/null, and escape characters that standard output cannot encode.
 
-    A file that the process opens, such as a checkpoint, would otherwise get the descriptor of a closed stream and
-    receive its output.
+    Otherwise, a file that the process opens, such as a checkpoint, could get the file descriptor of a closed stream,
+    and output to the stream would be written into the file.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -85,7 +85,7 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # As Python does for standard error: answers and paths may contain characters that the locale cannot encode.
+        # Python's default for standard error. Answers and paths may contain characters that the locale cannot encode.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
@@ -98,7 +98,7 @@ def _output_has_no_reader() -> bool:
 
 
 def _discard_output() -> None:
-    """Redirect output that cannot be written to /dev/null; otherwise Python would report the error again at exit."""
+    """Redirect streams that cannot be flushed to /dev/null, so that Python does not report the error again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -111,22 +111,22 @@ def _discard_output() -> None:
 def _follow_launcher() -> None:
     """Ask Linux to send SIGTERM to this process when its launcher dies.
 
-    Paddle's launcher over gloo does not handle SIGTERM, so its processes would continue without it.
+    The gloo launcher of Paddle does not handle SIGTERM, so its processes would continue after its death.
     """
     if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _is_peer_failure(error: Exception) -> bool:
-    """Return whether the error only reports that another process of the run has ended."""
-    # Paddle reports a lost launcher store as an invalid argument: a ValueError.
+    """Return whether the error reports only that another process of the run has ended."""
+    # Paddle raises ValueError (invalid argument) if the connection to the launcher store is lost.
     return isinstance(error, (RuntimeError, ValueError)) and bool(_PEER_LOST.search(str(error)))
 
 
 def _exit_after_peer_failure(error: Exception) -> NoReturn:
-    """Exit after the launcher has had time to find the process that failed first."""
+    """Exit after a delay in which the launcher can detect the process that failed first."""
     print(
-        f"error: another process of the run has ended, so this one cannot continue ({error})",
+        f"error: another process of the run has ended, so this process cannot continue ({error})",
         file=sys.stderr,
         flush=True,
     )
@@ -135,9 +135,9 @@ def _exit_after_peer_failure(error: Exception) -> NoReturn:
 
 
 def report_to_launcher(text: str) -> None:
-    """Write the error of a rank other than 0 to the launcher's standard error, on Linux.
+    """On Linux, write the error of a rank other than 0 to the standard error of the launcher.
 
-    The launcher shows the output of rank 0 only; other ranks write to their log files.
+    The launcher shows only the output of rank 0 and redirects other ranks to log files.
     """
     if is_main_rank() or "PADDLE_CURRENT_ENDPOINT" not in os.environ:
         return

@@ -1,4 +1,4 @@
-"""Explain errors of disks, permissions and paths: place, problem and remedy instead of a traceback."""
+"""Convert errors of disks, permissions and paths to messages with place, problem and remedy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REPAIRABLE = {
     errno.EACCES: ("permission denied", "change the permissions or choose another path"),
     errno.EPERM: ("the operation is not permitted", "change the permissions or choose another path"),
     errno.ELOOP: ("the path is a loop of symbolic links", "remove the link"),
-    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter one"),
+    errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
     errno.EIO: ("the device reports an input/output error", f"check the disk {_ELSEWHERE}"),
     errno.ESTALE: ("the network file system has lost the file", "mount it again"),
 }
@@ -37,15 +37,15 @@ _DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
 
 class StorageError(OSError, ValueError):
-    """Error of a disk, a permission or a path that the user can repair; the message has the remedy."""
+    """Error of a disk, a permission or a path that the user can fix; the message contains the remedy."""
 
 
 def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str | None:
-    """Return a message with place, problem and remedy, or None if the error is not a storage error.
+    """Return a message with place, problem and remedy; None if the error is not a storage error.
 
     Args:
-        error: error from Python, or from a library that writes the system's error number into its message.
-        path: file or folder that was read or written, for an error that does not name it.
+        error: exception from Python, or from a library whose messages contain the error number of the system.
+        path: file or folder that was read or written, for exceptions that do not name the file.
     """
     if isinstance(error, StorageError):
         return str(error)
@@ -63,8 +63,8 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
 
 
 def _place(path: str | os.PathLike[str] | None, error: Exception) -> str:
-    """Return the file that the error names, else `path`; the target's name replaces a draft's (utils/files.py)."""
-    # Errors of copying have the source in `filename` and the target in `filename2`.
+    """Return the file that the error names, otherwise `path`; for a draft (utils/files.py), return the final name."""
+    # In errors of copying, `filename` is the source and `filename2` is the target.
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes) else path
     return "standard output or a file" if place is None else _DRAFT.sub(r"\1", os.fspath(place))
@@ -79,7 +79,7 @@ def _error_number(error: Exception) -> int | None:
 
 @contextmanager
 def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn storage errors within the block into a `StorageError` that names the file, else `path`."""
+    """Convert storage errors within the block to a `StorageError` that names the file, or `path` if it is unknown."""
     try:
         yield
     except Exception as error:

@@ -134,3 +134,10 @@ def test_unknown_key_gets_a_suggestion_only_where_it_is_likely(tmp_path, unknown
     (found,) = problems(write(tmp_path, SMALLEST | {unknown: 1}), methods=peft_methods())
     words = f"did you mean {suggested!r}?" if suggested else "--help lists the keys"
     assert words in found.message
+
+
+@pytest.mark.parametrize(("key", "value"), [("use_unsloth", True), ("use_gradient_checkpointing", "unsloth")])
+def test_key_of_unsloth_is_refused_with_the_key_that_replaces_it(tmp_path: Path, key: str, value: object):
+    (problem,) = problems(write(tmp_path, SMALLEST | {key: value}))
+    assert problem.key == key and "set recompute" in str(problem)
+    load(write(tmp_path, SMALLEST | {key: False}))

@@ -96,7 +96,7 @@ def test_extend_vocabulary_resize_vocab_adds_rows_for_tokens_without_one(folders
 
 @pytest.mark.parametrize("token", ["", "<a>,<b>"])
 def test_extend_vocabulary_refuses_what_is_not_a_token(run_folders: Path, token: str):
-    with pytest.raises(ValueError, match=r"add_special_tokens: .* is not a token: it is empty or has a comma"):
+    with pytest.raises(ValueError, match=r"add_special_tokens: .* is not a token, because it is empty or has a comma"):
         resized(ModelSource.resolve(run_folders / "model"), add_special_tokens=[token])
 
 

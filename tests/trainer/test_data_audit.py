@@ -11,6 +11,7 @@ from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer import data_audit as audit_module
+from paddlenlp_ext.utils.logging import get_logger
 
 FRUITS = ("plum", "apple", "lime", "pear", "fig")
 
@@ -67,6 +68,43 @@ def test_audit_true_compares_the_account_with_that_of_training(run, monkeypatch)
     ((split, counts),) = expected
     assert {name: getattr(split.rows.stats, name) for name in counts} == counts
     assert counts["num_read"] == 12 and counts["num_tokens"] == report["splits"][0]["account"]["num_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("keys", "beyond"),
+    [
+        ({}, "4 of 6 training rows are longer than the model's context of 256 positions; lower max_length, or"),
+        ({"lazy": True}, "max_length 600 exceeds the model's context of 256 positions; lower max_length, or extend"),
+        ({"max_length": 200, "max_lost_targets": 1}, None),
+        ({"use_long_sequence_strategies": True, "strategy_name": "linear", "rope_scaling_factor": 2}, None),
+    ],
+)
+def test_run_with_rows_beyond_the_context_warns_in_the_run_and_the_plan(
+    run, run_folders, caplog, capsys, monkeypatch, keys, beyond
+):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    write(run_folders / "data", [{"src": "red =", "tgt": "lime " * (400 if index < 4 else 20)} for index in range(6)])
+    keys = {"max_length": 600, **keys}
+    report = run(audit=True, **keys)
+    assert (beyond is None) == ("model's context" not in caplog.text) and (beyond or "") in caplog.text
+    found = {finding["check"]: finding["count"] for finding in report["splits"][0]["findings"]}
+    assert found.get("beyond the context") == (4 if beyond else None)
+    run(dry_run=True, overwrite_output_dir=True, **keys)
+    plan = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert (beyond is None) == ("model's context" not in plan)
+
+
+def test_preference_rows_beyond_the_context_count_the_prompt_with_the_longer_answer(
+    run, run_folders, caplog, monkeypatch
+):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    rows = [{"prompt": "red =", "chosen": "lime " * 200, "rejected": "fig " * words} for words in (200, 300)]
+    write(run_folders, rows, "pairs.json")
+    paths = {"train_dataset_path": run_folders / "pairs.json", "max_length": 1000}
+    report = run(PREFERENCE_SECTIONS, audit=True, **paths)
+    assert "1 of 2 training rows are longer than the model's context of 256 positions" in caplog.text
+    found = {finding["check"]: finding["count"] for finding in report["splits"][0]["findings"]}
+    assert found["beyond the context"] == 1
 
 
 LONG = [{"src": "red =", "tgt": "lime " * 20} for _ in range(6)]

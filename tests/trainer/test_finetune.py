@@ -83,6 +83,45 @@ def test_dpo_trains_on_pairs_and_returns_what_the_run_left(run_folders: Path):
     assert result.trainer.config.preference.loss_type == "hinge"
 
 
+ROWS = [{"src": f"red {fruit} =", "tgt": f"{fruit} red"} for fruit in ("fig", "lime", "plum", "pear")]
+PAIRS = [{"prompt": row["src"], "chosen": row["tgt"], "rejected": "apple"} for row in ROWS]
+
+
+class Columns(list):
+    """Stand-in for `datasets.Dataset`, which the tests do not need."""
+
+    column_names = ("src", "tgt")
+
+
+@pytest.mark.parametrize("kind", [list, Columns])
+def test_finetune_on_rows_in_memory_is_that_on_their_files(run_folders: Path, kind: type):
+    for split in ("train", "dev"):
+        (run_folders / f"{split}.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
+    files = {"dataset_name_or_path": run_folders / "train.jsonl", "eval_dataset_path": run_folders / "dev.jsonl"}
+    keys = keys_of(run_folders, overwrite_output_dir=True, audit=True, **files)
+    expected = paddlenlp_ext.finetune(keys).metrics
+    nowhere = {**keys, "dataset_name_or_path": "nowhere", "eval_dataset_path": None, "do_train": None, "do_eval": None}
+    found = paddlenlp_ext.finetune(nowhere, kind(ROWS), kind(ROWS)).metrics
+    assert {name: found[name] for name in ("train_loss", "eval_loss")} == {
+        name: expected[name] for name in ("train_loss", "eval_loss")
+    }
+    named = paddlenlp_ext.finetune(nowhere, kind(ROWS), {"a": kind(ROWS[:2]), "b": kind(ROWS)}).metrics
+    assert named["eval_b_loss"] == expected["eval_loss"] != named["eval_a_loss"]
+    paths = paddlenlp_ext.finetune(nowhere, run_folders / "train.jsonl", eval_dataset=run_folders / "dev.jsonl").metrics
+    assert paths["eval_loss"] == expected["eval_loss"]
+    listed = paddlenlp_ext.finetune(keys, eval_dataset={"a": run_folders / "dev.jsonl"}).metrics
+    assert listed["eval_a_loss"] == expected["eval_loss"]
+    with pytest.raises(ValueError, match="eval_dataset: some dev sets are paths, and others are rows"):
+        paddlenlp_ext.finetune(keys, eval_dataset={"a": run_folders / "dev.jsonl", "b": ROWS})
+
+
+@pytest.mark.parametrize("function", ["dpo", "train_reward_model"])
+def test_preference_functions_train_on_rows_in_memory(run_folders: Path, function: str):
+    keys = keys_of(run_folders, dataset_name_or_path=None, train_dataset_path="nowhere", audit=True)
+    result = getattr(paddlenlp_ext, function)(keys, train_dataset=PAIRS, eval_dataset=PAIRS)
+    assert result.metrics["train_loss"] > 0 and "eval_loss" in result.metrics
+
+
 def test_finetune_errors_name_the_keys(run_folders: Path):
     with pytest.raises(ConfigError) as error:
         paddlenlp_ext.finetune(keys_of(run_folders, lora_rank=0, learnign_rate=1.0), max_steps="two")

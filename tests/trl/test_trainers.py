@@ -161,7 +161,7 @@ def test_dpo_trainer_raises_the_margin_of_its_pairs(model_id: str):
 
 
 def test_dpo_trainer_refuses_a_reference_model(model_id: str):
-    with pytest.raises(ValueError, match="the reference is the model at the start of the run"):
+    with pytest.raises(ValueError, match="the reference model is the model at the start of the run"):
         DPOTrainer(model_id, ref_model=object(), args=arguments(DPOConfig, "out"), train_dataset=PAIRS)
 
 

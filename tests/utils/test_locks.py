@@ -131,7 +131,7 @@ def test_run_lock_without_locks_of_the_file_system_warns(tmp_path, monkeypatch, 
     monkeypatch.setattr(fcntl, "flock", unsupported)
     with run_lock(tmp_path):
         pass
-    assert "the file system has no locks" in caplog.text
+    assert "the file system does not support locks" in caplog.text
 
 
 def test_lock_file_removed_between_opening_and_locking_is_not_held(tmp_path, monkeypatch):
@@ -153,7 +153,7 @@ def test_lock_file_removed_between_opening_and_locking_is_not_held(tmp_path, mon
 def test_atomic_folder_that_another_process_writes_is_refused(tmp_path):
     target = tmp_path / "merged"
     with another_process(atomic_folder(target)) as child:
-        named = pytest.raises(ValueError, match=f"merged: being written by process {child} on")
+        named = pytest.raises(ValueError, match=f"merged: process {child} on .* is writing")
         with named, atomic_folder(target):
             pass
     with atomic_folder(target):

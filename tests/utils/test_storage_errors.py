@@ -55,7 +55,7 @@ def test_explain_errors_of_pathlib(use, tmp_path):
 
 
 def test_write_text_long_name_is_explained(tmp_path):
-    with pytest.raises(StorageError, match="the name is too long; choose a shorter one"):
+    with pytest.raises(StorageError, match="the name is too long; choose a shorter name"):
         write_text(tmp_path / ("a" * 300), "")
 
 

@@ -11,18 +11,21 @@ from paddlenlp_ext.config.options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig(OptionGroup):
-    """Section `config.data`: the rows of a run, and how they become batches."""
+    """`config.data`: datasets, truncation, packing."""
 
     dataset_name_or_path: str | list[str] | None = option(  # noqa: RUF009 (as every option)
         None,
         winning_aliases=("task_name_or_path",),
-        help="folder with train.json and dev.json (or train/*.json, dev/*.json), built-in name or hub id; several, "
-        "separated by commas, are read one after the other",
+        help="file of training rows, folder with train.json and dev.json (docs/data.md: other layouts), built-in name "
+        "or hub id; several, separated by commas, are read one after the other",
     )
     train_dataset_prob: str | None = option(
         None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
     )
     task_name: str | None = option(None, help="configuration of a hub data set")
+    column_mapping: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
+        None, help='columns to rename to fields of a row format, such as {"question": "src", "answer": "tgt"}'
+    )
     dataset_num_proc: int | None = option(
         None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
     )
@@ -62,7 +65,9 @@ class DataConfig(OptionGroup):
     greedy_zero_padding: bool = option(
         False, help="with zero_padding: choose rows that fill each pack, not consecutive rows"
     )
-    pad_to_multiple_of: int | None = option(None, minimum=1, help="pad batches to a multiple of this many positions")
+    pad_to_multiple_of: int | None = option(
+        None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"
+    )
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
     lazy: bool = option(False, help="read and tokenize rows during training, as a stream in constant memory")
     shuffle_buffer_size: int = option(
@@ -92,5 +97,5 @@ class DataConfig(OptionGroup):
         return self.lazy
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the dataset keys that a run needs, with their values; the flags say whether it trains or evaluates."""
+        """Return the dataset keys that training, evaluation or both need, with their values."""
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

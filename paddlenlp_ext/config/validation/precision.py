@@ -131,6 +131,6 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
         report.error(f"device {device} is not available yet; use cpu or gpu", "device")
     elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
         report.note(
-            "use_flash_attention has no effect on the CPU, whose attention gives the same result without a dense mask",
+            "use_flash_attention has no effect on the CPU: attention there gives the same result without a dense mask",
             "use_flash_attention",
         )

@@ -207,35 +207,22 @@ def _reporters_are_available(train: TrainConfig, report: Report) -> None:
             )
 
 
-@rules("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers")
+@rules("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers", "offload_recompute_inputs")
 def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None:
     for key, parse in (("refined_recompute", parse_refined), ("no_recompute_layers", parse_layers)):
         try:
             parse(getattr(train, key))
         except ValueError as error:
             report.error(str(error), key)
-    if train.recompute and train.refined_recompute and train.recompute_granularity != "full":
-        report.error(
-            f"refined_recompute needs recompute_granularity full, not {train.recompute_granularity}; leave out one of "
-            "them",
-            "refined_recompute",
-            "recompute_granularity",
-        )
-
-
-@rules("recompute", "recompute_granularity", "offload_recompute_inputs")
-def _offloaded_inputs_are_those_of_layers(train: TrainConfig, report: Report) -> None:
-    if train.recompute and train.offload_recompute_inputs and train.recompute_granularity != "full":
-        report.error(
-            f"offload_recompute_inputs needs recompute_granularity full, not {train.recompute_granularity}; leave out "
-            "one of them",
-            "offload_recompute_inputs",
-            "recompute_granularity",
-        )
+    granularity = train.recompute_granularity
+    for key in ("refined_recompute", "offload_recompute_inputs"):
+        if train.recompute and getattr(train, key) and granularity != "full":
+            message = f"{key} needs recompute_granularity full, not {granularity}; leave out one of them"
+            report.error(message, key, "recompute_granularity")
 
 
 idle_rules = Rules()
-"""Notes about keys without effect, applied last: invalid keys get no note."""
+"""Rules that note keys without effect. They run last, so that invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
 # (keys without effect, key that disables them, its values, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (

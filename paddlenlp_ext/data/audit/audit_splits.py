@@ -1,4 +1,4 @@
-"""Audit all splits of a run: rows, duplicates across splits, rare languages, and counts of rows and tokens."""
+"""Audit all splits of a run: rows, duplicates within and across splits, rare languages, and counts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TRAIN = "train"
 """Name of the split of training rows."""
 ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
-"""In a split of at least 50 rows, 90 % of them in one language, a language of at most 2 % of the rows is rare."""
+"""A language with at most 2 % of the rows is rare if the split has at least 50 rows, 90 % of them in one language."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class AuditedSplit:
 
     Attributes:
         name: `TRAIN`, or "dev" with the name of the dev set.
-        readers: readers of its files.
-        encoder: encoder of its rows; its `files` are the files of the readers.
-        max_rows: number of rows to read in total, divided evenly over the files in whole blocks; None: all rows.
+        readers: readers of the files of the split.
+        encoder: encoder of the rows; `encoder.files` are the files of the readers.
+        max_rows: total number of rows to read, divided evenly among the files and rounded up to whole blocks; None: all
+            rows.
     """
 
     name: str
@@ -49,20 +50,23 @@ class AuditedSplit:
     max_rows: int | None = None
 
 
-def audit_splits(splits: Sequence[AuditedSplit], title: str, num_processes: int | None = None) -> AuditReport:
-    """Audit the splits of a run; memory use does not grow with the number of rows.
+def audit_splits(
+    splits: Sequence[AuditedSplit], title: str, num_processes: int | None = None, max_context: int | None = None
+) -> AuditReport:
+    """Audit the splits of a run. The memory per row is limited to the duplicate search (`duplicates.MAX_ROWS`).
 
     Args:
         splits: the splits, training rows first.
         title: names of the datasets, shown in the report.
-        num_processes: number of processes; None: one for each available processor.
+        num_processes: number of processes; None: one per available processor.
+        max_context: context length of the model, in positions; None: unknown.
 
     Raises:
         ValueError: a file is damaged.
     """
     start = time.perf_counter()
     reports = []
-    info = TokenizerInfo.of(splits[0].encoder.template)
+    info = TokenizerInfo.of(splits[0].encoder.template, max_context)
     with DuplicateFinder() as finder:
         for number, split in enumerate(splits):
             reports.append(_audit_split(split, number, info, finder, num_processes))
@@ -82,7 +86,7 @@ def _audit_split(
     processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
     is_sample = False
     with BlockEncoder(BlockAuditor(split.encoder, info), processes) as workers:
-        # Without a limit, workers may start the next file before the previous file is finished.
+        # Without max_rows, all files are one sequence, so that workers can start a file before they finish another.
         for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
             num_read = 0
             for block in workers.encode(_blocks(readers)):
@@ -153,7 +157,7 @@ def check_account(report: SplitReport, expected: dict[str, int]) -> None:
 
     Args:
         report: report of the split.
-        expected: attribute of `DataStats` -> count in the training data.
+        expected: name of an attribute of `DataStats` -> count in training.
     """
     for name, number in expected.items():
         if (found := getattr(report.rows.stats, name)) != number:

@@ -1,4 +1,4 @@
-"""Inputs of a check: a row as text and as tokens, its tokenizer and its template."""
+"""Inputs of a check: a row as text and as tokens, and information about tokenizer and template."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class TextPart:
 
     Attributes:
         role: role of the message, or `PLAIN_TEXT`.
-        text: its content.
-        path: keys and indices that lead from the row to the message; () is the row.
+        text: content of the message.
+        path: keys and indices of the message within the row; () for plain text.
         is_target: whether the tokens of the message count in the loss.
     """
 
@@ -50,11 +50,12 @@ class TokenizerInfo:
 
     Attributes:
         template: the chat template.
-        begin: id of the beginning-of-sequence token, or -1.
-        unknown: id of the unknown token, or -1.
-        special: pattern of special tokens.
-        stop_ids: ids that may end an answer.
+        begin: id of the beginning-of-sequence token; -1 if there is none.
+        unknown: id of the unknown token; -1 if there is none.
+        special: regular expression that matches special tokens.
+        stop_ids: ids of the tokens that may end an answer.
         num_ends: number of stop tokens that the template writes after an answer.
+        max_context: context length of the model, in positions; None: unknown.
     """
 
     template: ChatTemplate
@@ -63,20 +64,22 @@ class TokenizerInfo:
     special: re.Pattern[str]
     stop_ids: frozenset[int]
     num_ends: int = 1
+    max_context: int | None = None
 
     @classmethod
-    def of(cls, template: ChatTemplate) -> TokenizerInfo:
-        """Return the special tokens that a template and its tokenizer use."""
+    def of(cls, template: ChatTemplate, max_context: int | None = None) -> TokenizerInfo:
+        """Return the special tokens of a template and its tokenizer, with the context length of a model."""
         tokenizer = template.encoder.tokenizer
         begin, unknown = (-1 if i is None else int(i) for i in (tokenizer.bos_token_id, tokenizer.unk_token_id))
         stop_ids = frozenset({*template.stop_token_ids, *template.answer_end_ids})
-        info = cls(template, begin, unknown, special_token_pattern(tokenizer), stop_ids)
+        pattern = special_token_pattern(tokenizer)
+        info = cls(template, begin, unknown, pattern, stop_ids, max_context=max_context)
         ((tokens, mask), *_) = template.encode(Conversation.from_turns(None, [("2 + 2?", "4")]))
         target = np.array(tokens)[np.array(mask)]
         return replace(info, num_ends=info.count_ends(target))
 
     def count_ends(self, tokens: np.ndarray) -> int:
-        """Count the stop tokens at the end of a target; up to 3 tokens, such as a line break, may follow."""
+        """Count the stop tokens at the end of a target, before up to 3 other tokens such as a line break."""
         is_stop = [token in self.stop_ids for token in reversed(tokens.tolist())]
         if not any(is_stop[: _MAX_AFTER_END + 1]):
             return 0
@@ -90,13 +93,13 @@ class TokenizerInfo:
 
 @dataclass(frozen=True)
 class AuditedRow:
-    """Row under audit.
+    """Row to audit.
 
     Attributes:
-        source: the row; None if it could not be read.
-        parts: texts of the row; empty if the row is invalid.
-        examples: tokenized examples of the row; empty if the row was dropped.
-        dropped: reason for dropping the row, or None.
+        source: the row; None if reading failed.
+        parts: texts of the messages; empty for an invalid row.
+        examples: tokenized examples of the row; empty for a dropped row.
+        dropped: reason for dropping the row; None if the row is kept.
     """
 
     source: SourceRow | None
@@ -111,7 +114,7 @@ class AuditedRow:
 
     @property
     def dialogue(self) -> list[TextPart]:
-        """Texts of the row without system prompts, because many rows have the same system prompt."""
+        """Texts of the row without system prompts, which many rows share."""
         return [part for part in self.parts if part.role != SYSTEM]
 
     @property
@@ -141,7 +144,7 @@ class AuditedRow:
         return sum(int(example.loss_mask.sum()) for example in self.examples)
 
     def search(self, pattern: re.Pattern[str], *roles: str) -> Iterator[Hit]:
-        """Yield the first match of a pattern in each text, or only in texts of given roles."""
+        """Yield the first match of a pattern in each text; if roles are given, only in texts with these roles."""
         for part in self.parts:
             if (not roles or part.role in roles) and (match := pattern.search(part.text)):
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
@@ -156,7 +159,7 @@ class AuditedRow:
 
 @dataclass(frozen=True)
 class Hit:
-    """Finding of a check in the message at `path`; () is the row."""
+    """Finding of a check in the message at `path`; () if the finding concerns the row."""
 
     excerpt: str
     path: tuple[str | int, ...] = ()
@@ -172,7 +175,12 @@ CheckFunction = Callable[[AuditedRow, TokenizerInfo], Iterator[Hit]]
 
 @dataclass(frozen=True)
 class Check:
-    """Check that runs on every row: kind of its findings, and the function that yields them."""
+    """Check that runs on every row.
+
+    Attributes:
+        kind: kind of the findings.
+        find: function that yields the findings in a row.
+    """
 
     kind: Kind
     find: CheckFunction = field(repr=False)
@@ -192,9 +200,9 @@ def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], Ch
 
 
 def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
-    """Return the texts of a row as the encoder reads them, or () for an invalid row.
+    """Return the texts of a row, parsed like the encoder does; () for an invalid row.
 
-    In a row with several answers to a prompt, the prompt appears once.
+    For a row with several answers to a prompt, the result contains the prompt once.
     """
     try:
         if encoder.autoregressive:

@@ -1,10 +1,13 @@
-"""Load preference data: tokenize a split once, then memory-map its tokens from the cache."""
+"""Tokenize a split of preference data once, and memory-map its tokens from the cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
@@ -13,8 +16,8 @@ from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import RewardEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.readers.base import Reader
-from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_reader, open_split
-from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
+from paddlenlp_ext.data.readers.dataset_files import open_dataset
+from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_configured_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
@@ -26,15 +29,16 @@ from paddlenlp_ext.data.tokenization.workers import tokenize
 
 
 class PairDataset(TokenizedDataset):
-    """Tokenized rows of preference data, mapped from disk; an item is a `TokenizedPair`.
+    """Tokenized rows of preference data, memory-mapped from disk; an item is a `TokenizedPair`.
 
     Args:
         arrays, stats, readers, template: as for `TokenizedDataset`.
         encoder: encoder of the rows.
-        cache_folder: folder of the cached tokens; its name is a hash of everything that determines them.
+        cache_folder: folder of the cached tokens; its name contains the cache key.
 
     Attributes:
         lengths: int64 [rows], number of positions of each row in a batch.
+        sequence_lengths: int64 [rows], number of positions of the prompt with the longer answer.
         num_answers: int64 [rows], 2 for a pair and 1 for a rated answer.
     """
 
@@ -53,6 +57,8 @@ class PairDataset(TokenizedDataset):
         num_tokens = self.lengths + 1
         prompt_lengths = arrays.answers[:, 0]
         self.num_answers = 1 + (arrays.answers[:, 1] < num_tokens)
+        ends = arrays.answers[:, 1]
+        self.sequence_lengths = prompt_lengths + np.maximum(ends - prompt_lengths, num_tokens - ends) - 1
         copies = 1 if encoder.share_prompt else self.num_answers
         self.lengths = num_tokens - prompt_lengths + copies * (prompt_lengths - 1)
         if encoder.scores_last_tokens:
@@ -74,8 +80,8 @@ class PairDataset(TokenizedDataset):
         )
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """Raise an error, because answers of preference data are compared, not generated."""
-        raise ValueError("eval_with_do_generation: answers of preference data are compared; set it to false")
+        """Raise an error: answers to preference data are not generated."""
+        raise ValueError("eval_with_do_generation: answers to preference data are not generated; set it to false")
 
 
 def load_preference_dataset(
@@ -90,18 +96,18 @@ def load_preference_dataset(
     """Tokenize a split of preference data, or memory-map its tokens from the cache.
 
     Args:
-        config: `config.data` of a run; training rows come from `train_dataset_path` if it is set, and all other rows
-            come from `dataset_name_or_path`.
+        config: `config.data` of a run; training rows are read from `train_dataset_path` if it is set, all other rows
+            from `dataset_name_or_path`.
         preference: `config.preference` of the run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
-        template: the result of `load_template(config.chat_template, tokenizer)`, if already computed.
+        template: the chat template, if already loaded; None loads the template that `config` selects.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.
-        rows: rows in memory, in place of the files.
+        rows: rows in memory to use instead of the files.
 
     Raises:
-        ValueError: the files do not exist or have no valid row, the cache cannot be written, or the loss compares
-            pairs and a row has one answer.
+        ValueError: the files do not exist or have no valid row, the cache directory is not writable, or a row has one
+            answer and the loss compares two.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
     shared = (tokenizer, template, fingerprint, rows)
@@ -140,7 +146,7 @@ def load_pairs(
 ) -> PairDataset:
     """Tokenize a split with an encoder of `encoder_class`, or memory-map its tokens from the cache.
 
-    Arguments and errors are the same as for `load_preference_dataset`, but the loss is not checked.
+    See `load_preference_dataset` for the other arguments and the errors; rows with one answer are accepted.
     """
     template = template or load_configured_template(config, tokenizer)
     readers, encoder = open_pairs(encoder_class, config, share_prompt, split, template, rows)
@@ -174,30 +180,14 @@ def open_pairs(
     template: ChatTemplate,
     rows: Rows | None = None,
 ) -> tuple[list[Reader], PreferenceEncoder]:
-    """Return the readers of a split, or of rows in memory, and the encoder of the rows.
+    """Return the readers of a split, or a reader of rows in memory, and the encoder of the rows.
 
     Raises:
-        ValueError: the path is not set, or it does not exist or lacks the split.
+        ValueError: the path of the split is not set, does not exist, or lacks the split.
     """
-    readers = _readers(config, split) if rows is None else [InMemoryReader(rows)]
+    if split == "train" and config.train_dataset_path is not None:
+        config = replace(config, dataset_name_or_path=config.train_dataset_path)
+    readers = open_dataset(config, split, rows=rows)
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)
     names = tuple(reader.name for reader in readers)
     return readers, encoder_class(template, limits, False, names, share_prompt)
-
-
-def _readers(config: PreferenceDataConfig, split: str) -> list[Reader]:
-    """Return the readers of a split, in the order of their names.
-
-    Raises:
-        ValueError: the path is not set, or it does not exist or lacks the split.
-    """
-    written = config.dataset_name_or_path
-    if split == "train" and config.train_dataset_path is not None:
-        written = config.train_dataset_path
-    if written is None:
-        raise ValueError(f"{split}_dataset_path: not set; use a file with one JSON object per line")
-    readers: list[Reader] = []
-    for name in dataset_names(written):
-        path = Path(name).expanduser()
-        readers += [open_reader(path)] if path.is_file() else open_split(name, split, config.task_name)
-    return readers

@@ -1,14 +1,14 @@
-"""Tokenize preference data in chunks of rows, and truncate long rows.
+"""Tokenize preference data, and truncate long rows.
 
-Each answer is tokenized like a fine-tuning row. The prompt is the longest prefix that all
-tokenized answers of a row share before the first target token.
+Each answer of a row is tokenized together with the prompt, like a fine-tuning row. The prompt ids are the longest
+common prefix of these token sequences before the first target token.
 
-`src_length` (`max_prompt_len`) limits the prompt. `max_length` (`max_seq_len`) limits the prompt and all answers
-together. `truncation` selects what happens to a longer row:
+`src_length` (`max_prompt_len`) limits the prompt. `max_length` (`max_seq_len`) limits the sum of the prompt and all
+answers. `truncation` selects the treatment of rows that exceed a limit:
 
-    right   The prompt loses its oldest turns, then the end of its last user message. Then the longest answers lose
-            their ends; a truncated answer has no end token.
-    left    Only the prompt is truncated, in the same way, until the row fits.
+    right   The oldest turns of the prompt are removed, then the end of its last user message. Then the ends of the
+            longest answers are removed; a truncated answer has no end token.
+    left    Only the prompt is truncated, in the order of `right`, until the row fits.
     drop    The row is dropped and counted.
     error   The row is invalid.
 """
@@ -39,7 +39,7 @@ from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG
 
 @dataclass(frozen=True, kw_only=True)
 class PairRow(TokenizedRow):
-    """Tokenized pair with its location and the counts of its row, ready to be stored."""
+    """Tokenized row of preference data, as stored in the token cache."""
 
     pair: TokenizedPair
 
@@ -50,19 +50,22 @@ class PairRow(TokenizedRow):
 
     @property
     def answers(self) -> tuple[int, ...]:
-        """Stored integers: start of the first and of the second answer, and whether the first one is desirable."""
+        """Starts of the first and the second answer, and whether the first answer is desirable.
+
+        The start of a missing second answer is the number of tokens.
+        """
         starts = (*self.pair.answer_starts, len(self.tokens))
         return starts[0], starts[1], int(self.pair.is_desirable[0])
 
     @property
     def values(self) -> tuple[float, ...]:
-        """Stored margin of a pair for a reward model."""
+        """Margin of the pair, for a reward model."""
         return (self.pair.margin,) if self.pair.scores_last_tokens else ()
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Token ids of a prompt, and token ids and loss mask of each answer."""
+    """Tokenized row: the prompt ids, and the token ids and loss mask of each answer."""
 
     prompt: list[int]
     answers: list[tuple[list[int], list[bool]]]
@@ -81,18 +84,18 @@ class PreferenceEncoder(RowEncoder):
     """Encoder of preference data.
 
     Attributes:
-        share_prompt: whether the prompt of a pair counts once in `max_length`, or once for each answer.
+        share_prompt: as for `TokenizedPair`; `max_length` limits the number of tokens with all copies of the prompt.
     """
 
     share_prompt: bool = True
     num_answers: ClassVar[int] = 3
-    rows_key: ClassVar[str] = "preference"
-    """Kind of the rows, which is part of the cache key."""
+    rows_key: ClassVar[str] = "preference, prompt once"
+    """Name of the row format in the cache key."""
     scores_last_tokens: ClassVar[bool] = False
     """`TokenizedPair.scores_last_tokens` of the rows."""
 
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
-        """Parse, render, tokenize and truncate rows in order; yield an `InvalidRow` for each row that fails."""
+        """Parse, render, tokenize and truncate rows in order; an invalid row yields an `InvalidRow`."""
         iterator = iter(rows)
         while chunk := list(islice(iterator, CHUNK_ROWS)):
             rendered = [self._render(row) for row in chunk]
@@ -112,11 +115,7 @@ class PreferenceEncoder(RowEncoder):
 
     # -- overridden for reward models ------------------------------------------------------------------------
     def parse(self, value: Any) -> tuple[Answer, ...]:
-        """Return the answers of a row.
-
-        Raises:
-            InvalidRowError: the row is invalid.
-        """
+        """Return the answers of a row; see `parse_preference`."""
         return parse_preference(value)
 
     def join(self, turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
@@ -124,15 +123,11 @@ class PreferenceEncoder(RowEncoder):
         return join_turns(turns)
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return the number of positions that a row takes in addition to its tokens."""
+        """Return the number of positions of a row that count in `max_length` in addition to its tokens."""
         return 0
 
     def margin(self, value: Any) -> float:
-        """Return the margin of a row.
-
-        Raises:
-            InvalidRowError: the margin is not a number.
-        """
+        """Return the minimum difference between the rewards of a pair; 0.0 without a reward model."""
         return 0.0
 
     # -- one row ------------------------------------------------------------------------------------------------------
@@ -157,7 +152,7 @@ class PreferenceEncoder(RowEncoder):
             return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
 
     def _pair_row(self, row: SourceRow, encoded: _Encoded, complete: _Encoded, answers: Sequence[Answer]) -> PairRow:
-        """Return the tokenized row after truncation; `complete` is the row before truncation."""
+        """Return the tokenized row; `encoded` is the row after truncation, `complete` before truncation."""
         tokens, loss_mask, starts = list(encoded.prompt), [False] * len(encoded.prompt), []
         for ids, mask in encoded.answers:
             if not any(mask):
@@ -194,7 +189,7 @@ class PreferenceEncoder(RowEncoder):
         """Truncate a row to the limits.
 
         Raises:
-            InvalidRowError: the row is too long, and `truncation` or the text of the template prevents truncation.
+            InvalidRowError: the row is too long, and `truncation` or the template text prevents truncation.
         """
         limits, copies = self.limits, 1 if self.share_prompt else len(encoded.answers)
         in_answers = sum(len(ids) for ids, _ in encoded.answers) + self.num_extra_positions(len(encoded.answers))
@@ -234,7 +229,7 @@ def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn
 
 
 def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
-    """Split sequences of token ids and loss masks into their common prompt and the answers."""
+    """Split the token ids and loss masks of the answers of a row into the common prompt and the answers."""
     length = min(mask.index(True) if True in mask else len(mask) for _, mask in sequences)
     first = sequences[0][0]
     while any(ids[:length] != first[:length] for ids, _ in sequences):
@@ -245,10 +240,10 @@ def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
 
 
 def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: ChatTemplate, room: int) -> list[int]:
-    """Return at most `room` tokens of the prompt, without its oldest turns or the end of its last user message."""
+    """Truncate the prompt to `room` tokens: remove the oldest turns, then the end of the last user message."""
     prompt = Prompt(answers[0].prompt, None)
     complete, _ = encode_truncated_prompt(template, prompt, sys.maxsize)
-    # A template may write text between the generation prompt and the first target token.
+    # Tokens that the template writes between the generation prompt and the first target token.
     after = encoded.prompt[len(complete) :]
     if encoded.prompt[: len(complete)] != complete:
         message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and ends before the last answer"
@@ -262,7 +257,7 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
 
 
 def _caps(lengths: Sequence[int], room: int) -> list[int]:
-    """Return the maximum length of each answer: only the longest are truncated, to a sum of at most `room`."""
+    """Return the maximum length of each answer, with sum at most `room`; only the longest answers are truncated."""
     caps: dict[int, int] = {}
     by_length = sorted(range(len(lengths)), key=lambda index: lengths[index])
     for place, index in enumerate(by_length):

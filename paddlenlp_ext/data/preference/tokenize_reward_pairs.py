@@ -1,8 +1,8 @@
-"""Tokenize pairs for a reward model, and rows that it scores.
+"""Tokenize training pairs of a reward model, and rows to score with a reward model.
 
-The last token of each answer is scored (tokenized_pair.py). An answer includes the text that the chat
-template writes after its end token, such as a line break. A row may have a number `margin`, the minimum difference
-between the rewards of its answers.
+The last token of each answer is scored (tokenized_pair.py). An answer includes the text that the chat template writes
+after the end token, such as a line break. The field `margin` of a row is the minimum difference between the rewards of
+its answers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paddlenlp_ext.data.preference.parse_pairs import FORMATS, Answer, parse_preference, unknown_preference_fields
+from paddlenlp_ext.data.preference.answer_rows import FORMATS
+from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, unknown_preference_fields
 from paddlenlp_ext.data.preference.tokenize_pairs import PairRow, PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
@@ -33,7 +34,7 @@ class RewardEncoder(PreferenceEncoder):
     scores_last_tokens = True
 
     def parse(self, value: Any) -> tuple[Answer, ...]:
-        """Return the two answers of a row, chosen answer first.
+        """Return the two answers of a row, the chosen answer first.
 
         Raises:
             InvalidRowError: the row is invalid or has one answer.
@@ -46,16 +47,16 @@ class RewardEncoder(PreferenceEncoder):
         return answers
 
     def join(self, turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
-        """Return tokens and loss mask of an answer with its prompt, including text after the end token."""
+        """Return tokens and loss mask of an answer with its prompt, including the text after the end token."""
         tokens, loss_mask = join_turns(turns)
         return [*tokens, *self.template.tail_ids], [*loss_mask, *(False for _ in self.template.tail_ids)]
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return the extra positions of a shared prompt: each answer repeats its last token."""
+        """Return the number of additional copies of the last token of a shared prompt; each answer has a copy."""
         return num_answers - 1 if self.share_prompt else 0
 
     def margin(self, value: Any) -> float:
-        """Return the margin of a row, 0 if it has none.
+        """Return the field `margin` of a row, or 0.0 if it is not set.
 
         Raises:
             InvalidRowError: the margin is not a finite number.
@@ -78,7 +79,7 @@ class ScoringEncoder(RewardEncoder):
     """Encoder of rows to score: preference data, or fine-tuning rows, whose last answer is scored."""
 
     def parse(self, value: Any) -> tuple[Answer, ...]:
-        """Return the answers of a row; the chosen answer of a pair first.
+        """Return the answers of a row: a pair with the chosen answer first, or the last answer.
 
         Raises:
             InvalidRowError: the row is invalid.
@@ -90,10 +91,10 @@ class ScoringEncoder(RewardEncoder):
         return (Answer(conversation.with_targets((last,)), True),)
 
     def pairs(self, rows: Iterable[SourceRow | InvalidRow]) -> list[TokenizedPair]:
-        """Return the tokenized rows, which have one answer or two.
+        """Return the tokenized rows, each with one or two answers.
 
         Raises:
-            ValueError: rows are invalid; the message counts them and lists the first few.
+            ValueError: rows are invalid; the message lists the first invalid rows.
         """
         encoded = list(self.encode_rows(rows))
         if problems := [row for row in encoded if isinstance(row, InvalidRow)]:

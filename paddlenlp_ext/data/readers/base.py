@@ -1,21 +1,23 @@
-"""Interface of readers: they read a file block by block, starting at any block.
+"""Interface of readers, which read a file block by block.
 
     reader.blocks() --> Block, Block, ...       a block holds a few hundred rows and the cursor of the next block
     block.rows()    --> SourceRow, InvalidRow, SourceRow, ...
 
-Blocks are small and can be sent to another process, which parses their rows. No reader holds a whole file in memory.
+Reading can start at any block. Blocks are small enough to be sent to a worker process, which parses their rows.
 """
 
 from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paddlenlp_ext.data.readers.compression import COMPRESSIONS
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.registry import Registry
 
 BLOCK_BYTES = 1 << 18
@@ -25,7 +27,7 @@ BLOCK_ROWS = 500
 _HASHED_BYTES = 1 << 20
 
 Cursor = tuple[int, ...]
-"""Position in a file where a block starts; each reader defines the meaning of the numbers. () is the start."""
+"""Position in a file where a block starts, in a form that the reader defines; () is the start of the file."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Block(ABC):
 
     Attributes:
         end: cursor of the next block.
-        fraction: fraction of the file that has been read after this block.
+        fraction: completed fraction of the file after the block.
     """
 
     end: Cursor
@@ -56,11 +58,19 @@ class ParsedBlock(Block):
         yield from self.parsed
 
 
+def column_rows(name: str, first: int, values: Iterable[Mapping[str, Any]]) -> tuple[SourceRow, ...]:
+    """Return rows of a table without their null values; the line of a location is the row number, from `first` + 1."""
+    return tuple(
+        SourceRow(Location(name, line, 1), {field: part for field, part in value.items() if part is not None})
+        for line, value in enumerate(values, start=first + 1)
+    )
+
+
 class Reader(ABC):
-    """Reader of a file or another ordered collection of rows.
+    """Reader of an ordered collection of rows, such as a file.
 
     Attributes:
-        name: name of the file in locations.
+        name: name of the file in the locations of rows.
         size: size of the file in bytes; 0 if unknown.
     """
 
@@ -82,7 +92,7 @@ class Reader(ABC):
 
     @abstractmethod
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return a name and a hash that identify the rows; pass the hashed bytes to `observe`."""
+        """Return a name and a hash that identify the rows; call `observe` with the bytes that are hashed."""
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
         """Yield all rows of the file."""
@@ -94,7 +104,7 @@ class FileReader(Reader):
     """Reader of a file on disk.
 
     Attributes:
-        may_be_compressed: whether a suffix .gz or .zst may follow the suffix of the format.
+        may_be_compressed: whether the reader also reads files with the additional suffix .gz or .zst.
     """
 
     may_be_compressed: bool = True
@@ -118,12 +128,12 @@ READERS: Registry[type[FileReader]] = Registry("data file format", "paddlenlp_ex
 
 
 def suffix_of(path: Path) -> str:
-    """Return the suffix of the format of a file, without compression: ".json" for rows.json and rows.json.gz."""
+    """Return the suffix of a file without the suffix of its compression: ".json" for rows.json and rows.json.gz."""
     return Path(path.stem).suffix if path.suffix in COMPRESSIONS else path.suffix
 
 
 def known_suffixes() -> tuple[str, ...]:
-    """Return the suffixes of all data files, such as ".json" and ".json.gz"."""
+    """Return all suffixes that a data file may have, such as ".json" and ".json.gz"."""
     plain = [suffix for suffix in READERS.names() if suffix]
     compressed = [suffix + end for suffix in plain for end in COMPRESSIONS if READERS.get(suffix).may_be_compressed]
     return (*plain, *compressed)

@@ -1,31 +1,37 @@
 """Find the files of a dataset and open their readers.
 
-A dataset is a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. A directory holds
-`train.json` and `dev.json`, or folders `train/` and `dev/` with such files. The suffix of a file selects its format.
-Several datasets are read one after the other.
+A dataset is a file, a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. `splits.py` has
+the names of the splits in a directory. The suffix of a file selects its format. Several datasets are read one after the
+other.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
-from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id, is_saved_dataset
+from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id
+from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.readers.inflection import InflectionReader
+from paddlenlp_ext.data.readers.renamed import RenamedReader
+from paddlenlp_ext.data.readers.splits import SPLITS, MissingSplitError, choose_split
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-SPLITS = ("train", "dev")
 ADVERTISE_GEN = "AdvertiseGen"
 """Dataset of PaddleNLP's examples, which users download themselves."""
 BUILTIN_NAMES = ("inflection",)
+_SAVED = "state.json"
+"""File that marks a folder written by `Dataset.save_to_disk`."""
 
 
 def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the datasets in `dataset_name_or_path`, a list or names separated by commas.
+    """Return the dataset names in `dataset_name_or_path`, which is a list or names separated by commas.
 
     Raises:
         ValueError: there is no name, or a name is empty.
@@ -41,24 +47,37 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-class MissingSplitError(ValueError):
-    """Error about a split that an existing dataset lacks."""
+def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: Rows | None = None) -> list[Reader]:
+    """Return the readers of a split of the configured datasets, or of rows in memory; `column_mapping` renames columns.
 
-
-def open_dataset(config: DataConfig, split: str, is_stream: bool = False) -> list[Reader]:
-    """Return the readers of one split of the datasets that a configuration names.
+    The rows of a file are training rows, unless `eval_dataset_path` is set, which names dev sets.
 
     Raises:
-        ValueError: no dataset is named, or as for `open_splits`.
+        ValueError: `dataset_name_or_path` is not set, or as for `open_splits` and `RenamedReader`.
     """
+    readers = _open_configured(config, split, is_stream) if rows is None else [InMemoryReader(rows)]
+    mapping = config.column_mapping
+    return readers if mapping is None else [RenamedReader(reader, mapping) for reader in readers]
+
+
+def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Reader]:
     if config.dataset_name_or_path is None:
         known = ", ".join(BUILTIN_NAMES)
-        raise ValueError(f"dataset_name_or_path: not set; use a directory or a built-in dataset ({known})")
-    return open_splits(dataset_names(config.dataset_name_or_path), split, config.task_name, is_stream)
+        raise ValueError(f"dataset_name_or_path: not set; use a file, a directory or a built-in dataset ({known})")
+    names = dataset_names(config.dataset_name_or_path)
+    if split == "dev" and config.eval_dataset_path is None:
+        files = [name for name in names if _has_no_splits(_find_folder(name))]
+        names = tuple(name for name in names if name not in files)
+        if not names:
+            raise MissingSplitError(
+                f"eval_dataset_path: not set, and the rows of {', '.join(files)} are training rows; set it to a file "
+                "or folder, or set do_eval to false"
+            )
+    return open_splits(names, split, config.task_name, is_stream)
 
 
 def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
-    """Return the dataset names of a configuration, or the names of the readers if it names no dataset."""
+    """Return the configured dataset names, or the names of the readers if `dataset_name_or_path` is not set."""
     written = config.dataset_name_or_path
     return ", ".join([reader.name for reader in readers] if written is None else dataset_names(written))
 
@@ -66,12 +85,14 @@ def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
 def open_splits(
     names: Sequence[str], split: str, task_name: str | None = None, is_stream: bool = False
 ) -> list[Reader]:
-    """Return the readers of a split of several datasets; a dataset without a dev split is left out.
+    """Return the readers of a split of several datasets; datasets without a dev split are skipped.
 
-    The arguments are passed on to `open_split`.
+    Args:
+        names: names of the datasets.
+        split, task_name, is_stream: as for `open_split`.
 
     Raises:
-        ValueError: as for `open_split`; or no dataset has a dev split.
+        ValueError: as for `open_split`, or no dataset has a dev split.
     """
     readers: list[Reader] = []
     missing: MissingSplitError | None = None
@@ -91,19 +112,18 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     """Return the readers of a split of a dataset, in reading order.
 
     Args:
-        name: a directory, a built-in name or a hub id.
+        name: a file, a directory, a built-in name or a hub id.
         split: "train" or "dev".
         task_name: configuration of a hub data set.
         is_stream: whether to read a hub data set during its download.
 
     Raises:
-        ValueError: the dataset does not exist, lacks the split, or holds it twice.
+        ValueError: the dataset does not exist, lacks the split, or contains the split twice.
     """
     assert split in SPLITS, split
     if name in BUILTIN_NAMES and not task_name:
         return [InflectionReader(split)]
-    folder = _find_folder(name)
-    if is_saved_dataset(folder) or (not folder.exists() and is_hub_id(name)):
+    if not _find_folder(name).exists() and is_hub_id(name):
         return [HubReader(name, split, task_name, is_stream)]
     if task_name:
         raise ValueError(
@@ -119,42 +139,100 @@ def open_reader(path: Path) -> Reader:
 
 
 def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
-    """Return the files of a split in a directory, sorted by name; the path of a file is accepted as a dev split.
+    """Return the files of a split of a dataset, in reading order; a file is any split.
 
     Raises:
-        ValueError: the directory does not exist, lacks the split, or holds it twice.
+        ValueError: the path does not exist, the directory lacks the split or contains it twice, or files are missing.
     """
     folder = _find_folder(dataset_name_or_path)
-    if split == "dev" and folder.is_file() and folder.name.endswith(known_suffixes()):
-        return [folder]
+    if _has_no_splits(folder):
+        return _files_of(folder)
     if not folder.is_dir():
-        what = "is a file" if folder.is_file() else "is neither a directory nor a built-in dataset"
         raise ValueError(
-            f"dataset_name_or_path: {dataset_name_or_path!r} {what}{did_you_mean(dataset_name_or_path, BUILTIN_NAMES)} "
-            "Use a directory with train.json and dev.json (one JSON object per line), or a hub id (owner/name); built "
-            f"in: {', '.join(BUILTIN_NAMES)}"
+            f"dataset_name_or_path: {dataset_name_or_path!r} is neither a file, a directory nor a built-in dataset"
+            f"{did_you_mean(dataset_name_or_path, BUILTIN_NAMES)} Use a file, a directory with train.json and dev.json "
+            f"(one JSON object per line), or a hub id (owner/name); built in: {', '.join(BUILTIN_NAMES)}"
         )
-    suffixes = known_suffixes()
-    single = [folder / f"{split}{suffix}" for suffix in suffixes]
-    present = [path for path in single if path.is_file()]
-    many = sorted(path for path in (folder / split).glob("*") if path.name.endswith(suffixes) and path.is_file())
-    if len(present) + bool(many) > 1:
-        named = ", ".join(str(path) for path in [*present, *many[:1]])
-        raise ValueError(f"{folder}: the split {split!r} exists more than once: {named}; keep one")
-    if not present and not many:
-        looked_for = ", ".join(str(path) for path in [*single, *(folder / split / f"*{s}" for s in suffixes)])
-        raise MissingSplitError(f"{folder}: no {split!r} split; add one of {looked_for}")
-    return present or many
+    names = [name for group in SPLITS[split] for name in group]
+    found = {name: layouts for name in names if (layouts := _layouts(folder, name))}
+    try:
+        name = choose_split(split, found, str(folder))
+    except MissingSplitError as error:
+        looked_for = ", ".join(str(folder / f"{split}{end}") for end in (*known_suffixes(), "/*", "-00000-of-00001.*"))
+        raise MissingSplitError(f"{error}; add one of {looked_for}, in {folder} or in {folder / 'data'}") from None
+    if len(found[name]) > 1:
+        named = ", ".join(str(files[0]) for files in found[name])
+        raise ValueError(f"{folder}: the split {name!r} exists more than once: {named}; keep one")
+    return found[name][0]
+
+
+def _layouts(folder: Path, name: str) -> list[list[Path]]:
+    """Return the files of a split under each layout of a directory that has the split.
+
+    The layouts are NAME.json, NAME/*.json and NAME-00000-of-00002.json, with any suffix, in the directory and its
+    subdirectory `data`, as in repositories of the hub.
+    """
+    layouts = []
+    for base in (folder, folder / "data"):
+        layouts += [[path] for suffix in known_suffixes() if (path := base / f"{name}{suffix}").is_file()]
+        layouts += [files for files in (_files_of(base / name), _numbered_files(base, name)) if files]
+    return layouts
+
+
+def _files_of(path: Path) -> list[Path]:
+    """Return the data files of a path: the file itself, or the files of a directory.
+
+    Raises:
+        ValueError: `Dataset.save_to_disk` wrote the directory with a selection of rows, as old releases did.
+    """
+    if path.is_file():
+        return [path]
+    if not (path / _SAVED).is_file():
+        return sorted(file for file in path.glob("*") if file.name.endswith(known_suffixes()) and file.is_file())
+    state = read_json_object(path / _SAVED)
+    if state.get("_indices_data_files"):
+        raise ValueError(f"{path}: saved with a selection of rows; save the dataset again with datasets 2 or later")
+    files = [path / str(entry["filename"]) for entry in state.get("_data_files", ())]
+    missing = [str(file) for file in files if not file.is_file()]
+    if missing or not files:
+        raise ValueError(f"{path / _SAVED}: missing files: {', '.join(missing) or 'all'}; save the dataset again")
+    return files
+
+
+def _numbered_files(folder: Path, name: str) -> list[Path]:
+    """Return the files NAME-00000-of-00002.parquet, ... of a split.
+
+    Raises:
+        ValueError: files are missing.
+    """
+    pattern = re.compile(rf"{name}-\d+-of-(\d+)(-\w+)?\.")
+    found = {
+        path: match
+        for path in sorted(folder.glob(f"{name}-*"))
+        if (match := pattern.match(path.name)) and path.name.endswith(known_suffixes())
+    }
+    totals = {int(match[1]) for match in found.values()}
+    if totals - {len(found)}:
+        raise ValueError(
+            f"{folder}: {len(found)} files {name}-*-of-*, but their names count {max(totals)}; download the dataset "
+            "again"
+        )
+    return list(found)
+
+
+def _has_no_splits(path: Path) -> bool:
+    """Return whether a path is a file, or a directory of a single `Dataset.save_to_disk`."""
+    return path.is_file() or (path / _SAVED).is_file()
 
 
 def _find_folder(dataset_name_or_path: str) -> Path:
-    """Return the path of a dataset's directory, which may not exist.
+    """Return the path of the directory of a dataset, which may not exist.
 
-    `AdvertiseGen` is also looked for where PaddleNLP downloads it: `$PPNLP_HOME/datasets`, by default
-    `~/.paddlenlp/datasets`.
+    If there is no directory `AdvertiseGen`, the download directory of PaddleNLP is searched for the dataset:
+    `$PPNLP_HOME/datasets`, by default `~/.paddlenlp/datasets`.
 
     Raises:
-        ValueError: `AdvertiseGen` is in neither place.
+        ValueError: both directories lack `AdvertiseGen`.
     """
     folder = Path(dataset_name_or_path).expanduser()
     if dataset_name_or_path != ADVERTISE_GEN or folder.is_dir():

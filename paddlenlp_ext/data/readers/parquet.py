@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paddlenlp_ext.data.readers.base import BLOCK_ROWS, READERS, Block, Cursor, FileReader, ParsedBlock
-from paddlenlp_ext.data.rows.source_row import SourceRow
-from paddlenlp_ext.utils.json_reader import Location
+from paddlenlp_ext.data.readers.base import BLOCK_ROWS, READERS, Block, Cursor, FileReader, ParsedBlock, column_rows
 from paddlenlp_ext.utils.optional_packages import import_extra
 
 
 @READERS.register(".parquet")
 class ParquetReader(FileReader):
-    """Reader of a Parquet file; a cursor is the number of rows before it, and the line of a location is the row number.
+    """Reader of a Parquet file; a cursor is the number of rows before it.
 
-    A column that is null in a row is left out of the row.
+    The row number is the line of a location. Null values are left out of rows.
     """
 
     may_be_compressed = False
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield blocks, starting at a cursor; row groups before it are not read."""
+        """Yield blocks, starting at a cursor; row groups before the cursor are not read."""
         parquet = import_extra("pyarrow.parquet", "parquet", self.name)
         (row,) = start or (0,)
         try:
@@ -40,10 +38,6 @@ class ParquetReader(FileReader):
                     used = batch.slice(min(skipped, len(batch)))
                     skipped -= len(batch) - len(used)
                     if len(used):
-                        rows = tuple(self._row(row + index, value) for index, value in enumerate(used.to_pylist()))
+                        rows = column_rows(self.name, row, used.to_pylist())
                         row += len(rows)
                         yield ParsedBlock((row,), row / num_rows, rows)
-
-    def _row(self, index: int, value: dict[str, object]) -> SourceRow:
-        fields = {name: part for name, part in value.items() if part is not None}
-        return SourceRow(Location(self.name, index + 1, 1), fields)

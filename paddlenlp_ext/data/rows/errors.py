@@ -1,4 +1,4 @@
-"""Errors about invalid rows: `InvalidRowError` for one row, `DataError` for a dataset."""
+"""Errors about invalid rows."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 
 MAX_LISTED = 20
-"""Maximum number of invalid rows that an error message lists; the others are only counted."""
+"""Maximum number of invalid rows that an error message lists; further invalid rows are only counted."""
 NOT_SUPPORTED = "not supported"
 NO_TARGET = "no target token"
 
 
 class InvalidRowError(ValueError):
-    """Row that violates its format or cannot be tokenized.
+    """Error about a row that violates its format or cannot be tokenized.
 
     Attributes:
-        reason: short category; the statistics count dropped rows by it.
+        reason: short category, by which the statistics count dropped rows.
         path: keys and indices that lead from the row to the invalid value.
-        by_policy: the row is valid, but an option excludes it.
+        by_policy: whether the row is valid but excluded by an option (`truncation: drop`).
     """
 
     def __init__(self, reason: str, message: str, path: Sequence[str | int] = (), *, by_policy: bool = False) -> None:
@@ -29,7 +29,7 @@ class InvalidRowError(ValueError):
 
 
 class DataError(ValueError):
-    """Error that lists the first invalid rows of a dataset and counts all of them; `problems` holds every one."""
+    """Error about the invalid rows of a dataset, which `problems` holds; the message lists the first of them."""
 
     def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)
@@ -40,7 +40,7 @@ class DataError(ValueError):
         remedy = 'Fix them, or set "bad_rows": "drop" to skip them (they are counted).'
         if any(problem.fatal for problem in self.problems):
             remedy = (
-                'Fix them; "bad_rows": "drop" cannot skip a syntax error in a JSON array: all rows after it would be '
-                "lost. In a file with one JSON object per line, only the invalid line is skipped."
+                'Fix them. "bad_rows": "drop" cannot skip a syntax error in a JSON array, because all rows after the '
+                "error would be lost. In a file with one JSON object per line, only the invalid line is skipped."
             )
         super().__init__(f"{count}:\n{listed}{more}\n{remedy}")

@@ -1,6 +1,6 @@
-"""Parse a row of any known format into a `Conversation`.
+"""Parse a row into a `Conversation`; the keys of the row select its format.
 
-The keys of a row select its format. `known_fields` lists the fields and their effects.
+`known_fields` lists the formats, their fields and the effects of the fields.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from paddlenlp_ext.data.rows.checked_values import (
     read_texts,
     type_name,
 )
-from paddlenlp_ext.data.rows.conversation import ROLE_ORDER, SYSTEM, Conversation, Message
+from paddlenlp_ext.data.rows.conversation import ROLE_ORDER, SYSTEM, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import (
     ADVERTISE_GEN,
@@ -53,7 +53,7 @@ TWO_SYSTEMS = "two system prompts"
 
 
 def parse_row(value: Any) -> Conversation:
-    """Return the conversation in a row of any known format.
+    """Parse a row of any known format.
 
     Raises:
         InvalidRowError: the row matches no format or two formats, or a value is missing, empty or of the wrong type.
@@ -72,6 +72,7 @@ def parse_row(value: Any) -> Conversation:
     check_texts(value, complete[0])
     conversation = _PARSERS[complete[0]](value)
     _check_answers(conversation)
+    _check_calls(conversation, value)
     system = _choose_system(conversation.system, value)
     if system is not None and conversation.system is None:
         conversation = conversation.with_system(system)
@@ -81,15 +82,24 @@ def parse_row(value: Any) -> Conversation:
 def _check_answers(conversation: Conversation) -> None:
     if all(message.role == SYSTEM for message in conversation.messages):
         raise InvalidRowError(EMPTY_TARGET, "the conversation has no turns; add a question and an answer")
-    if not conversation.answers:
+    has_target = any(message.is_target for message in conversation.messages)
+    if not conversation.answers or (not has_target and conversation.messages[-1].role == USER):
         problem = "the last message is a user message; add its answer"
         raise InvalidRowError(ROLE_ORDER, problem, conversation.messages[-1].path)
-    if not any(message.is_target for message in conversation.messages):
+    if not has_target:
         raise InvalidRowError(NO_TARGET, "every answer has weight 0, so the row has no target; remove the row")
 
 
+def _check_calls(conversation: Conversation, row: dict[str, Any]) -> None:
+    """Check that answers have at most one tool call each if `parallel_tool_calls` is false."""
+    for message in conversation.messages if row.get("parallel_tool_calls") is False else ():
+        if len(message.tool_calls) > 1:
+            problem = "the answer has several tool calls, and parallel_tool_calls is false; change one of them"
+            raise InvalidRowError(NOT_SUPPORTED, problem, message.path)
+
+
 def _template_kwargs(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the template variables that the row sets in `chat_template_kwargs` or in fields with their names."""
+    """Return the chat template variables that a row sets in `chat_template_kwargs` or in the fields `KWARGS`."""
     given = row.get("chat_template_kwargs")
     kwargs = {} if given in NOTHING else read_json(given, ("chat_template_kwargs",))
     kwargs = dict(read_object(kwargs, ("chat_template_kwargs",)))
@@ -106,11 +116,11 @@ def _template_kwargs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_text(value: Any) -> str:
-    """Return the plain text of a row for `autoregressive`: `src`, with the items of a list joined, or `text`.
+    """Return the plain text of a row (`autoregressive`): the value of `src`, a text or a list to join, or of `text`.
 
     Raises:
-        InvalidRowError: both keys are missing, the text is empty or of the wrong type, or a field makes the row
-            invalid.
+        InvalidRowError: both keys are missing, the text is empty or of the wrong type, or the row has an unsupported
+            field.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {type_name(value)}; write a JSON object")
@@ -141,9 +151,9 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
 
 
 def _parse_prompt(row: dict[str, Any]) -> Conversation:
-    """Return the conversation of a prompt and a completion, each a text or a list of messages.
+    """Parse a prompt and a completion, which are both texts or both lists of messages.
 
-    Answers in the prompt do not count in the loss, unless their weight is 1.
+    Answers in the prompt count in the loss only if their loss weight is 1.
     """
     if not isinstance(row["prompt"], list):
         return Conversation.from_turns(None, [_turn(row, "prompt", "completion")])
@@ -186,7 +196,7 @@ def _turn(row: dict[str, Any], question_key: str, answer_key: str) -> tuple[str,
 
 
 def _history(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the turns in the row's `history`."""
+    """Return the (question, answer) turns in the field `history`."""
     turns = []
     for index, pair in enumerate(read_list(row.get("history") or [], ("history",))):
         path = ("history", index)
@@ -210,9 +220,9 @@ _PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
 
 
 def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None:
-    """Return the system prompt from a system message, the row's `system`, or `system` in its `context`.
+    """Return the system prompt from a system message, the field `system`, or `system` in the field `context`.
 
-    In `system` and `context`, null and the empty string both mean no system prompt.
+    Null and the empty string in these fields mean no system prompt.
     """
     chosen = from_messages
     for holder, path in ((row, ("system",)), (_context(row), ("context", "system"))):
@@ -228,7 +238,7 @@ def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None
 
 
 def _context(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the row's `context`, which may hold only the system prompt."""
+    """Return the field `context`, which may hold only a system prompt."""
     context = row.get("context")
     if context in NOTHING:
         return {}

@@ -1,12 +1,12 @@
-"""Known fields of rows and messages, and their effects. `docs/make_data.py` writes this table into docs/data.md.
+"""Known fields of rows and messages, and their effects; `docs/make_data.py` writes them as a table into docs/data.md.
 
     RowFormat       fields that a format reads
-    TEXTS           questions and answers; a row whose format does not read them is invalid, because they would be lost
-    LOSS_WEIGHTS    1 or 0: an answer counts in the loss, or is context (loss_weights.py)
-    REFUSALS        fields that make a row invalid: their feature is not supported, or they are in the wrong place
+    TEXTS           fields with questions or answers; a row is invalid if its format does not read them
+    LOSS_WEIGHTS    loss weight of an answer: 1 (target) or 0 (context); see loss_weights.py
+    REFUSALS        fields that make a row invalid, because they are unsupported or in the wrong place
     METADATA        fields that are ignored
 
-Other fields are ignored too, and named in the log.
+Unknown fields are ignored and logged.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from paddlenlp_ext.data.rows.errors import NOT_SUPPORTED, InvalidRowError
 from paddlenlp_ext.data.rows.loss_weights import LOSS_WEIGHTS
 
 TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
-"""Fields with questions or answers; a row is invalid if its format does not read them."""
+"""Fields with questions or answers."""
 KWARGS = ("enable_thinking", "reasoning_effort", "documents")
-"""Fields of a row that set variables of the chat template, as `chat_template_kwargs` does."""
+"""Fields of a row that set chat template variables of the same names."""
 TOOLS = ("tools", "functions")
-"""Fields of a row with tool specifications; `functions` is OpenAI's older name."""
+"""Fields of a row with tool specifications; `functions` is the older name in OpenAI's format."""
 CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
 """Fields that rows of every conversation format may have."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Fields of an answer with the reasoning before its content."""
+"""Fields of an answer with reasoning."""
 CALLS = ("tool_calls", "function_call")
-"""Fields of an answer with tool calls; `function_call` is OpenAI's older field, with a single call."""
+"""Fields of an answer with tool calls; `function_call` is the older field in OpenAI's format and holds one call."""
 MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
 """Fields that a message of any format may have in addition to role and content."""
 
@@ -41,10 +41,10 @@ class RowFormat:
 
     Attributes:
         name: name of the format in error messages and in docs/data.md.
-        required: fields that a row of this format must have; each entry lists alternative names.
-        optional: other fields of the row that are read.
-        message: fields of its messages that are read.
-        lost: fields that make a row invalid unless the format reads them.
+        required: fields that a row must have; each entry lists alternative names.
+        optional: further fields of the row that are read.
+        message: fields of messages that are read, the role first and the content second.
+        lost: fields that make a row invalid if they are in neither `required` nor `optional`.
     """
 
     name: str
@@ -75,9 +75,9 @@ CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVE
 PART = ("type", "text", "value")
 """Fields of a content part, an item in the list `content` of a message."""
 EMPTY = (None, "", [], {})
-"""Values that count as an absent field."""
+"""Values of a field that is not set."""
 NOTHING = (*EMPTY, "[]", False)
-"""Values that leave a feature off."""
+"""Values of a field that does not enable its feature."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,9 @@ class Refusal:
 
     Attributes:
         names: names of the fields.
-        problem: end of the error message, after the name of the field.
-        remedy: advice in the error message.
-        accepted: values that count as not set.
+        problem: predicate of the error message, whose subject is the name of the field.
+        remedy: remedy in the error message.
+        accepted: values that do not make the row invalid.
     """
 
     names: tuple[str, ...]
@@ -125,8 +125,13 @@ REFUSALS = (
     Refusal((*CALLS, "tool_call_id"), "is read in a message only", "write the row as messages"),
     Refusal(REASONING, "is read in an answer among messages only", "write the row as messages, or remove the field"),
     Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
+    Refusal(("parallel_tool_calls",), "is neither true nor false", "change it", accepted=(*NOTHING, True)),
+    Refusal(("rejected_tools",), "is not supported: both answers have the same tools"),
     Refusal(
-        ("images", "image", "videos", "video", "audios", "audio", "objects"),
+        (
+            *("images", "image", "videos", "video", "audios", "audio", "objects"),
+            *("rejected_images", "rejected_videos", "rejected_audios", "rejected_objects"),
+        ),
         "is not supported: only text can be trained on",
     ),
     Refusal(("refusal",), "is not supported yet", "write the refusal as the answer, and remove the field"),
@@ -165,9 +170,9 @@ def check_refusals(
 
     Args:
         fields: the row, message or content part.
-        path: its path in the row.
-        read: fields that its format reads.
-        turn_labels: accept a list in `label`, which gives a loss weight to each turn, rather than a rating.
+        path: path of the message or content part in the row; () is the row.
+        read: fields that the format reads.
+        turn_labels: whether `label` may be a list with the loss weight of each turn.
 
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
@@ -181,10 +186,10 @@ def check_refusals(
 
 
 def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
-    """Check that a row has questions and answers only in fields that its format reads.
+    """Check that a row has questions and answers only in fields that the format reads.
 
     Raises:
-        InvalidRowError: another field has text that would be lost.
+        InvalidRowError: a field of `row_format.lost` is set that the format does not read.
     """
     for name in row_format.lost:
         if name not in row_format.fields and row.get(name) not in NOTHING:
@@ -221,15 +226,17 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
 
 
 def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the unknown fields of a row and of the messages in its fields `lists`."""
+    """Yield the unknown fields of a row and of the messages in the fields `lists`, which are lists or one message."""
     yield from _unknown(row, row_format.fields)
     for key in lists:
         if key in row_format.fields:
-            yield from _unknown_in_list(row.get(key), f"{key}[]", row_format.message)
+            items = row.get(key)
+            is_one = isinstance(items, dict)
+            yield from _unknown_in_list([items] if is_one else items, key if is_one else f"{key}[]", row_format.message)
 
 
 def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[str]:
-    """Yield each unknown field of messages or content parts once."""
+    """Yield each unknown field of messages or content parts once, as `label.name`."""
     found: dict[str, None] = {}
     for item in items if isinstance(items, list) else ():
         if isinstance(item, dict):

@@ -1,12 +1,12 @@
-"""Stream of rows (`lazy`), which are read and tokenized during training in constant memory.
+"""Read and tokenize rows during training (`lazy`), in constant memory.
 
     source 0 --> blocks --> encoded blocks --+
-    source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       mixture: which source is next
+    source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       `mixture` chooses the next source
                                                   rows of a window are shuffled and packed together
 
-A window holds `shuffle_buffer_size` rows, or fewer if they are long. The files and the cursor at its start determine a
-window; checkpoints save the cursor, so a resumed run reads the same windows. An epoch and its last window end when
-every source has been read to its end once more.
+A window holds `shuffle_buffer_size` rows, or fewer if the rows are long. The data files and the cursor at the start of
+a window determine its rows. Checkpoints save the cursor, so a resumed run reads the same windows. An epoch ends when
+every source has been read to its end at least once.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paddlenlp_ext.data.tokenization.workers import BlockEncoder
 from paddlenlp_ext.utils.logging import get_logger
 
 WINDOW_TOKENS = 1 << 24
-"""Maximum number of tokens of a window; they take 80 MB."""
+"""Maximum number of tokens of a window; their arrays take 80 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,10 +39,11 @@ class Window:
     Attributes:
         arrays: the rows in reading order.
         start: cursor at the start of the window, as JSON values.
-        epoch, number: epoch of the rows, and index of the window in the epoch.
-        first_row: index of the first row in its epoch.
-        begin, end: fraction of the epoch that has been read before and after the window.
-        is_last: whether the window is the last of its epoch.
+        epoch: number of the epoch.
+        number: index of the window in the epoch.
+        first_row: index in the epoch of the first row of the window.
+        begin, end: completed fraction of the epoch before and after the window.
+        is_last: whether the window is the last of the epoch.
     """
 
     arrays: TokenArrays
@@ -60,12 +61,12 @@ class TokenStream:
 
     Args:
         sources: the datasets of the mixture.
-        encoder: encoder of the rows, with the files of all sources.
+        encoder: encoder of the rows; its `files` are the files of all sources.
         bad_rows: "error" or "drop".
-        max_lost_targets: fraction of target tokens and rows that may be lost; checked when statistics are logged.
-        num_workers: processes that encode rows in the background; 0: this process encodes rows on demand.
-        window_rows: number of rows of a window.
-        identity: settings that determine the rows, by descriptive name; a resumed run must match them.
+        max_lost_targets: maximum fraction of lost target tokens and of dropped rows; checked with each log of `stats`.
+        num_workers: number of processes that encode rows in the background; 0: encode rows in this process on demand.
+        window_rows: maximum number of rows of a window.
+        identity: settings that determine the rows, by name; a resumed run must have the same settings.
 
     Attributes:
         stats: counts of the rows and tokens read so far.
@@ -97,7 +98,7 @@ class TokenStream:
         return window.arrays.row(index - window.first_row, int(index))
 
     def source(self, index: int) -> tuple[str, int]:
-        """Return the file and the line of a row of the current epoch, whose window must be in memory."""
+        """Return the file and the line of row `index` of the current epoch; its window must be in memory."""
         window = self._window_of(index)
         file, line, _ = window.arrays.locations[index - window.first_row]
         return self._files[file], int(line)
@@ -108,29 +109,29 @@ class TokenStream:
         return [self[index] for index in range(min(count, len(window.arrays)))]
 
     def release_before(self, window: Window) -> None:
-        """Drop the windows before this one."""
+        """Free the memory of the windows before `window`."""
         self._held = self._held[self._held.index(window) :]
 
     def close(self) -> None:
-        """End the workers."""
+        """Stop the worker processes."""
         self._workers.close()
 
     def order_settings(self) -> dict[str, Any]:
-        """Return the settings that determine the rows, by descriptive name; long values appear as a hash."""
+        """Return the settings in `identity` by name, with a hash for each value that is neither int nor str."""
         return {
             name: value if isinstance(value, int | str) else _digest(value) for name, value in self.identity.items()
         }
 
     def windows(self, epoch: int = 0, cursor: Mapping[str, Any] | None = None) -> Iterator[Window]:
-        """Yield windows without end, and keep them in memory until `release_before`.
+        """Yield windows of one epoch after the other without end; `release_before` frees their memory.
 
         Args:
             epoch: first epoch, if `cursor` is None.
-            cursor: `start` of the first window; None: the start of the epoch.
+            cursor: `start` of the first window; None: the start of `epoch`.
 
         Raises:
             DataError: a row is invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-            ValueError: a file is damaged, a source has no valid row, or more than `max_lost_targets` is lost.
+            ValueError: a file is damaged, a source has no valid row, or more data than `max_lost_targets` is lost.
         """
         self._held, self.stats, self._tokens_drawn = [], DataStats(), [0] * len(self._sources)
         begin = dict(cursor or {})
@@ -162,7 +163,10 @@ class TokenStream:
                 epoch, first_row, number = epoch + 1, 0, 0
 
     def _read_window(self, readings: list[SourceCursor], drawn: list[int], epoch: int) -> tuple[TokenArrays, bool]:
-        """Return the rows of the next window, and whether it is the last of the epoch; add the rows to `drawn`."""
+        """Return the rows of the next window, and whether the window is the last of the epoch.
+
+        `drawn` counts the rows read from each source and is updated.
+        """
         rows: list[tuple[TokenArrays, int]] = []
         num_tokens, is_last = 0, False
         while len(rows) < self._window_rows and num_tokens < WINDOW_TOKENS and not is_last:
@@ -180,7 +184,7 @@ class TokenStream:
         """Add the statistics of a block, and log dropped rows.
 
         Raises:
-            DataError: a row is invalid and `bad_rows` is "error", or a row is fatal.
+            DataError: a row is invalid and `bad_rows` is "error", or the rest of a file cannot be read.
         """
         refused = [row for row in encoded.invalid if row.fatal or self._bad_rows == "error"]
         if refused:
@@ -213,7 +217,7 @@ class TokenStream:
         for window in reversed(self._held):
             if window.first_row <= index < window.first_row + len(window.arrays):
                 return window
-        raise IndexError(f"row {index} is in no window that is in memory")
+        raise IndexError(f"row {index} is outside the windows in memory")
 
     @staticmethod
     def _progress(readings: Sequence[SourceCursor], epoch: int) -> float:

@@ -1,16 +1,15 @@
-"""Locate the exact span of every answer in the text of a Jinja template.
+"""Locate the span of every answer in the text that a Jinja template renders.
 
-A template that marks the assistant's text with `{% generation %}` selects the targets itself. Without marks, answers
-are not searched for in the text, because an answer may also occur in a question. Their spans are differences of
-renderings:
+If the template marks assistant text with `{% generation %}`, the marks are the spans of the answers. Otherwise, this
+module derives the spans from several renderings, because searching for the text of an answer could find a question:
 
-- An answer starts where its prompt ends. The prompt is the rendering of the earlier messages with the generation
-  prompt, as a server renders it.
-- It ends with the rendering of the messages up to the answer, at the last special token (`<|im_end|>`, but not the
-  line break after it).
+- Start of an answer: the end of its prompt. The prompt is the rendering of the earlier messages with the generation
+  prompt, as in serving.
+- End of an answer: the last special token in the rendering of the messages up to the answer, for example the end of
+  `<|im_end|>`, excluding the line break after the token.
 
-If a template rewrites an answer once later messages follow (Qwen3 drops earlier reasoning), the answer is a target only
-in a separate example that ends with it.
+Some templates rewrite an answer when later messages follow; Qwen3, for example, drops earlier reasoning. Such an answer
+is a target only in a separate example, which ends with the answer.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedT
 
 
 class Renderings:
-    """Cached renderings of a conversation and of its first messages.
+    """Cached renderings of a conversation and of its prefixes (the first messages).
 
     Args:
-        conversation: the messages.
+        conversation: the conversation.
         renderer: renderer of the template.
         kwargs: variables of the template.
         options: options of the run for the loss mask.
-        probe: texts that the template, with these variables, writes around contents.
-        special: pattern of special tokens.
+        probe: texts that the template writes around contents, for the variables `kwargs`.
+        special: regular expression that matches special tokens.
     """
 
     def __init__(
@@ -66,15 +65,16 @@ class Renderings:
         return self._render(count, True)
 
     def located(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return the (start, end) of answers in the text of the first `count` messages, by message index.
+        """Return message index -> (start, end) of the answer in the text of the first `count` messages.
 
-        Answers are left out if the template writes them differently in the text that ends with them.
+        An answer is omitted if the template rewrote it, compared with the shorter text that ends with the answer.
         """
         if self.renderer.is_marked:
             spans = self._marked_spans(count)
             text = self.text(count)
-            own = {index: (self.text(index + 1), *self._marked_spans(index + 1)[index]) for index in spans}
-            return {i: (s, e) for i, (s, e) in spans.items() if text[s:e] == own[i][0][own[i][1] : own[i][2]]}
+            shorter = {index: (self.text(index + 1), *self._marked_spans(index + 1)[index]) for index in spans}
+            answers = {index: prefix[start:end] for index, (prefix, start, end) in shorter.items()}
+            return {index: (start, end) for index, (start, end) in spans.items() if text[start:end] == answers[index]}
         spans = {index: self._span(index) for index in self.answers if index < count}
         text = self.text(count)
         return {
@@ -84,21 +84,21 @@ class Renderings:
         }
 
     def _span(self, index: int) -> tuple[int, int] | None:
-        """Return the (start, end) of an answer in the text that ends with it, or None if it cannot be located."""
+        """Return (start, end) of an answer in the text that ends with the answer; None if the start is not found."""
         text = self.text(index + 1)
         start = self._start(index, text)
         return None if start is None else (start, self._end(text, start))
 
     def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return the spans that the template marks in the first `count` messages, extended by their end tokens."""
+        """Return message index -> marked span in the text of the first `count` messages, including the end token."""
         if count not in self._marks:
             renderer = self.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
             answers = [index for index in self.answers if index < count]
-            if len(spans) > len(answers):  # for example separate marks for content and end token
+            if len(spans) > len(answers):  # for example, content and end token are marked separately
                 spans = _join_adjacent(spans)
             if len(spans) != len(answers):
-                problem = f"marks {len(spans)} answers with {{% generation %}}, the conversation has {len(answers)}"
+                problem = f"marks {len(spans)} answers with {{% generation %}}, but the conversation has {len(answers)}"
                 raise InvalidRowError(REFUSED, f"the template {problem}")
             self._marks[count] = {
                 index: (start, self._with_end_token(text, end))
@@ -107,15 +107,15 @@ class Renderings:
         return self._marks[count]
 
     def _with_end_token(self, text: str, end: int) -> int:
-        """Return the end of a marked span, extended by an end token that follows the mark."""
+        """Return the end of a marked span, including an end token directly after the mark."""
         token = self.special.match(text, end)
         return end if token is None or token[0] not in self.probe.answer_end else token.end()
 
     def answer_after_prompt(self, index: int) -> str | None:
-        """Return the text of an answer whose prompt the template rewrites in the text that ends with the answer.
+        """Return the text of an answer, for a template that rewrites the prompt when the answer follows.
 
-        A label in place of the message before the answer locates the end of the prompt. Return None if the text after
-        the label differs.
+        To locate the end of the prompt, the message before the answer is replaced by a label. The result is None if the
+        template writes other text between label and answer than at the end of the prompt.
         """
         if index == 0:
             return None
@@ -143,7 +143,7 @@ class Renderings:
         return None
 
     def _start_of_greeting(self, text: str) -> int | None:
-        """Return the start of an answer that is the first message; a label in place of its content locates it."""
+        """Return the start of an answer that is the first message, located by rendering a label as its content."""
         label = "Zq0x"
         greeting = replace(self.messages[0], content=label, reasoning=None)
         labelled = replace(self.conversation, messages=(greeting,))
@@ -166,7 +166,7 @@ class Renderings:
 
 
 def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge spans that start where another span ends."""
+    """Merge adjacent spans, where one span starts at the end of the other."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and joined[-1][1] == start:
@@ -176,10 +176,10 @@ def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def unfold(renderings: Renderings) -> list[Example]:
-    """Return examples in which each target reads as in the text that ends with it.
+    """Return examples that contain each target exactly as the model would generate it.
 
-    The last example is the full conversation. Targets that its text rewrites are in shorter examples, which end with
-    the last such target.
+    The last example is the full conversation. Targets that the full text rewrites are targets of shorter examples,
+    which are prefixes of the conversation.
     """
     remaining = {index for index in renderings.answers if renderings.messages[index].is_target}
     examples: list[Example] = []
@@ -199,22 +199,29 @@ def unfold(renderings: Renderings) -> list[Example]:
 
 
 def _spliced_example(renderings: Renderings, index: int) -> Example:
-    """Return the example of an answer whose prompt the template rewrites once the answer follows.
+    """Return the example of an answer, for a template that rewrites the prompt when the answer follows.
 
-    The template of gpt-oss omits the reasoning of a tool call once the final answer follows, but writes it in the
-    prompt. The example consists of the prompt, as a server renders it, and the answer.
+    For example, the template of gpt-oss writes the reasoning of a tool call in the prompt, but omits the reasoning when
+    the final answer follows. The example is the prompt, as rendered in serving, followed by the answer.
     """
     answer = renderings.answer_after_prompt(index)
     if answer is None:
         number = renderings.answers.index(index) + 1
-        problem = f"the template writes turn {number} differently than its prompt, so its answer cannot be located"
+        problem = f"the template rewrites the prompt of turn {number}, so its answer cannot be located"
         raise InvalidRowError(REFUSED, f"{problem}; {REMEDY}", renderings.messages[index].path)
     turn = _turn(renderings, index, renderings.prompt(index), "", answer)
     return Example(renderings.conversation.until(index + 1).with_targets((index,)), (turn,))
 
 
 def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, int]], targets: set[int]) -> Example:
-    """Return the example of the first `count` messages; only the answers in `targets` are targets."""
+    """Return the example of the first `count` messages.
+
+    Args:
+        renderings: renderings of the conversation.
+        count: number of messages.
+        located: message index -> (start, end) of the answer in the text.
+        targets: message indices of the answers that are targets.
+    """
     text = renderings.text(count)
     turns: list[RenderedTurn] = []
     previous_end = 0
@@ -234,8 +241,8 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
     Args:
         renderings: renderings of the conversation.
         index: index of the answer.
-        prompt: text before the answer, from the end of the answer before it.
-        header: text of the generation prompt that the template marks as a target.
+        prompt: text from the end of the previous answer to the start of this answer.
+        header: end of the generation prompt, if the template marks it as assistant text; otherwise empty.
         answer: text of the answer.
     """
     message, options = renderings.messages[index], renderings.options
@@ -255,7 +262,7 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
     head, content, tail = _split_prompt(renderings, index, prompt)
     leads = []
     if header:
-        # Reasoning may start in the header; an empty reasoning block may be entirely in the header.
+        # The header may contain the start tag of reasoning, or an entire empty reasoning block.
         begun = (renderings.probe.thought_start if block else renderings.probe.empty_thought).search(header)
         start = begun.start() if begun and is_left_out else len(header)
         leads = [Lead(header[:start], True, True), Lead(header[start:], False, True)]
@@ -283,7 +290,7 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
 
 
 def _split_prompt(renderings: Renderings, index: int, prompt: str) -> tuple[str, str | None, str]:
-    """Split a prompt into head, content and tail; the content is None if the template rewrites the message."""
+    """Split a prompt into the text before, of and after its last message; the content is None if it is not found."""
     before: Message | None = renderings.messages[index - 1] if index else None
     tail = None if before is None else renderings.probe.prompt_tails.get(before.role)
     if before is None or tail is None:

@@ -17,24 +17,24 @@ from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_sandbox import bound_template, limited
 
 _FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
-"""Variables that fix the date, so that training, resumed training and prediction have equal prompts.
+"""Variables with a fixed date, so that training, resumed training and prediction have equal prompts.
 
-`date_string` is the default of Llama 3's template; `strftime_now` is the same day, for templates that read the clock.
+`date_string` is the default of the Llama 3 template. `strftime_now` is the same date for templates that read the clock.
 """
 _DATE_FORMATS = ("-d", "-m", *"aAbBdejmyYHIMSp")
 _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "conversation")
-"""Variables that `chat_template_kwargs` cannot set: the messages and arguments of the renderer."""
+"""Variables that `chat_template_kwargs` must not set, because they are arguments of the rendering function."""
 
 Spans = list[tuple[int, int]]
 
 
 @contextmanager
 def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
-    """Limit time and memory of a rendering, and yield the name of the template for transformers.
+    """Limit time and memory of rendering within the block, and yield the template name for transformers.
 
-    A template is a program, so any exception becomes an `InvalidRowError`.
+    Templates are programs and may raise any exception, which is converted to an `InvalidRowError`.
     """
     try:
         with limited(sum(len(message.content) for message in conversation.messages)):
@@ -49,8 +49,8 @@ class Renderer:
 
     Attributes:
         text: source text of the template.
-        is_marked: whether the template marks the assistant's text with `{% generation %}`.
-        reasoning_key: message field from which the template reads reasoning, or None.
+        is_marked: whether the template marks assistant text with `{% generation %}`.
+        reasoning_key: message field from which the template reads reasoning; None if there is no such field.
     """
 
     def __init__(self, text: str, tokenizer: Any) -> None:
@@ -63,7 +63,7 @@ class Renderer:
         self._tokenizer = tokenizer
 
     def check_kwargs(self, kwargs: Mapping[str, Any]) -> None:
-        """Check that the template has the variables.
+        """Check that the template uses the variables `kwargs`.
 
         Raises:
             ValueError: the template lacks a variable, or `strftime_now` is not a date.
@@ -74,7 +74,7 @@ class Renderer:
                 raise ValueError(f"the chat template has no variable {name!r}; remove it")
 
     def _source(self, kwargs: Mapping[str, Any]) -> str:
-        """Return the template; a macro replaces the function `strftime_now` if the template calls it.
+        """Return the template source; if it calls `strftime_now`, prepend a macro that returns a fixed date.
 
         Raises:
             ValueError: `strftime_now` in `kwargs` is not a date.
@@ -97,7 +97,7 @@ class Renderer:
         """
         messages = self.dictionaries(conversation)
         with _bounded(self._source(kwargs), conversation) as name:
-            return self._tokenizer.apply_chat_template(
+            text = self._tokenizer.apply_chat_template(
                 messages,
                 tools=[dict(tool) for tool in conversation.tools] or None,
                 chat_template=name,
@@ -105,12 +105,14 @@ class Renderer:
                 tokenize=False,
                 **{**_FIXED, **kwargs},
             )
+            text.encode()  # tokenizers cannot encode lone surrogates
+            return text
 
     def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
-        """Return the text of a conversation, and the (start, end) of each marked span.
+        """Return the text of a conversation, and (start, end) of each span marked with `{% generation %}`.
 
         Raises:
-            InvalidRowError: as for `text_of`.
+            InvalidRowError: see `text_of`.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -127,7 +129,7 @@ class Renderer:
         return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
 
     def reasoning_of(self, message: Message) -> str:
-        """Return the reasoning of an answer, from its field or from tags in its content, or an empty string."""
+        """Return the reasoning of an answer, from the reasoning field or from tags in the content; empty if missing."""
         if message.reasoning is not None:
             return message.reasoning
         return split_reasoning(message.content)[0] or ""
@@ -136,7 +138,7 @@ class Renderer:
         """Return the messages as dicts for the template.
 
         Raises:
-            InvalidRowError: an answer has reasoning twice, or reasoning that the template cannot write.
+            InvalidRowError: an answer has two different reasoning texts, or the template does not write reasoning.
         """
         return [self._dictionary(message) for message in conversation.messages]
 
@@ -159,7 +161,7 @@ class Renderer:
         return written
 
     def _with_reasoning(self, message: Message) -> dict[str, Any]:
-        """Return the content of an answer with its reasoning in the place where the template reads it."""
+        """Return the message fields for content and reasoning that the template reads."""
         inline, rest = split_reasoning(message.content)
         if message.reasoning is not None and inline is not None and inline.strip() != message.reasoning.strip():
             problem = "the answer has reasoning in its content and different reasoning in a field; keep one"
@@ -177,5 +179,5 @@ class Renderer:
 
 
 def key_of(kwargs: Mapping[str, Any]) -> str:
-    """Return a text that identifies template variables and their values."""
+    """Return a string that identifies the names and values of template variables, as a cache key."""
     return json.dumps(dict(kwargs), sort_keys=True, default=str)

@@ -2,33 +2,46 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
 from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.json_reader import JsonError, Location, read_document
+from paddlenlp_ext.utils.logging import get_logger
 
 _MAX_FILE_BYTES = 1 << 22
 FILE_NAMES = ("chat_template.jinja", "chat_template.json")
+_SAVED = "training_chat_template"
+"""Key of tokenizer_config.json with the template of the training run, in the format of a chat_template.json."""
 
 
 def load_template(option: str | None, tokenizer: Any, options: TemplateOptions | None = None) -> ChatTemplate:
     """Load the template that the key `chat_template` selects.
 
     Args:
-        option: None for the template of the tokenizer, "none" for no template, or the path of
-            a Jinja file, a JSON file (`{"chat_template": "...Jinja..."}`, or PaddleNLP's `system`, `conversation`,
-            `query`), or a directory that holds `chat_template.jinja` or `chat_template.json`.
+        option: None for the template of the tokenizer, "none" for no template, or the path of a Jinja file, a JSON file
+            (`{"chat_template": "...Jinja..."}`, or PaddleNLP's keys `system`, `conversation` and `query`), or a
+            directory with `chat_template.jinja` or `chat_template.json`.
         tokenizer: a Hugging Face tokenizer.
-        options: variables of a Jinja template, and the loss mask of reasoning.
+        options: variables of a Jinja template, and options for the loss mask of reasoning.
 
     Raises:
-        ValueError: the file is missing or not a template, the tokenizer has no end token, the template lacks a variable
-            of `options.kwargs`, or `options.mask_reasoning` is set and the template writes no reasoning.
+        ValueError: the file is missing or not a template, the tokenizer has no end token, the template does not use a
+            variable in `options.kwargs`, or `options.mask_reasoning` is set and the template is not Jinja.
     """
-    template = _load(option, tokenizer, options or TemplateOptions())
+    return _checked(_load(option, tokenizer, options or TemplateOptions()), options)
+
+
+def _checked(template: ChatTemplate, options: TemplateOptions | None) -> ChatTemplate:
+    """Return the template after a check that it supports the options.
+
+    Raises:
+        ValueError: the options require a Jinja template, and the template is not Jinja.
+    """
     if options is not None and not template.writes_messages:
         if options.kwargs:
             raise ValueError("chat_template_kwargs: only Jinja templates have variables; remove the key")
@@ -38,19 +51,58 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
 
 
 def load_configured_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
-    """Return the template that the data keys of a run select, with their options.
+    """Return the template that the data section of a run configuration selects, with its options.
 
     Raises:
-        ValueError: as for `load_template`.
+        ValueError: see `load_template`.
     """
     return load_template(config.chat_template, tokenizer, TemplateOptions.from_config(config))
 
 
 def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:
-    """Return the template that renders the rows: none for plain text, else `template` or the configured one."""
+    """Return the template that renders the rows of a run.
+
+    Plain-text training (`autoregressive`) uses the template without markers. Otherwise, the result is `template`, or
+    the configured template if `template` is None.
+    """
     if config.autoregressive:
         return PlainTemplate(tokenizer)
     return template or load_configured_template(config, tokenizer)
+
+
+def adopt_template(config: DataConfig, tokenizer: Any, template: ChatTemplate) -> None:
+    """Replace the chat template that the tokenizer saves by the template that `config.chat_template` selected.
+
+    If the selected template is not Jinja, the tokenizer is saved without chat_template.jinja.
+    """
+    if config.chat_template is None or config.autoregressive:
+        return
+    tokenizer.init_kwargs.pop(_SAVED, None)
+    if template.writes_messages:
+        tokenizer.chat_template = template.text
+        tokenizer.init_kwargs[_SAVED] = {"chat_template": template.text}
+        return
+    get_logger().info(
+        "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; transformers and vLLM "
+        "cannot render its prompts, the programs of this library can",
+        config.chat_template,
+    )
+    tokenizer.chat_template = None
+    if config.chat_template != "none":
+        tokenizer.init_kwargs[_SAVED] = read_document(template.text)
+
+
+def load_saved_template(folder: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemplate | None:
+    """Return the template of the training run from a saved model or adapter; None if no template was saved.
+
+    Raises:
+        ValueError: see `load_template`.
+    """
+    file = folder / "tokenizer_config.json"
+    content = read_json_object(file).get(_SAVED) if file.is_file() else None
+    if content is None:
+        return None
+    return _checked(_from_json(content, file, json.dumps(content), tokenizer, options), options)
 
 
 def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
@@ -64,9 +116,8 @@ def _load(option: str | None, tokenizer: Any, options: TemplateOptions) -> ChatT
 
 
 def _load_file(path: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
-    """Return the template in a file: Jinja, or JSON that holds Jinja or PaddleNLP's pieces."""
+    """Return the template in a file: Jinja, JSON with a Jinja template, or JSON in PaddleNLP's format."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
-    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
 
     if path.stat().st_size > _MAX_FILE_BYTES:
         raise ValueError(f"{path}: a chat template has at most {_MAX_FILE_BYTES >> 20} MiB; choose another file")
@@ -80,6 +131,14 @@ def _load_file(path: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemp
         content = read_document(text)
     except JsonError as error:
         raise ValueError(f"{error.location(Location(str(path), 1, 1))}: {error}") from error
+    return _from_json(content, path, text, tokenizer, options)
+
+
+def _from_json(content: Any, path: Path, text: str, tokenizer: Any, options: TemplateOptions) -> ChatTemplate:
+    """Return the template in a parsed JSON document; `text` is the source text of the document."""
+    from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
+    from paddlenlp_ext.data.templates.paddlenlp import PaddleNLPTemplate, is_paddlenlp_template
+
     if is_paddlenlp_template(content):
         return PaddleNLPTemplate(content, path, text, tokenizer)
     if isinstance(content, dict) and isinstance(content.get("chat_template"), str):

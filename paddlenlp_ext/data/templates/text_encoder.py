@@ -1,4 +1,4 @@
-"""Encode pieces of text with a tokenizer, and find special tokens and the end of an answer."""
+"""Encode fragments of a text with a tokenizer, and find special tokens and the end of an answer."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def special_token_pattern(tokenizer: Any) -> re.Pattern[str]:
-    """Return a pattern that matches any special token of a tokenizer, longer tokens first."""
+    """Return a regular expression that matches any special token of a tokenizer; longer tokens take precedence."""
     added = {str(token) for token in tokenizer.added_tokens_decoder.values() if token.special}
     tokens = sorted(added | set(tokenizer.all_special_tokens), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, tokens)) or r"(?!)")
 
 
 def end_of_answer(tail: str, special: re.Pattern[str]) -> str:
-    """Return the end of an answer: the text after its content, up to and including the last special token.
+    """Return the end marker of an answer: `tail` up to and including the last special token.
 
-    Text without a special token is returned in full and logged as a warning, because nothing in it ends the answer.
+    If `tail` has no special token, log a warning and return the full text.
 
     Args:
         tail: text that a template writes after the content of an answer.
-        special: pattern of special tokens.
+        special: regular expression that matches special tokens.
     """
     ends = [match.end() for match in special.finditer(tail)]
     if ends:
@@ -44,13 +44,14 @@ _ANCHOR = "\n"
 
 
 class TextEncoder:
-    """Encoder of pieces of text, without special tokens.
+    """Encoder of text fragments, without special tokens.
 
-    Some SentencePiece tokenizers put a dummy prefix ("▁") before every text that they encode. A piece that continues
-    other text must not get this prefix, so it is encoded after a line break, whose ids are then removed.
+    Some SentencePiece tokenizers add a dummy prefix ("▁") to every text. A fragment that continues another text must
+    not get this prefix. The encoder therefore encodes a line break followed by the fragment, and removes the ids of the
+    line break.
 
     Attributes:
-        prefix_ids: special ids that the tokenizer puts before a text, such as the beginning-of-sequence token.
+        prefix_ids: ids of special tokens that the tokenizer adds before a text, such as bos.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -61,14 +62,14 @@ class TextEncoder:
         self.prefix_ids = self._ids_before_text()
 
     def encode(self, texts: Sequence[str], continues: Sequence[bool]) -> list[list[int]]:
-        """Return the ids of each piece.
+        """Return the token ids of each fragment.
 
         Args:
-            texts: the pieces.
-            continues: for each piece, whether it continues other text.
+            texts: the fragments.
+            continues: whether each fragment continues another text.
 
         Raises:
-            ValueError: the tokenizer merges a piece with the line break before it.
+            ValueError: the tokenizer cannot encode a fragment, or merges a fragment with the line break before it.
         """
         if not self._adds_dummy_prefix:
             return self._encode(texts)
@@ -89,11 +90,21 @@ class TextEncoder:
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         if not texts:
             return []
-        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        try:
+            encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # a panic in Rust code is not a subclass of Exception
+            if len(texts) > 1:
+                return [ids for text in texts for ids in self._encode([text])]
+            raise ValueError(
+                f"tokenizer {self.tokenizer.name_or_path}: cannot encode {texts[0][:40]!r}: {error}; change the text, "
+                "or the regular expressions of tokenizer.json"
+            ) from error
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _ids_before_text(self) -> list[int]:
-        """Return the special ids that the tokenizer puts before a text."""
+        """Return the ids of special tokens that the tokenizer adds before a text."""
         alone = self._encode(["x"])[0]
         full = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
         starts = range(len(full) - len(alone) + 1)

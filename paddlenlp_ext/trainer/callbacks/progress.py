@@ -13,17 +13,17 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics that a log line of training shows
+_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics shown in a training log line
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 
 def build_progress(disable_tqdm: bool) -> Callback:
-    """Return a progress bar if standard error is a terminal and `disable_tqdm` is false, else log lines."""
+    """Return a `ProgressBar` if standard error is a terminal and `disable_tqdm` is false, else `LogLines`."""
     return LogLines() if disable_tqdm or not sys.stderr.isatty() else ProgressBar()
 
 
 def describe(entry: dict[str, Any], total_steps: int) -> str:
-    """Return a log entry of training or evaluation as one line of text."""
+    """Format a training or evaluation log entry as one line of text."""
     head = f"step {entry['step']}/{total_steps} (epoch {entry['epoch']:.2f})"
     if "loss" not in entry:
         return f"{head}: evaluation: {describe_metrics(entry)}"
@@ -36,7 +36,7 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
 
 
 def describe_metrics(metrics: dict[str, Any]) -> str:
-    """Return the metrics of an evaluation as one line of text, without times and counts."""
+    """Format the metrics of an evaluation as one line of text, without times and counts."""
     shown = {
         key.removeprefix("eval_"): value
         for key, value in metrics.items()
@@ -46,7 +46,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
 
 
 def describe_results(results: dict[str, float]) -> str:
-    """Return the results of a training run as one line of text."""
+    """Format the results of a training run as one line of text."""
     return (
         f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
@@ -56,7 +56,7 @@ def describe_results(results: dict[str, float]) -> str:
 
 
 class LogLines(Callback):
-    """Callback that logs every entry as one line, with the remaining time."""
+    """Callback that logs every log entry as one line; training entries end with the remaining time."""
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         line = describe(entry, state.total_steps)
@@ -66,7 +66,7 @@ class LogLines(Callback):
 
 
 def seconds_left(state: TrainerState) -> float:
-    """Return the estimated time of the remaining steps in seconds, from the mean speed so far."""
+    """Estimate the seconds for the remaining steps from the mean step time so far."""
     return (state.total_steps - state.step) * state.train_seconds / max(1, state.step)
 
 
@@ -77,7 +77,7 @@ def _hms(seconds: float) -> str:
 
 
 class ProgressBar(Callback):
-    """Progress bar with loss, learning rate, tokens and target tokens per second, and the remaining time."""
+    """Progress bar with loss, learning rate, tokens per second, target tokens per second and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -90,14 +90,14 @@ class ProgressBar(Callback):
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[numbers]}"),
+            TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
             console=self._console,
         )
-        self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, numbers="")
+        self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, metrics="")
         self._bar.start()
-        # While the bar is shown, sys.stderr prints above it, so log handlers must write to sys.stderr.
+        # The started bar replaces sys.stderr by a stream that prints above the bar. Log handlers must use this stream.
         root = logging.getLogger("paddlenlp_ext")
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 
@@ -108,11 +108,11 @@ class ProgressBar(Callback):
             weight * self._rates[0] + (1 - weight) * report.num_tokens / report.seconds,
             weight * self._rates[1] + (1 - weight) * report.num_target_tokens / report.seconds,
         )
-        numbers = (
+        metrics = (
             f"loss {report.loss:.4f}  lr {report.learning_rate:.2e}  "
             f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} target)"
         )
-        self._bar.update(self._task, completed=state.step, numbers=numbers)
+        self._bar.update(self._task, completed=state.step, metrics=metrics)
 
     def on_rollback(self, state: TrainerState) -> None:
         assert self._bar is not None, "training has not begun"

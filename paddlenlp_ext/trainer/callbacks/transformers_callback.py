@@ -6,12 +6,12 @@
 | `on_log` | `logs` |
 | `on_evaluate` | `metrics` |
 
-Other hooks of transformers are not called.
+The trainer does not call other hooks of transformers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,10 +23,13 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 
 @dataclass
 class TrainerControl:
-    """Requests of callbacks to the trainer, which it follows after the hook and then resets.
+    """Requests of callbacks to the trainer, which logs, evaluates and saves in this order after each step.
+
+    A request that is made while the trainer logs or evaluates takes effect in the same step if its turn is still to
+    come, and otherwise after the next step.
 
     Attributes:
-        should_training_stop: end training after this step, as after its last step.
+        should_training_stop: end training after this step, as if the step were the last step of the run.
         should_evaluate: evaluate after this step.
         should_save: save a checkpoint after this step.
         should_log: write a log entry after this step.
@@ -37,17 +40,18 @@ class TrainerControl:
     should_save: bool = False
     should_log: bool = False
 
-    def take(self) -> TrainerControl:
-        """Return the requests; all but `should_training_stop` are reset."""
-        taken = replace(self)
-        self.should_evaluate = self.should_save = self.should_log = False
-        return taken
+    def take(self, request: str) -> bool:
+        """Return whether the field `request` is set, and reset it unless it ends the training."""
+        is_set = getattr(self, request)
+        if request != "should_training_stop":
+            setattr(self, request, False)
+        return is_set
 
 
 class TrainerCallback:
-    """Base class of callbacks with transformers' signatures; `add_callback` of the trainers accepts it.
+    """Base class of callbacks with transformers' signatures, for `add_callback` of the trainers.
 
-    `args` has the keys of the run as attributes, `state` is the trainer's `TrainerState`.
+    The attributes of `args` are the configuration keys of the run. `state` is the trainer's `TrainerState`.
 
     Examples:
         >>> from paddlenlp_ext import TrainerCallback
@@ -64,7 +68,7 @@ class TrainerCallback:
         """Handle the end of an optimizer step."""
 
     def on_epoch_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Handle the end of an epoch, after `on_step_end` of its last step."""
+        """Handle the end of an epoch; called after `on_step_end` of the epoch's last step."""
 
     def on_log(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Handle a new entry of `state.log_history`."""
@@ -80,13 +84,14 @@ class TrainerCallback:
 
 
 class TransformersCallbackAdapter(Callback):
-    """Callback of the trainer that calls the hooks of a `TrainerCallback`.
+    """Callback that forwards the trainer's events to the hooks of a `TrainerCallback`.
 
     Args:
-        callback: a `TrainerCallback`, or any object with some of its hooks.
-        config: the run's configuration, for `args`.
-        control: requests to the trainer.
-        model, tokenizer: passed to the hooks as `model` and `processing_class`.
+        callback: a `TrainerCallback`, or an object with some of the hooks of `TrainerCallback`.
+        config: the run's configuration, the source of `args`.
+        control: requests to the trainer, which the hooks may modify.
+        model: passed to the hooks as `model`.
+        tokenizer: passed to the hooks as `processing_class`.
     """
 
     def __init__(self, callback: Any, config: RunConfig, control: TrainerControl, model: Any, tokenizer: Any) -> None:

@@ -1,12 +1,12 @@
-"""Save checkpoints; with `use_async_save`, complete them in the background.
+"""Save checkpoints. With `use_async_save`, a background thread completes them.
 
     training                                            background thread of the main process
     gather all tensors and write all files  -------->   hash and flush the files, rename the folder,
     next steps                                          remove old checkpoints
     next checkpoint, or end of training: wait  <-----
 
-All values are written before training continues, so a checkpoint never mixes steps, and no tensor is copied in memory.
-Only hashing, flushing and renaming overlap with training.
+All files are written before training continues. Therefore all tensors of a checkpoint are from the same step, and no
+copies are needed in memory. Only hashing, flushing and renaming overlap with training.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class CheckpointSaver:
 
     Args:
         config: the run's configuration.
-        process_group: processes of the run; all processes call each method.
-        time_limit: clock that measures the checkpoints.
+        process_group: processes of the run. Every method is collective: all processes call it.
+        time_limit: time limit of the run, which measures how long checkpoints take.
         on_save: function called with the folder of each complete checkpoint.
     """
 
@@ -51,7 +51,7 @@ class CheckpointSaver:
     def save(
         self, state: TrainerState, model: TrainableModel, tokenizer: Any, optimizer: Optimizer, objective: Objective
     ) -> None:
-        """Write a checkpoint; it is complete after this call, or with `use_async_save` after `wait`.
+        """Write a checkpoint. The checkpoint is complete after `save`, or with `use_async_save`, after `wait`.
 
         Raises:
             StorageError: this checkpoint or the previous one cannot be written; earlier checkpoints are unchanged.
@@ -90,7 +90,7 @@ class CheckpointSaver:
         self.on_save(folder)
 
     def close(self) -> None:
-        """Wait for the background thread at the end of a run, also if the run failed."""
+        """Wait for the background thread at the end of a run, including a failed run."""
         self._thread.shutdown()
         if self._incomplete is not None and (error := self._incomplete[0].exception()) is not None:
-            logger.error("the checkpoint %s was not saved: %s", self._incomplete[1], error)
+            logger.error("checkpoint %s was not saved: %s", self._incomplete[1], error)

@@ -1,4 +1,4 @@
-"""Manage the files in output_dir: check the folder before a run, find and prune checkpoints, remove an earlier run."""
+"""Check output_dir before a run, find and prune its checkpoints, and remove the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.locks import run_lock
 
 STATE_FILE = "trainer_state.json"
 AUTO = "auto"
-"""Value of `resume_from_checkpoint` that resumes if there is a checkpoint."""
+"""Value of `resume_from_checkpoint` that resumes from the newest checkpoint, or starts a new run without one."""
 BAD_STEPS_FILE = "bad_steps.jsonl"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _RUN_FILES = (
@@ -47,22 +47,22 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return the folders of all checkpoints with trainer_state.json, by ascending step."""
+    """Return the folder of each checkpoint with a trainer_state.json, by ascending step."""
     return {step: path for step, path in _checkpoint_folders(output_dir).items() if (path / STATE_FILE).is_file()}
 
 
 def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list[Path]:
-    """Return the checkpoints to resume from, in order of preference; empty to start a new run.
+    """Return the checkpoints to resume from, in order of preference; an empty list starts a new run.
 
-    A checkpoint that was renamed by a killed run, which was about to replace it, gets its name back.
+    If a run was killed while it replaced a checkpoint, the renamed old checkpoint gets its name back.
 
     Args:
         output_dir: the run's folder.
-        resume: `resume_from_checkpoint`: None or False for none, True for the newest, "auto" for the newest if there is
-            one, or a checkpoint's folder.
+        resume: `resume_from_checkpoint`. None or False: start a new run; True: resume from the newest checkpoint;
+            "auto": as True, but start a new run if there is no checkpoint; a path: resume from this checkpoint.
 
     Raises:
-        ValueError: the checkpoint does not exist, or `output_dir` has checkpoints newer than the named one.
+        ValueError: the checkpoint does not exist, or `output_dir` has newer checkpoints than the path in `resume`.
     """
     if resume is None or resume is False:
         return []
@@ -71,30 +71,30 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
         newest_first = list(_checkpoint_folders(output_dir).values())[::-1]
         if not newest_first and resume is True:
             raise ValueError(
-                f"resume_from_checkpoint is true, but {output_dir} has no checkpoint; leave the key out to start a new "
-                f'run, or set it to "{AUTO}" to resume only if there is one'
+                f"resume_from_checkpoint is true, but {output_dir} has no checkpoint; remove the key to start a new "
+                f'run, or set it to "{AUTO}" to resume only if a checkpoint exists'
             )
         return newest_first
     folder = Path(resume)
     if not (folder / STATE_FILE).is_file():
-        raise ValueError(f"resume_from_checkpoint {resume!r} is not a checkpoint: it has no {STATE_FILE}")
+        raise ValueError(f"resume_from_checkpoint {resume!r} is not a checkpoint: {STATE_FILE} is missing")
     checkpoints = list_checkpoints(output_dir)
     steps = [step for step, path in checkpoints.items() if path.resolve() == folder.resolve()]
     newer = [path.name for step, path in checkpoints.items() if steps and step > steps[0]]
     if newer:
         raise ValueError(
-            f"{output_dir} also has {', '.join(newer)}, newer than {folder.name}, which a later resume would continue "
-            "from; remove them first, or choose another output_dir"
+            f"{output_dir} has checkpoints newer than {folder.name}: {', '.join(newer)}; a later resume would continue "
+            "from the newest; remove the newer checkpoints, or choose another output_dir"
         )
     return [folder]
 
 
 @contextmanager
 def locked_output_dir(config: RunConfig) -> Iterator[None]:
-    """Hold the lock of `output_dir` in the main process of a run, so that no other run writes to it.
+    """Lock `output_dir` in the main process of a run, so that other runs cannot write to it.
 
     Raises:
-        ValueError: another run holds the lock, or `output_dir` is not set, not writable or the folder of the model.
+        ValueError: another run holds the lock, or `output_dir` is not set, not writable, or the folder of the model.
     """
     if not is_main_rank():
         yield
@@ -104,12 +104,12 @@ def locked_output_dir(config: RunConfig) -> Iterator[None]:
 
 
 def check_output_dir(config: RunConfig) -> None:
-    """Check that a run may write to its `output_dir`, before weights are read and without changing results.
+    """Check that a run may write to its `output_dir`, without changing files of an earlier run.
 
     Raises:
-        ValueError: `output_dir` is not set, is not writable or is the folder of the model; it has weights, or a run that
-            is neither resumed nor overwritten; or overwriting would remove the model or adapter that the run starts
-            from.
+        ValueError: `output_dir` is not set, is not writable, or is the folder of the model; it has weights, or an
+            earlier run that is neither resumed nor overwritten; or overwriting would remove the model or adapter that
+            the run starts from.
     """
     output_dir, train, adapter = _checked_place(config), config.train, config.peft
     candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
@@ -119,17 +119,17 @@ def check_output_dir(config: RunConfig) -> None:
         inputs = {"model_name_or_path": config.model.model_name_or_path, "the adapter's path": adapter and adapter.path}
         _check_inputs_are_preserved(output_dir, inputs)
         return
-    # With "auto" and no checkpoint, a run that ended before its first checkpoint starts again.
+    # With "auto", a run that ended before its first checkpoint is started again.
     if list_checkpoints(output_dir) or ((output_dir / STATE_FILE).is_file() and train.resume_from_checkpoint != AUTO):
         raise ValueError(
-            f"output_dir {output_dir} already has a run; to continue it set resume_from_checkpoint: true, to start "
-            "over set overwrite_output_dir: true (removes that run's files) or choose another path"
+            f"output_dir {output_dir} already has a run; to continue the run, set resume_from_checkpoint: true; to "
+            "start over, set overwrite_output_dir: true (removes the files of the earlier run) or choose another path"
         )
     weights = next((output_dir / name for name in _WEIGHT_FILES if (output_dir / name).is_file()), None)
     if train.do_train and weights is not None:
         raise ValueError(
-            f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run would replace or mix "
-            "with its own; choose another path, or set overwrite_output_dir: true to remove it"
+            f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run could overwrite; choose "
+            "another path, or set overwrite_output_dir: true to remove the file"
         )
 
 
@@ -149,25 +149,25 @@ def _checked_place(config: RunConfig) -> Path:
 
 
 def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | None]) -> None:
-    """Check that removing the earlier run preserves the model and the adapter that the new run starts from."""
+    """Check that the model and adapter that a run starts from are not among the files of the earlier run to remove."""
     removed = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir).values())]
     for name, path in inputs.items():
         if path is not None and Path(path).expanduser().resolve() in removed:
             raise ValueError(
                 f"{name} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}; "
-                "choose another output_dir, or move that folder"
+                f"choose another output_dir, or move {path}"
             )
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
-    """Return whether `checkpoint` belongs to the run in `output_dir`; another run's checkpoint starts a new run."""
+    """Return whether `checkpoint` is a folder in `output_dir`, and not a checkpoint of another run."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
 def begin_output_dir(
     output_dir: Path, checkpoint: Path | None, overwrites: bool, run_config: Mapping[str, object]
 ) -> None:
-    """Create the folder and write run_config.json; remove an earlier run if `overwrite_output_dir` is set.
+    """Create output_dir and write run_config.json; with `overwrites`, first remove the files of an earlier run.
 
     Args:
         output_dir: the run's folder.
@@ -183,7 +183,7 @@ def begin_output_dir(
 
 
 def clear_run(output_dir: str | Path) -> None:
-    """Remove an earlier run's checkpoints, weights, logs and results, and no other files."""
+    """Remove the checkpoints, weights, logs and results of an earlier run, and keep all other files."""
     folder = Path(output_dir)
     for pattern in _RUN_FILES:
         for path in folder.glob(pattern):
@@ -194,13 +194,13 @@ def clear_run(output_dir: str | Path) -> None:
 
 
 def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
-    """Return all checkpoint folders, complete or not, by ascending step."""
+    """Return all checkpoint folders by ascending step, including incomplete ones."""
     named = [(_CHECKPOINT.fullmatch(path.name), path) for path in Path(output_dir).glob("checkpoint-*")]
     return dict(sorted((int(match[1]), path) for match, path in named if match and path.is_dir()))
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove the hidden folders of interrupted writes and removals; restore a checkpoint that was being replaced."""
+    """Remove the hidden folders of interrupted writes and removals; restore checkpoints not yet replaced."""
     _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
@@ -213,14 +213,14 @@ def _restore_replaced(output_dir: Path) -> None:
 
 
 def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep: Collection[int | None]) -> None:
-    """Remove old checkpoints after a checkpoint was saved.
+    """Remove old checkpoints after a checkpoint is saved.
 
     Args:
         output_dir: the run's folder.
-        limit: number of checkpoints to keep; None or below 1: all.
-        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed: they are damaged,
-            or the run would have resumed from them.
-        keep: steps whose checkpoints are not removed: the best evaluation, and the last stable checkpoint.
+        limit: number of checkpoints to keep; None or a limit below 1 keeps all.
+        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed. They are
+            damaged; otherwise the run would have resumed from them.
+        keep: steps whose checkpoints are never removed: the best evaluation, and the last stable checkpoint.
     """
     if limit is None or limit < 1:
         return
@@ -238,7 +238,7 @@ def remove_later_checkpoints(output_dir: str | Path, step: int, last: int) -> No
 
 
 def _remove(path: Path) -> None:
-    """Rename a folder, then remove it, so that an interrupted removal leaves no broken checkpoint."""
+    """Rename a folder, then remove it. An interrupted removal then leaves a hidden folder, not a broken checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

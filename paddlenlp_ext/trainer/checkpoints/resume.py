@@ -23,14 +23,14 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device", "scale_loss")  # of the reported sections
+_WITHOUT_EFFECT = ("device", "scale_loss")  # options of the reported sections that do not change a resumed run
 _MAX_PROBLEMS = 5
 
 
 def begin_or_resume(
     config: RunConfig, data_order: dict[str, Any], total_steps: int, best_name: str
 ) -> tuple[Path | None, TrainerState]:
-    """Return the checkpoint to resume from and its progress, or None and the state of a new run.
+    """Return the checkpoint to resume from and its training state; for a new run, None and a new state.
 
     Args:
         config: the run's configuration.
@@ -56,7 +56,7 @@ def begin_or_resume(
         _check_best(checkpoint, state, config, best_name)
         if state.total_steps != total_steps:
             logger.warning(
-                "the run was planned for %d steps and now has %d; the learning rate schedule follows the new number",
+                "the run was planned for %d steps and now has %d steps; the learning rate schedule uses the new count",
                 state.total_steps,
                 total_steps,
             )
@@ -66,25 +66,25 @@ def begin_or_resume(
 
 
 def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
-    """Continue with the checkpoint's loss scale in float16; `scale_loss` is the scale of a new run."""
+    """In float16, continue with the checkpoint's loss scale, or start with `scale_loss` in a new run."""
     if not config.precision.scales_loss:
         state.loss_scale = None
     elif state.loss_scale is None:
         state.loss_scale = LossScale(config.precision.scale_loss)
     else:
-        logger.info("loss scale %g, as in the checkpoint", state.loss_scale.scale)
+        logger.info("loss scale %g, from the checkpoint", state.loss_scale.scale)
 
 
 def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
-    """Return the newest undamaged checkpoint, or the named one; None to start a new run.
+    """Return the checkpoint that `resume` names, or the newest undamaged checkpoint; None starts a new run.
 
     Args:
         output_dir: the run's folder.
         resume: `resume_from_checkpoint`.
 
     Raises:
-        ValueError: the named checkpoint, or every checkpoint, is damaged; the message names the files. See also
-            `resume_candidates`.
+        ValueError: the named checkpoint or every checkpoint is damaged (the message names the files), or
+            `resume_candidates` raises the error.
     """
     is_named = isinstance(resume, str) and resume != AUTO
     damaged = []
@@ -94,24 +94,24 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
             return folder
         damaged.append(f"{folder}: {'; '.join(problems[:_MAX_PROBLEMS])}{'; ...' * (len(problems) > _MAX_PROBLEMS)}")
         if not is_named:
-            logger.warning("damaged checkpoint %s. Trying the previous one", damaged[-1])
+            logger.warning("damaged checkpoint %s. Trying the previous checkpoint", damaged[-1])
     if is_named and damaged:
         raise ValueError(
-            f"damaged checkpoint {damaged[0]}. Resume from another one; resume_from_checkpoint: true takes the newest "
-            "that is not damaged"
+            f"damaged checkpoint {damaged[0]}. Resume from another checkpoint; resume_from_checkpoint: true selects "
+            "the newest undamaged checkpoint"
         )
     if damaged:
         raise ValueError(
-            f"no checkpoint in {output_dir} can be resumed from: {' | '.join(damaged)}. Restore one from a copy, or "
-            "remove them to start a new run"
+            f"all checkpoints in {output_dir} are damaged: {' | '.join(damaged)}. Restore a checkpoint from a backup, "
+            "or remove all of them to start a new run"
         )
     return None
 
 
 def checkpoint_damage(folder: Path) -> list[str]:
-    """Describe the damaged and missing files of a checkpoint, and files of different steps; empty if there are none.
+    """Describe the damaged, missing and inconsistent files of a checkpoint; an undamaged checkpoint returns [].
 
-    A checkpoint of an earlier version has no manifest. Only its headers and its step are then checked, with a warning.
+    Without a manifest (checkpoints of earlier versions), only headers and steps are checked, and a warning is logged.
     """
     if (folder / MANIFEST_FILE).exists():
         return find_damage(folder)
@@ -124,15 +124,15 @@ def checkpoint_damage(folder: Path) -> list[str]:
         return [f"{MANIFEST_FILE}: missing"]
     if values.get("step", state.step) != state.step:
         return [f"training_state.json is from step {values['step']}, trainer_state.json from step {state.step}"]
-    logger.warning("%s has no %s: an earlier version wrote it, so its files are not verified", folder, MANIFEST_FILE)
+    logger.warning("%s was written by an earlier version without %s; its files are not verified", folder, MANIFEST_FILE)
     return []
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of the preference loss or the reward model equal the options of the checkpoint.
+    """Check that the options of the preference loss or the reward model have the values of the checkpoint.
 
     Raises:
-        ValueError: an option has another value; the message has both.
+        ValueError: an option has changed; the message has the old and the new value.
     """
     options = [
         option
@@ -143,12 +143,12 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
     if changes := _changes(checkpoint, config, options):
         raise ValueError(
             f"{checkpoint} was trained with another objective: {'; '.join(changes)}. Restore the old values, or start "
-            "a new run from its weights"
+            "a new run from the checkpoint's weights"
         )
 
 
 def _report_changes(checkpoint: Path, config: RunConfig) -> None:
-    """Warn of changed options of the optimizer, the precision and the adapter method."""
+    """Log a warning that names the changed options of the optimizer, the precision and the adapter method."""
     options = [o for name in _REPORTED_SECTIONS for o in options_of(type(config.sections[name]), name)]
     if config.peft is not None and config.peft_switch is not None:
         options += method_options(config.peft_switch, type(config.peft))
@@ -161,7 +161,7 @@ def _report_changes(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list[str]:
-    """Describe the options whose values differ from the checkpoint's; keys that it lacks are ignored as new."""
+    """Describe the options whose values differ from the checkpoint; ignore new options that the checkpoint lacks."""
     saved = read_json_object(checkpoint / "run_config.json")
     current = json.loads(json.dumps(config.to_flat_dict()))
     return [
@@ -172,7 +172,7 @@ def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list
 
 
 def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_name: str) -> None:
-    """Forget the best evaluation if another metric selected it, or if its checkpoint is needed but damaged."""
+    """Forget the best evaluation if the metric has changed, or if its checkpoint is required but damaged or missing."""
     assert config.train.output_dir is not None
     best = state.best_step
     if best is None:

@@ -1,14 +1,15 @@
-"""Peak memory of a process in a training step, part by part, from shapes only.
+"""Estimate of the peak memory of a process in a training step, from shapes only.
 
-docs/memory.md compares it with measurements.
+docs/memory.md compares the estimates with measurements.
 
 Memory peaks at one of three points:
 
     start of the backward pass    all activations, few gradients
     end of the backward pass      all gradients, no activations
-    update                        all gradients, and temporary tensors of the largest parameter's update
+    optimizer update              all gradients, and temporary tensors of the largest parameter's update
 
-The C++ library's blocks and the C heap do not reuse each other's free memory, so each counts at its own peak.
+The C++ library allocates large results in its own blocks. Blocks and the C heap cannot reuse each other's free memory,
+so the estimate adds the peak of the blocks and the peak of the heap.
 """
 
 from __future__ import annotations
@@ -34,35 +35,36 @@ from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters, updated_parameters
 
 _PROCESS_BYTES = 370e6
-"""Python, Paddle, the tokenizer and their libraries, before any tensor."""
+"""Bytes that Python, Paddle, the tokenizer and their libraries take before the first tensor is allocated."""
 _LOSS_CHUNK = 256
-"""Target positions whose logits exist at one time (ops/linear_cross_entropy/__init__.py), except with Triton. In C++
-products in bfloat16 take 384 positions but need no second copy for the rounded gradient: the same bytes."""
+"""Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. The C++
+library takes chunks of 384 positions in bfloat16 without a rounded copy of the gradient, which needs as many bytes."""
 _SMALLEST_BLOCK = 1 << 18
-"""Minimum size in bytes of the result of a C++ op that is allocated in a block (ops/cpp/library.py)."""
+"""Minimum size in bytes of a C++ op's result for allocation in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
-"""Maximum free part of the C++ library's blocks, relative to their peak (ops/csrc/buffers.cpp)."""
-_LARGEST_HEAP_PIECE = 1 << 25
-"""Bytes from which the C library maps a piece by itself and returns it to the system when it is freed (mallopt(3))."""
+"""Maximum free memory in the C++ library's blocks, as a fraction of their peak (ops/csrc/buffers.cpp)."""
+_MMAP_THRESHOLD = 1 << 25
+"""Minimum bytes of an allocation that the C library maps separately. Freeing it returns the memory to the system
+(M_MMAP_THRESHOLD in mallopt(3))."""
 _FREE_HEAP = 1.0
-"""Freed memory that the C heap retains in addition to the C++ library's blocks, relative to its peak without weights
-and optimizer: few freed pieces fit a later request."""
+"""Freed memory that the C heap retains, as a fraction of its peak without weights and optimizer state, if the C++
+library allocates the large results. Few freed chunks fit a later allocation."""
 _FREE_PLAIN_HEAP, _FREE_PLAIN_HEAP_OF_ADAPTERS = 0.7, 1.75
-"""The same without the C++ library, when all tensors are on the heap. The small results of adapters' ops lie between
-large ones and keep their neighbours from merging. Measured on two shapes (docs/memory.md)."""
+"""Freed memory that the C heap retains without the C++ library, as a fraction of its peak, for a model without and with
+adapters. Small results of adapter ops lie between large freed chunks and keep them from merging. Measured with two
+model shapes (docs/memory.md)."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Peak memory of a step in bytes, by purpose.
+    """Peak memory of a training step in bytes, by purpose.
 
     Attributes:
-        process: the program itself.
-        weights: frozen and trained parameters, quantized weights in their packed form.
-        optimizer: moments, and fp32 copies of weights in half precision.
+        process: Python, Paddle and other libraries, without tensors.
+        weights: frozen and trained parameters. Quantized weights count in their packed form.
+        optimizer: moments, and fp32 copies of half-precision weights.
         activations: tensors saved for the backward pass of one micro-batch.
-        working: temporary tensors: the logits of a chunk of target positions or the backward pass of one layer,
-            whichever is larger.
+        working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
         gradients: gradients of trained parameters that do not fit into memory freed by activations.
         allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
@@ -83,12 +85,12 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class _MemoryUse:
-    """Bytes in use at one moment, without weights and optimizer.
+    """Bytes in use at one point of a step, without weights and optimizer state.
 
     Attributes:
-        blocks: large results of the C++ library's ops.
-        heap: results of Paddle's own ops.
-        mapped: such results of at least `_LARGEST_HEAP_PIECE`; freed, they return to the system at once.
+        blocks: large results of C++ ops.
+        heap: results of Paddle's ops below `_MMAP_THRESHOLD`.
+        mapped: results of Paddle's ops from `_MMAP_THRESHOLD` up. Freeing them returns the memory to the system.
     """
 
     blocks: float = 0.0
@@ -103,18 +105,18 @@ class _MemoryUse:
         return self.blocks + self.heap + self.mapped
 
     @staticmethod
-    def of_pieces(sizes: Iterable[float], blocks: float = 0.0) -> _MemoryUse:
-        """Return the memory of results of Paddle's ops with these sizes, and of blocks."""
+    def of_results(sizes: Iterable[float], blocks: float = 0.0) -> _MemoryUse:
+        """Return the memory of Paddle's results with these sizes in bytes, plus `blocks` bytes of C++ results."""
         sizes = list(sizes)
-        mapped = sum(size for size in sizes if size >= _LARGEST_HEAP_PIECE)
+        mapped = sum(size for size in sizes if size >= _MMAP_THRESHOLD)
         return _MemoryUse(blocks, sum(sizes) - mapped, mapped)
 
     def peak_of_each(self, other: _MemoryUse) -> _MemoryUse:
-        """Return the peak of two moments if blocks and heap do not share free memory."""
+        """Return the peak of two points of a step if blocks and heap cannot reuse each other's free memory."""
         return _MemoryUse(max(self.blocks, other.blocks), max(self.heap, other.heap), max(self.mapped, other.mapped))
 
     def peak_of_sum(self, other: _MemoryUse) -> _MemoryUse:
-        """Return the peak of two moments if all memory is on the heap."""
+        """Return the peak of two points of a step if all memory is on the heap."""
         return _MemoryUse(0.0, max(self.total, other.total))
 
 
@@ -136,39 +138,39 @@ def estimate_memory(
     """Predict the peak memory of a process in a training step.
 
     Args:
-        model: a `CausalLM` or `PeftModel`, split as the process holds it; only its shapes are read, so it needs no
+        model: a `CausalLM` or `PeftModel`, sharded for the process. Only shapes are read; the parameters may have no
             values.
         micro_batch_tokens: positions of the largest micro-batch, padding included.
-        target_tokens: target tokens of that micro-batch.
+        target_tokens: target tokens of the largest micro-batch.
         recompute: recomputation plan; None: no recomputation.
-        numerics: number formats and fused ops of the backend.
+        numerics: dtypes and fused ops of the backend.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: bytes per element of the decoder's matrices, and on a GPU of all weights: 4 for fp32, 2 for
-            bf16.
+        bytes_per_weight: bytes per element of the decoder's matrices, or on a GPU of all weights: 4 for fp32, 2 for
+            half precision.
         optim: name of the optimizer.
-        master_weight: whether trained weights in half precision have fp32 copies.
-        float32_gradients: whether trained weights in half precision have gradients in fp32.
-        packed: size of the process's weights that will be quantized, which `model` has in floating point.
+        master_weight: whether trained half-precision weights have fp32 copies.
+        float32_gradients: whether trained half-precision weights have fp32 gradients.
+        packed: size of the quantized weights of the process; `model` has the floating-point shapes of these weights.
         share: the process's share of the step; None: a single process.
     """
     share = share or ProcessShare(tuple(range(model.config.num_hidden_layers)))
     inputs = saved_inputs(model, numerics)
     layers = ActivationModel(model.config, recompute, numerics, inputs, share.tensor, share.sequence_parallel)
     recomputed = layers.recomputed
-    # The final norm saves its input too.
+    # The added hidden states are the input of the final norm.
     activations = micro_batch_tokens * (layers.saved(share.layers) - recomputed + share.has_head * layers.hidden)
     stored = _Storage(model, numerics, bytes_per_weight, float32_gradients)
     loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored, share)
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
     working = max(loss, backward)
 
-    # Paddle's ops add to the hidden states, and add a separate adapter's result to gate and up. They also allocate
-    # about half of the activations that such an adapter saves; linears allocate the rest (DoRA).
+    # Paddle's ops allocate the residual sums, and the sums of a linear output and a separate adapter's output (here of
+    # gate and up). They also allocate about half of the activations that a separate adapter saves (measured with DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     kept: Sequence[int] = share.layers
     if recompute is not None and recompute.offloads_inputs:
         kept = [layer for layer in share.layers if layer in recompute.excluded_layers]
-    # Tensor-parallel layers read copies, or gathered hidden states.
+    # The inputs of tensor-parallel layers are copies of the hidden states, or hidden states gathered from all ranks.
     copied = model.config.hidden_size * (inputs.attention + inputs.feed_forward) if share.tensor > 1 else 0.0
     by_layers = len(kept) * layers.hidden + len(share.layers) * (separate + copied * (recompute is None))
     by_paddle = micro_batch_tokens * (by_layers + layers.hidden)
@@ -177,12 +179,12 @@ def estimate_memory(
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model, share))
-    # At the update, the two gradients of a tied embedding have been added.
+    # Before the update, the two gradients of a tied embedding are added into one tensor.
     update = _gradients(model, stored, share, has_both_of_tied=False)
     update += max(
         _update_use(model, optim, stored, master_weight), _bucket_use(model, stored, share), key=lambda use: use.total
     )
-    combine = start_of_backward.peak_of_each if numerics.native else start_of_backward.peak_of_sum
+    combine = start_of_backward.peak_of_each if numerics.cpp else start_of_backward.peak_of_sum
     needed = combine(max(gradients, update, key=lambda use: use.total))
     return MemoryEstimate(
         process=_PROCESS_BYTES,
@@ -196,17 +198,17 @@ def estimate_memory(
 
 
 def _free_bytes(needed: _MemoryUse, numerics: Numerics, has_adapters: bool) -> float:
-    """Return the bytes of freed memory that allocators retain."""
+    """Return the bytes of freed memory that the allocators retain after the peak `needed`."""
     if numerics.on_gpu:
         return 0.0
-    if numerics.native:
+    if numerics.cpp:
         return _FREE_BLOCKS * needed.blocks + _FREE_HEAP * needed.heap
     return (_FREE_PLAIN_HEAP_OF_ADAPTERS if has_adapters else _FREE_PLAIN_HEAP) * needed.heap
 
 
 @dataclass(frozen=True)
 class _Storage:
-    """Format of each parameter: on the CPU only the decoder's matrices are stored in half precision."""
+    """Storage dtype of each parameter. On the CPU, only the decoder's matrices are stored in half precision."""
 
     model: Any
     numerics: Numerics
@@ -220,11 +222,11 @@ class _Storage:
         return self.bytes_per_weight if may_be_half else 4
 
     def num_bytes(self, parameter: Any) -> float:
-        """Return the bytes of a parameter."""
+        """Return the size of a parameter in bytes."""
         return float(math.prod(parameter.shape) * self.bytes_per_element(parameter))
 
     def gradient_bytes(self, parameter: Any) -> float:
-        """Return the bytes of a parameter's gradient."""
+        """Return the size of a parameter's gradient in bytes."""
         return 4.0 * math.prod(parameter.shape) if self.float32_gradients else self.num_bytes(parameter)
 
     def is_half(self, parameter: Any) -> bool:
@@ -235,9 +237,10 @@ class _Storage:
 def _loss_bytes(
     model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage, share: ProcessShare
 ) -> float:
-    """Return the bytes of the loss: the logits of a chunk, and the target tokens' hidden states and gradients.
+    """Return the peak bytes of the loss: a chunk of logits, and the hidden states of target tokens with gradients.
 
-    If lm_head trains, its copy in the format of products or a chunk's part of its gradient is added.
+    A trained lm_head adds its copy in the matmul dtype. Without the C++ library, it adds a chunk's contribution to its
+    fp32 gradient instead.
     """
     if not share.has_head:
         return 0.0
@@ -245,48 +248,51 @@ def _loss_bytes(
     logits = _logit_bytes(config.num_outputs / share.tensor, targets, numerics, config.logit_softcap is not None)
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
     copied = 0.0 if stored.is_half(model.head_weight()) else _rounded_bytes(numerics)
-    per_head_weight = copied if numerics.native else 4.0  # a C++ product accumulates a chunk's gradient in place
+    per_head_weight = copied if numerics.cpp else 4.0  # the C++ matmul accumulates the gradient in place
     return logits + hidden + per_head_weight * _trained_head_size(model, share)
 
 
 def _logit_bytes(columns: float, targets: int, numerics: Numerics, is_capped: bool) -> float:
-    """Return the bytes of a chunk's logits and gradients for a process's columns of the vocabulary.
+    """Return the bytes of a chunk's logits and their gradient on a process with `columns` columns of lm_head.
 
-    In Triton the gradient overwrites the logits, both in the dtype of products. Otherwise logits are float32, with a
-    rounded copy of the gradient, and outside of C++ a soft-cap takes a further tensor, for its derivative.
+    With Triton, logits have the matmul dtype and their gradient overwrites them. Without Triton, logits are float32 and
+    the gradient has a copy rounded to the matmul dtype. Without the C++ library, the derivative of a logit soft-cap
+    takes another float32 tensor.
     """
     if numerics.triton:
         return numerics.product * min(chunk_rows(math.ceil(columns), int(numerics.product)), targets) * columns
-    capped = 4.0 if is_capped and not numerics.native else 0.0
+    capped = 4.0 if is_capped and not numerics.cpp else 0.0
     return (4.0 + _rounded_bytes(numerics) + capped) * min(_LOSS_CHUNK, targets) * columns
 
 
 def _rounded_bytes(numerics: Numerics) -> float:
-    """Return the bytes per element of a copy in the dtype of products; 0 in float32, which needs none."""
+    """Return the bytes per element of a copy rounded to the matmul dtype; 0 for float32, which needs no copy."""
     return 0.0 if numerics.product == 4.0 else numerics.product
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token of the most expensive backward op of a layer, the gate's.
+    """Return the elements per token of the gate's backward op, the backward op of a layer that needs the most memory.
 
-    It holds the gradients of the gate's output, of gate and up, and of the hidden states before and after.
+    The op runs while five gradients exist: of the gate's output, of gate, of up, and of the hidden states before and
+    after the feed-forward layer.
     """
     shapes = [shape for shape in config.experts or () if shape is not None]
-    rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # tokens sorted by expert
+    rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # hidden states sorted by expert
     return 3 * config.active_size / tensor + (2 + rows) * config.hidden_size
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the size of lm_head if it trains on this process, else 0; the forward pass computes its gradient."""
+    """Return the elements of the lm_head gradient, which the forward pass computes; 0 if this process has none."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 
 
 def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_tied: bool = True) -> _MemoryUse:
-    """Return the memory of all gradients; a tied embedding has two gradients, one for each use, until they are added.
+    """Return the memory of all gradients.
 
     C++ ops allocate the gradients of linear layers and lm_head. Paddle allocates the gradients of the embedding and of
-    small adapters. The gradient of a half-precision embedding is computed in fp32 first.
+    small adapters, and computes the gradient of a half-precision embedding in fp32 first. With `has_both_of_tied`, a
+    tied embedding has two gradients, one from the embedding and one from lm_head.
     """
     trained = (updated_parameters if share.shards_gradients else trainable_parameters)(model)
     sizes = {name: stored.gradient_bytes(parameter) for name, parameter in trained.items()}
@@ -295,40 +301,37 @@ def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_ti
     head = 0.0
     if model.config.tie_word_embeddings and has_both_of_tied:
         head = stored.gradient_bytes(model.head_weight()) if _trained_head_size(model, share) else 0.0
-    return _MemoryUse.of_pieces([*by_paddle, *wide], sum(sizes.values()) - sum(by_paddle) + head)
+    return _MemoryUse.of_results([*by_paddle, *wide], sum(sizes.values()) - sum(by_paddle) + head)
 
 
 def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse:
-    """Return the memory for summing gradients over replicas: a bucket, and the sum split into parameters."""
+    """Return the memory of the gradient reduction over replicas: a bucket, and its sum split into parameters."""
     if share.replicas == 1:
         return _MemoryUse()
     sizes = [stored.gradient_bytes(parameter) for parameter in trainable_parameters(model).values()]
     joined = sum(size for size in sizes if size < BUCKET_BYTES)
-    return _MemoryUse.of_pieces([min(joined, BUCKET_BYTES)] * 2)
+    return _MemoryUse.of_results([min(joined, BUCKET_BYTES)] * 2)
 
 
 def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -> _MemoryUse:
-    """Return the temporary memory of the largest parameter's update, without its gradient.
+    """Return the temporary memory of the update that needs the most, without the parameter's gradient.
 
-    Optimizers with small state convert a half-precision gradient to fp32, and the parameter if it has no fp32 copy.
+    Every optimizer but AdamW converts a half-precision gradient to fp32, and also the parameter if it has no fp32 copy.
     """
     updates = []
     for name, parameter in updated_parameters(model).items():
         size = 4.0 * math.prod(parameter.shape)
         widened = (not stored.float32_gradients) + (not master_weight)
         widened *= optim != "adamw" and stored.is_half(parameter)
-        pieces = [size] * (widened + (optim == "adamw_mini"))
+        sizes = [size] * (widened + (optim == "adamw_mini"))
         if optim == "muon" and muon.is_muon_matrix(name, parameter.shape):
-            pieces.append(muon.update_bytes(parameter.shape))
-        updates.append(pieces)
-    return _MemoryUse.of_pieces(max(updates, key=sum))
+            sizes.append(muon.update_bytes(parameter.shape))
+        updates.append(sizes)
+    return _MemoryUse.of_results(max(updates, key=sum))
 
 
 def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: PackedSize) -> float:
-    """Return the size in bytes of this process's weights, plus the cast copies of linear weights under autocast.
-
-    ZeRO-3 gathers the weights outside the decoder layers, and the weights of two layers (parallel/zero.py).
-    """
+    """Return the bytes of this process's weights, of weights gathered by ZeRO-3, and of matrices cast by autocast."""
     total = sum(stored.num_bytes(parameter) for parameter in model.parameters() if is_materialized(parameter))
     total += _gathered_bytes(model, stored)
     total += packed.num_bytes - stored.bytes_per_weight * packed.num_weights
@@ -341,7 +344,10 @@ def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: Pack
 
 
 def _gathered_bytes(model: Any, stored: _Storage) -> float:
-    """Return the maximum bytes of other processes' weights that are gathered at the same time."""
+    """Return the peak bytes of weights that ZeRO-3 gathers from other processes.
+
+    The peak is reached with all weights outside the decoder layers and the weights of two layers (parallel/zero.py).
+    """
     by_layer: dict[str, float] = defaultdict(float)
     for name, parameter in model.named_parameters():
         if placement_of(parameter).is_gathered_copy:
@@ -352,7 +358,7 @@ def _gathered_bytes(model: Any, stored: _Storage) -> float:
 
 
 def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) -> float:
-    """Return the bytes of the optimizer's moments, and of the fp32 copies of parameters in half precision."""
+    """Return the bytes of the optimizer's moments and of the fp32 copies of half-precision parameters."""
     total = 0.0
     for name, parameter in updated_parameters(model).items():
         if optim == "adamw_mini":

@@ -1,6 +1,6 @@
 """Estimate the bytes per token that decoder layers save for the backward pass, from shapes only.
 
-Tensors with one element per position (a norm's scale, a softmax's sum) are ignored.
+The estimate ignores tensors with one element per position, such as the scale of a norm or the sum of a softmax.
 """
 
 from __future__ import annotations
@@ -18,62 +18,62 @@ class Numerics:
 
     Attributes:
         hidden: bytes per element of the hidden states between layers, which the norms save.
-        attention: bytes per element of queries, keys, values, attention's output, and other outputs of linear layers.
-        product: bytes per element of the inputs of matrix products and of the gate.
-        native: whether the C++ library runs the ops. It recomputes the product of gate and up in the backward pass
-            (ops/recompute_functions.py), and its frozen linears save nothing.
-        on_gpu: whether a GPU runs the ops. Norms, rotation and gate consist of several ops there, each of which saves
-            its input.
-        autocast: whether each product casts its input and saves its own copy.
-        triton: whether Triton kernels compute the loss, whose chunks are larger (ops/linear_cross_entropy/triton.py).
+        attention: bytes per element of queries, keys, values, attention output, and other outputs of linear layers.
+        product: bytes per element of the inputs of matmuls and of the gate op (the matmul dtype).
+        cpp: whether the C++ library runs the ops. Its backward pass recomputes act(gate) * up
+            (ops/recompute_functions.py), and its frozen linear layers save no input.
+        on_gpu: whether a GPU runs the ops. On a GPU, norms, rotary embedding and gate consist of several ops, and each
+            op saves its input.
+        autocast: whether each matmul casts its input and saves the cast copy.
+        triton: whether Triton kernels compute the loss, in larger chunks (ops/linear_cross_entropy/triton.py).
     """
 
     hidden: float = 4.0
     attention: float = 4.0
     product: float = 4.0
-    native: bool = False
+    cpp: bool = False
     on_gpu: bool = False
     autocast: bool = False
     triton: bool = False
 
     @property
     def result(self) -> float:
-        """Bytes per element of attention's result that o_proj saves in addition to attention."""
+        """Bytes per element of the attention output that o_proj saves, besides the copy that attention saves."""
         return 0.0 if self.product == self.attention else self.product
 
     @property
     def gated(self) -> float:
-        """Bytes per element of the gate's product that down_proj saves."""
-        return 0.0 if self.native else self.product
+        """Bytes per element of act(gate) * up that down_proj saves."""
+        return 0.0 if self.cpp else self.product
 
 
 CPU_PADDLE = Numerics()
-"""Plain Paddle on the CPU."""
-CPU_NATIVE = Numerics(native=True)
-"""The C++ library on the CPU."""
-CPU_BF16 = Numerics(product=2.0, native=True)
-"""The C++ library with products in bfloat16 (ops/cpp/bf16.py)."""
+"""Paddle's ops on the CPU, without the C++ library."""
+CPU_CPP = Numerics(cpp=True)
+"""The C++ library on the CPU in float32."""
+CPU_BF16 = Numerics(product=2.0, cpp=True)
+"""The C++ library on the CPU with matmuls in bfloat16 (ops/cpp/bf16.py)."""
 GPU = Numerics(on_gpu=True)
 """A GPU in float32."""
 GPU_HALF = Numerics(hidden=2.0, attention=2.0, product=2.0, on_gpu=True)
 """A GPU with weights in half precision (O2)."""
 GPU_AUTOCAST = Numerics(attention=2.0, product=2.0, on_gpu=True, autocast=True)
-"""A GPU with only the products in half precision (O1)."""
+"""A GPU with float32 weights and matmuls in half precision (O1)."""
 
 
 @dataclass(frozen=True)
 class SavedInputs:
-    """Bytes per element that a decoder layer's linear layers save of their inputs.
+    """Inputs that the linear layers and adapters of a decoder layer save for the backward pass.
 
     Attributes:
         attention: bytes per element of the input of q, k and v.
-        result: bytes per element of the input of o_proj, in addition to attention's own copy.
+        result: bytes per element of the input of o_proj, besides the copy that attention saves.
         feed_forward: bytes per element of the input of gate and up.
         gated: bytes per element of the input of down_proj.
-        latents: bytes per element of the latents, the input of their linear layers.
-        adapters: bytes per token that the layer's adapters save themselves.
+        latents: bytes per element of the latents of multi-head latent attention, which linear layers read.
+        adapters: bytes per token of other tensors that adapters save.
         exchanged: bytes per token of the rows that expert-parallel processes receive.
-        norms: number of norms that read the hidden states; 1 if attention and the feed-forward layer share one.
+        norms: number of norms that read the hidden states; 1 if attention and the feed-forward layer share a norm.
     """
 
     attention: float
@@ -87,7 +87,7 @@ class SavedInputs:
 
 
 def all_inputs(numerics: Numerics) -> SavedInputs:
-    """Return the saved inputs of a layer whose linears all train."""
+    """Return the saved inputs of a decoder layer in full training, where every linear layer trains."""
     attention, feed_forward = (3, 2) if numerics.autocast else (1, 1)
     product = numerics.product
     return SavedInputs(attention * product, numerics.result, feed_forward * product, numerics.gated, product)
@@ -98,11 +98,11 @@ class ActivationModel:
     """Saved activations of a decoder, in bytes per token.
 
     Attributes:
-        config: the decoder's sizes (`DecoderConfig`).
+        config: the decoder's `DecoderConfig`.
         plan: recomputation plan; None: no recomputation.
-        numerics: number formats and fused ops of the backend.
-        inputs: saved inputs of the linears; None: every linear saves its input.
-        tensor: tensor-parallel degree; heads and inner features are sharded.
+        numerics: dtypes and fused ops of the backend.
+        inputs: saved inputs of the linear layers; None: every linear layer saves its input.
+        tensor: tensor-parallel degree; attention heads and inner features are sharded.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
     """
 
@@ -115,34 +115,34 @@ class ActivationModel:
 
     @property
     def hidden(self) -> float:
-        """Hidden states between two layers, which are the input of a norm."""
+        """Bytes per token of the hidden states between two layers, the input of a norm."""
         return self.numerics.hidden * self.config.hidden_size / (self.tensor if self.sequence_parallel else 1)
 
     @property
     def result(self) -> float:
-        """Result of attention, the input of o_proj."""
+        """Bytes per token of the attention output, the input of o_proj."""
         return self.numerics.attention * self._num_results
 
     @property
     def attention(self) -> float:
-        """Queries, keys, values and the result of attention."""
+        """Bytes per token of queries, keys, values and attention output."""
         return self.numerics.attention * (self._num_queries + self._num_keys + self._num_values) + self.result
 
     @property
     def inner(self) -> float:
-        """Gate, up, or their product, as a linear returns it."""
+        """Bytes per token of one output with the inner size: gate, up, or act(gate) * up."""
         return self.numerics.attention * self._num_inner
 
     @property
     def gate(self) -> float:
-        """Gate and up as the gate op saves them."""
+        """Bytes per token of gate and up, both saved by the gate op."""
         return 2 * self.numerics.product * self._num_inner
 
     @property
     def layer(self) -> float:
-        """All activations of a layer: the inputs of its norms, linears, attention and gate."""
+        """Bytes per token of all activations of a layer: the inputs of its norms, linear layers, attention and gate."""
         inputs = self.inputs or all_inputs(self.numerics)
-        hidden = self.config.hidden_size  # the input of a linear is gathered, even if the hidden states are sharded
+        hidden = self.config.hidden_size  # not divided: ranks gather the input of a linear layer
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
         linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
@@ -151,13 +151,13 @@ class ActivationModel:
 
     @property
     def _unfused(self) -> float:
-        """Extra tensors saved by layers that consist of several ops."""
+        """Bytes per token of further tensors saved by unfused layers, which consist of several ops."""
         rotated = self._num_queries + self._num_keys
         normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
         if not self.numerics.on_gpu:
             return normed
-        # A norm saves its input in float32 in place of the hidden states, and its result before scaling. Rotation saves
-        # its input in float32 twice, once with the halves swapped. silu saves its result.
+        # A norm saves a float32 copy of its input instead of the input, and its output before scaling. The rotary
+        # embedding saves its input in float32 twice, once with the halves swapped. silu saves its output.
         norms = 2 * self.hidden * 4.0 / self.numerics.hidden
         return norms + 2 * normed + 8.0 * rotated + self.numerics.product * self._num_inner
 
@@ -182,7 +182,7 @@ class ActivationModel:
         return self.config.active_size / self.tensor
 
     def saved(self, layers: Iterable[int]) -> float:
-        """Return the bytes per token that `layers` save, plus the recomputed activations of one layer."""
+        """Return the bytes per token that `layers` save, plus the activations that one layer recomputes."""
         return sum(self._saved_by_layer(index) for index in layers) + self.recomputed
 
     @property
@@ -195,11 +195,11 @@ class ActivationModel:
     def _saved_by_layer(self, index: int) -> float:
         plan = self.plan
         if plan is None or index in plan.excluded_layers or plan.granularity == "core_attn":
-            return self.layer  # attention saves its inputs and result but no scores: recomputing it frees nothing
+            return self.layer  # attention saves no scores, so recomputing it frees nothing
         if plan.granularity == "full_attn":
             return self.layer - self.attention
         hidden = self.numerics.hidden * self.config.hidden_size
-        region_bytes = {  # inputs and results of each region
+        region_bytes = {  # inputs and outputs of each region
             "attention_column_ln": hidden + self.attention - self.result,
             "flash_attn": self.attention,
             "attention_row_ln": self.result + hidden,

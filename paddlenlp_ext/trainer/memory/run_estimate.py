@@ -1,4 +1,4 @@
-"""Estimate the peak memory of a run from its configuration and the shapes of its model; no weight is read."""
+"""Estimate the peak memory of a run from its configuration and the shapes of its model, without reading weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from paddlenlp_ext.trainer.build_model import adapt_model, weight_dtype
 from paddlenlp_ext.trainer.memory.estimate import MemoryEstimate, estimate_memory
 from paddlenlp_ext.trainer.memory.layer_activations import (
     CPU_BF16,
-    CPU_NATIVE,
+    CPU_CPP,
     CPU_PADDLE,
     GPU,
     GPU_AUTOCAST,
@@ -49,8 +49,8 @@ class ModelOutline:
     Attributes:
         model: the decoder with its adapter, not quantized.
         num_base_parameters: number of parameters of the decoder without its adapter.
-        packed: size of the weights that are stored quantized or are quantized while loading.
-        degrees: parallel degrees by which `estimate_run` divides the model.
+        packed: size of the weights that are stored quantized or quantized while loading.
+        degrees: parallel degrees by which `estimate_run` shards the model.
     """
 
     model: CausalLM | PeftModel
@@ -60,7 +60,7 @@ class ModelOutline:
 
 
 def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | None = None) -> ModelOutline:
-    """Build the model of a run without weights, and check that it can be divided by `degrees`.
+    """Build the model of a run without weights, and check that its shapes can be divided by `degrees`.
 
     Raises:
         ValueError: the model's shapes cannot be divided, or a pattern of weight_quantize_algo matches no layer.
@@ -80,15 +80,15 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
 def estimate_run(
     config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
 ) -> MemoryEstimate:
-    """Estimate the peak memory of a training step for the process that needs the most.
+    """Estimate the peak memory of a training step on the process that needs the most memory.
 
-    If several processes divide the model, the outline's model is changed to the shapes of one process.
+    If several processes share the model, `outline.model` is changed to the shard of one process.
 
     Args:
         config: the run's configuration.
         outline: the model's shapes.
         micro_batch_tokens: positions of the largest micro-batch, padding included.
-        target_tokens: target tokens of that micro-batch.
+        target_tokens: target tokens of the largest micro-batch.
     """
     model, num_micro = outline.model, config.train.gradient_accumulation_steps
     num_elements = _num_elements(model)
@@ -103,7 +103,7 @@ def estimate_run(
 
 
 def _num_elements(model: CausalLM | PeftModel) -> int:
-    """Return the number of elements of this process's frozen matrices in decoder layers, which may be quantized."""
+    """Return the number of elements of this process's frozen decoder matrices, the candidates for quantization."""
     return sum(
         math.prod(parameter.shape)
         for name, parameter in model.named_parameters()
@@ -142,17 +142,17 @@ def _estimate_process(
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:
-    """Return the numerics of the configured device and dtype."""
+    """Return the dtypes and fused ops of the configured device and precision."""
     is_half = precision.compute_dtype != "float32"
     if precision.device != "cpu":
         on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
         return replace(on_gpu, triton=_gpu_runs_triton())
     if library.unavailable_reason() is not None:
         return CPU_PADDLE
-    return CPU_BF16 if is_half else CPU_NATIVE
+    return CPU_BF16 if is_half else CPU_CPP
 
 
 def _gpu_runs_triton() -> bool:
-    """Return whether ops use Triton kernels on this machine's GPU, or on a Hopper GPU if there is none."""
+    """Return whether ops use Triton kernels on this machine's GPU; a machine without a GPU counts as a Hopper GPU."""
     place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
     return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None

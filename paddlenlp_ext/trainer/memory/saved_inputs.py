@@ -1,8 +1,8 @@
 """Inputs that the linear layers and adapters of a decoder layer save for the backward pass, from shapes only.
 
-A linear that trains saves its input in the format of its product; a frozen linear saves nothing in the C++ library, and
-its input in Paddle's own product. LoRA fused with its base saves its input in that format as well. Every other adapter
-computes in full precision next to the linear, and saves its input unconverted.
+A trained linear layer saves its input in the matmul dtype. A frozen linear layer saves no input in the C++ library, but
+Paddle's matmul saves it. LoRA fused with its base layer saves its input in the matmul dtype. Every other adapter
+computes in separate ops in full precision, and saves its input unconverted.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from paddlenlp_ext.trainer.memory.adapter_activations import saved_activations
 from paddlenlp_ext.trainer.memory.layer_activations import Numerics, SavedInputs
 
 _DROPOUT = 1.25
-"""fp32 elements that dropout saves per input element: its result, and one byte of mask."""
+"""fp32 elements that dropout saves per input element: the output, and a mask of one byte."""
 
 
 def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
-    """Return the saved inputs of the model's average layer.
+    """Return the saved inputs of the model's decoder layers, averaged over the layers.
 
     Args:
         model: a `CausalLM` or `PeftModel`; only its shapes are read.
-        numerics: number formats and fused ops of the backend.
+        numerics: dtypes and fused ops of the backend.
     """
     layers = [layer for _, layer in model.named_sublayers() if isinstance(layer, DecoderLayer)]
     each = [_inputs_of_layer(layer, model.config.hidden_size, numerics) for layer in layers]
     means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
-    if isinstance(model, PeftModel) and isinstance(model.adapter, PromptAdapter) and not numerics.native:
-        means["result"] = numerics.attention  # o_proj reads a copy: the results of prompt and documents, concatenated
+    if isinstance(model, PeftModel) and isinstance(model.adapter, PromptAdapter) and not numerics.cpp:
+        means["result"] = numerics.attention  # o_proj reads the concatenated attention outputs of prompt and documents
     return SavedInputs(**means)
 
 
 def has_separate_adapters(model: Any) -> bool:
-    """Return whether adapters compute next to the linears, in Paddle's own ops."""
+    """Return whether an adapter computes in separate Paddle ops instead of an op fused with its base layer."""
     return any(_is_separate(layer) for _, layer in adapter_layers(model))
 
 
@@ -69,7 +69,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,
-        gated=gated if experts is None else max(gated, 0.0 if numerics.native else 2 * numerics.product),
+        gated=gated if experts is None else max(gated, 0.0 if numerics.cpp else 2 * numerics.product),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
         norms=1 if shares_norm else 2,
@@ -77,7 +77,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
 
 
 def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
-    """Return the number of rows that an adapter reads for each token: one, or one for each of its experts."""
+    """Return the number of rows that an adapter reads per token: `top_k` for adapters of experts, else 1."""
     if not isinstance(adapter, LoRAExperts):
         return 1
     return next(part for part in parts if isinstance(part, MixtureOfExperts)).shape.router.top_k
@@ -86,15 +86,17 @@ def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
 def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float:
     """Return the bytes that an expert layer saves per element of its input.
 
-    Its router saves the input, even if it is frozen. A gated shared expert also saves its result, of equal size.
+    The router saves the input, even if the router is frozen. A gated shared expert also saves its output, a tensor as
+    large as the input.
     """
     return numerics.attention * (2 if layer.shape.gates_shared else 1)
 
 
 def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics: Numerics) -> float:
-    """Return the bytes per token of the rows that experts read, if they come from other processes.
+    """Return the bytes per token of the hidden states that expert-parallel processes receive, which experts save.
 
-    The backward pass gathers the rows of a process's own tokens again (ops/expert_rows.py).
+    Without expert parallelism the result is 0, because the backward pass gathers the hidden states of a process's own
+    tokens again (ops/expert_rows.py).
     """
     if not any(is_expert_parallel(parameter) for parameter in layer.experts.parameters()):
         return 0.0
@@ -102,7 +104,7 @@ def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
-    """Return the bytes saved per element of a norm's result that these linears read."""
+    """Return the bytes saved per element of a norm output that these linear layers read."""
     if not numerics.autocast:
         return _bytes_of_input(linears, numerics, numerics.attention, numerics.product)
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
@@ -110,40 +112,41 @@ def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
 
 
 def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted: float, as_product: float) -> float:
-    """Return the bytes saved per element of an input that these linears read.
+    """Return the bytes saved per element of an input that these linear layers read.
 
-    A tensor is saved at most once unconverted and once in the format of products; copies of equal size are one tensor.
+    The input is saved at most once unconverted and once in the matmul dtype. If both copies have the same size, only
+    one tensor is saved.
 
     Args:
-        linears: readers of the input.
-        numerics: number formats and fused ops of the backend.
-        unconverted: bytes per element of the unconverted tensor, which separate adapters save.
-        as_product: bytes per element in the format of products, which linears and fused adapters save.
+        linears: linear layers and linear adapters that read the input.
+        numerics: dtypes and fused ops of the backend.
+        unconverted: bytes per element of the unconverted input, which separate adapters save.
+        as_product: bytes per element in the matmul dtype, which linear layers and fused adapters save.
     """
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
     return sum({unconverted if _is_separate(linear) else as_product for linear in saving})
 
 
 def _saves_input(linear: Any, numerics: Numerics) -> bool:
-    """Return whether a linear saves its input; Paddle's own product saves it even if the weight is frozen."""
+    """Return whether a linear layer saves its input. Paddle's matmul saves the input even if the weight is frozen."""
     if isinstance(linear, LinearAdapter):
         row = saved_activations(linear)
-        return row.saves_input(linear) or not (numerics.native or row.changes_input(linear))
-    return not numerics.native or not linear.weight.stop_gradient
+        return row.saves_input(linear) or not (numerics.cpp or row.changes_input(linear))
+    return not numerics.cpp or not linear.weight.stop_gradient
 
 
 def _is_separate(linear: nn.Layer) -> bool:
-    """Return whether a layer is an adapter that computes next to its base, in separate ops."""
+    """Return whether a layer is an adapter in separate ops, not fused with its base layer."""
     return isinstance(linear, LinearAdapter) and not saved_activations(linear).is_fused(linear)
 
 
 def _bytes_of_adapter(adapter: AdapterLayer, numerics: Numerics) -> float:
-    """Return the bytes per token that an adapter saves itself, with the changed input that its base saves."""
+    """Return the bytes per token that an adapter saves, plus the modified input that its base layer saves."""
     row = saved_activations(adapter)
     size = row.size(adapter)
     if not isinstance(adapter, LinearAdapter):
         return numerics.attention * size
-    if not numerics.native and row.changes_input(adapter):
+    if not numerics.cpp and row.changes_input(adapter):
         size += adapter.in_features
     dropout = _DROPOUT * adapter.in_features if adapter.dropout else 0.0
     return (numerics.attention if _is_separate(adapter) else numerics.product) * (size + dropout)

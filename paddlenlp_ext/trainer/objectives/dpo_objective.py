@@ -1,8 +1,8 @@
-"""Objective of preference training: DPO and its variants, KTO (preference/dpo_losses.py, preference/kto_loss.py).
+"""Objective of preference training: DPO, its variants, and KTO (preference/dpo_losses.py, preference/kto_loss.py).
 
     batch -> hidden states -> log-probabilities of target tokens [T] -> log-probabilities of answers [A] -> losses
 
-The loss of a step is the mean over the pairs of its global batch; for KTO, the mean over its answers.
+The loss of a step is the mean over the pairs of the global batch; with KTO, over the answers.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden, A answers of a batch.
 """
@@ -33,7 +33,7 @@ from paddlenlp_ext.trainer.train_step import autocast
 
 
 def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PreferenceBatch) -> paddle.Tensor:
-    """Return the log-probability of each answer, summed over its tokens, fp32 [A]."""
+    """Return the sum of the token log-probabilities of each answer, fp32 [A]."""
     labels_T, answers_T = batch.labels.ravel(), batch.answer_index.ravel()
     logprobs_T = model.token_logprobs(hidden_BSD.reshape([-1, hidden_BSD.shape[-1]]), paddle.to_tensor(labels_T))
     positions = np.flatnonzero(answers_T >= 0)
@@ -42,7 +42,7 @@ def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Prefer
 
 
 class PreferenceObjective(Objective):
-    """Objective of preference training; its sums are `PreferenceMetrics.to_vector`.
+    """Objective of preference training. Its metric sums are `PreferenceMetrics.to_vector`.
 
     Args:
         config: the run's configuration, with the section `preference`.
@@ -65,7 +65,7 @@ class PreferenceObjective(Objective):
 
     # -- before the first step ----------------------------------------------------------------------------------------
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
-        """Return the collate function of `rows`; the reference model first runs over all rows if needed."""
+        """Return the collate function of `rows`; if needed, first run the reference model on all rows."""
         logps = None
         if self.options.has_reference and not self.options.follows_model:
             plain = build_preference_collate(rows, self.config.data, pad_token_id, vocab_size)
@@ -93,13 +93,13 @@ class PreferenceObjective(Objective):
         )
 
     def begin(self) -> None:
-        """Copy the weights of the reference model if later passes need them."""
+        """Copy the weights of the reference model if later forward passes need the weights."""
         if self.options.keeps_reference:
             self._weights = ReferenceWeights(self.model)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def prepare(self, batches: Sequence[PreferenceBatch]) -> Sequence[PreferenceBatch]:
-        """Return the batches with log-probabilities under the current reference model and with KTO's baseline."""
+        """Return the batches, if required with log-probabilities of the current reference model and KTO baseline."""
         if self.options.follows_model:
             logps = self._logps(batches, self._reference())
             batches = [_replaced(batch, reference_logps=own) for batch, own in zip(batches, logps, strict=True)]
@@ -121,33 +121,33 @@ class PreferenceObjective(Objective):
         return float(kto_baseline(paddle.to_tensor(logps_A), reference, self.options))
 
     def _reference(self) -> AbstractContextManager[None]:
-        # Without copied weights (an evaluation without training), the model is its own reference.
+        # Without copied weights (evaluation without training), the reference model is the model itself.
         return nullcontext() if self._weights is None else self._weights.active()
 
     def _logps(
         self, batches: Sequence[Any], context: AbstractContextManager[None] | None = None
     ) -> list[np.ndarray | None]:
-        """Return the log-probabilities of each batch's answers, without dropout; None on stages without lm_head."""
+        """Return the answers' log-probabilities for each batch, without dropout; None on stages without lm_head."""
         with evaluation_mode(self.model), autocast(self.config.precision), context or nullcontext():
             logps = self.forward_backward.forward(batches, lambda *inputs: answer_logps(*inputs).numpy())
-            # Release the parameters that ZeRO-3 gathered: their owners may change them before the next pass.
+            # Release the parameters that ZeRO-3 gathered, because their owners may update them before the next pass.
             self.process_group.after_micro_batch()
             return logps
 
     # -- loss and metrics ---------------------------------------------------------------------------------------------
     def num_units(self, batch: PreferenceBatch) -> int:
-        """Return the number of pairs; for KTO, the number of answers."""
+        """Return the number of pairs; with KTO, the number of answers."""
         return batch.num_answers if self._rates_answers else batch.num_answers // 2
 
     def measure(
         self, model: TrainableModel, hidden_BSD: paddle.Tensor, batch: PreferenceBatch
     ) -> tuple[paddle.Tensor, np.ndarray]:
-        """Return the loss summed over pairs (KTO: answers), and the sums of the metrics."""
+        """Return the loss summed over the pairs (with KTO, over the answers), and the metric sums."""
         logps_A, lengths = answer_logps(model, hidden_BSD, batch), batch.answer_lengths
         reference_A = None if batch.reference_logps is None else paddle.to_tensor(batch.reference_logps)
         lengths_A = paddle.to_tensor(lengths)
         if self._rates_answers:
-            assert batch.baseline is not None, "prepare computes it"
+            assert batch.baseline is not None, "prepare computes the baseline"
             is_desirable_A = paddle.to_tensor(batch.is_desirable)
             loss = kto_loss(logps_A, reference_A, is_desirable_A, batch.baseline, self.options, lengths_A)
             losses, rewards_A = loss.losses, loss.rewards
@@ -175,7 +175,7 @@ class PreferenceObjective(Objective):
 
     # -- after a step, checkpoints ------------------------------------------------------------------------------------
     def after_step(self, step: int) -> None:
-        """Make the trained model the reference every `ref_model_update_steps` steps."""
+        """Copy the trained model to the reference model every `ref_model_update_steps` steps."""
         if self.options.follows_model and step % self.options.ref_model_update_steps == 0:
             assert self._weights is not None, "begin copies the weights"
             self._weights.copy_model()

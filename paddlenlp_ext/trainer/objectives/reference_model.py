@@ -1,11 +1,11 @@
-"""Reference model of preference training, without a second model.
+"""Reference model of preference training, without a second model in memory.
 
-The reference is the model before training. One pass before the first step computes its log-probabilities of all
-answers, which are stored in the folder of the cached tokens under a hash of the weights and the compute dtype.
+The reference model is the model before training. Before the first step, it computes the log-probabilities of all
+answers. They are stored in the folder of the token cache; the file name has a hash of weights and compute dtype.
 
-In two cases the log-probabilities are not known in advance: the reference follows the trained model
-(`ref_model_update_steps`), or KTO mismatches prompts and answers of a micro-batch. The run then holds a copy of the
-reference's trained parameters, and swaps them with the current parameters for a forward pass.
+Log-probabilities cannot be computed in advance if the reference model follows the trained model
+(`ref_model_update_steps`), or if KTO mismatches prompts and answers of a micro-batch. The run then holds a copy of the
+reference model's trained parameters, and swaps the copy with the current parameters for a forward pass.
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ _PREFIX = "reference/"
 
 
 def fingerprint(model: TrainableModel, settings: Iterable[str], process_group: ProcessGroup) -> str:
-    """Return a hash of everything that determines the reference model's log-probabilities of given tokens.
+    """Return a hash of the model and settings that determine the log-probabilities of the reference model.
 
     Args:
-        model: the model before training. The hash covers its config, which determines positions, and the values of all
-            parameters and buffers, on all processes.
+        model: the model before training. The hash covers its config, and the parameters and buffers of all processes.
         settings: further settings, such as the compute dtype.
         process_group: processes of the run.
     """
@@ -64,15 +63,15 @@ def reference_logps(
     process_group: ProcessGroup,
     file: Path,
 ) -> np.ndarray:
-    """Return the log-probabilities of each row's answers, float32 [rows, 2], read from `file` or computed.
+    """Return the log-probabilities of the answers of each row, float32 [rows, 2]; read `file`, or compute and store.
 
     Args:
         rows: the dataset.
         collate_rows: function that collates a micro-batch.
-        answer_logps: function that returns the log-probabilities of a batch's answers; None on stages without lm_head.
-        batch_size: rows of a batch.
-        process_group: processes of the run; the replicas divide the batches among themselves.
-        file: where the result is stored.
+        answer_logps: function from a batch to the log-probabilities of its answers; None on stages without lm_head.
+        batch_size: number of rows in a batch.
+        process_group: processes of the run; each replica computes a share of the batches.
+        file: file of the stored log-probabilities.
     """
     if process_group.max_over_processes(float(not file.is_file())) == 0:
         logger.info("log-probabilities of the reference model found in %s", file)
@@ -82,7 +81,7 @@ def reference_logps(
     rounds = range(0, len(batches), process_group.size)
     shows_bar = process_group.is_main and sys.stderr.isatty()
     for first in track(rounds, "reference model", disable=not shows_bar):
-        # With ZeRO-3 all replicas run equally many forward passes: a replica without a batch repeats the last one.
+        # With ZeRO-3, all replicas must run the same number of passes. Without a batch, a replica repeats the last.
         number = first + process_group.index
         batch = collate_rows(batches[min(number, len(batches) - 1)])
         logps_A = answer_logps(batch)
@@ -100,15 +99,15 @@ def reference_logps(
 
 
 def _store(file: Path, logps: np.ndarray) -> None:
-    """Write the log-probabilities, or warn if the folder cannot be written."""
+    """Write the log-probabilities; log a warning if the folder is not writable."""
     draft = file.with_suffix(f".{os.getpid()}.npy")
     try:
         np.save(draft, logps, allow_pickle=False)
         draft.replace(file)
     except OSError as error:
         logger.warning(
-            "the log-probabilities of the reference model are not stored (%s), so the next run computes them again; "
-            "set data_cache_dir to a folder that can be written",
+            "the log-probabilities of the reference model are not stored (%s), and the next run computes them again; "
+            "set data_cache_dir to a writable folder",
             error,
         )
 
@@ -123,7 +122,7 @@ class ReferenceWeights:
 
     @paddle.no_grad()
     def copy_model(self) -> None:
-        """Make the current model the reference."""
+        """Copy the current parameters of the model to the reference model."""
         for name, parameter in self._parameters():
             self._values[name] = parameter.detach().clone()
             set_placement(
@@ -133,7 +132,7 @@ class ReferenceWeights:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Give the model the reference's parameters inside the block."""
+        """Swap the parameters of the reference model into the model inside the block."""
         self._exchange()
         try:
             yield
@@ -141,21 +140,21 @@ class ReferenceWeights:
             self._exchange()
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the tensors that a checkpoint needs, by name."""
+        """Return the tensors to save in a checkpoint, by name."""
         return {f"{_PREFIX}{name}": value for name, value in self._values.items()}
 
     def restore(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Load the result of `training_state`, unsharded.
+        """Load the unsharded result of `training_state`.
 
         Raises:
-            ValueError: a tensor is missing, because the run that wrote the checkpoint had no such copy.
+            ValueError: a tensor is missing, because the run that wrote the checkpoint did not copy the reference model.
         """
         for name, value in self._values.items():
             full = tensors.get(f"{_PREFIX}{name}")
             if full is None:
                 raise ValueError(
                     f"the checkpoint has no weights of the reference model ({name}); set loss_type and "
-                    "ref_model_update_steps as in its run, or train from the start into another output_dir"
+                    "ref_model_update_steps as in the run of the checkpoint, or start a new run with another output_dir"
                 )
             shard = shard_of(value)
             value.set_value(np.ascontiguousarray(full if shard is None else full[shard.index]))
@@ -168,5 +167,5 @@ class ReferenceWeights:
             self._values[name].set_value(current)
 
     def _parameters(self) -> list[tuple[str, paddle.Tensor]]:
-        """Return the trained parameters that this process holds between passes."""
+        """Return the trained parameters whose values this process owns."""
         return [(name, p) for name, p in trainable_parameters(self._model).items() if is_materialized(p)]

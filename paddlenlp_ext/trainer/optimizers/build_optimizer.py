@@ -1,4 +1,4 @@
-"""Build the optimizer that `optim` names: AdamW, AdamW with 8-bit moments, Adam-mini or Muon."""
+"""Build the optimizer selected by `optim`: AdamW, AdamW with 8-bit moments, Adam-mini or Muon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups, 
 
 
 def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int) -> StochasticRounding | None:
-    """Return the stochastic rounding of the model's trained parameters; None unless `master_weight` is false."""
+    """Return stochastic rounding for half-precision parameters, or None if they have fp32 copies (`master_weight`)."""
     parameters = trainable_parameters(model)
     is_half = any(parameter.dtype != paddle.float32 for parameter in parameters.values())
     return StochasticRounding(seed, parameters) if is_half and not precision.master_weight else None
@@ -37,32 +37,30 @@ def build_optimizer(
     rounding: StochasticRounding | None = None,
     gather: GatherShards | None = None,
 ) -> Any:
-    """Build the optimizer that `optim` names, over the model's trained parameters.
+    """Build the optimizer selected by `optim`, for the trained parameters of the model.
 
-    Half-precision parameters have fp32 copies ("master weights"), or are rounded stochastically with `rounding`. The
-    training loop sets the learning rate before every step (lr_scheduler.py), and clips the gradients.
+    Half-precision parameters have fp32 copies ("master weights"), or are rounded stochastically with `rounding`.
+    `OptimizerStep` sets the learning rate before each step, and clips the gradients.
 
     Args:
         model: the model.
         options: `config.optim`.
-        rounding: stochastic rounding of parameters in half precision; None: fp32 copies.
-        gather: function that gathers the shards of a tensor; None if no parameter is sharded.
+        rounding: stochastic rounding of half-precision parameters; None: fp32 copies.
+        gather: function that gathers the shards of a tensor; None if all parameters are unsharded.
 
     Raises:
         ValueError: all parameters are frozen.
     """
     assert options.optim in _BUILDERS, "checked by config.validation"
     if all(parameter.stop_gradient for parameter in model.parameters()):
-        raise ValueError(
-            "no parameter of the model trains, as all are frozen; choose an adapter, or unfreeze parameters"
-        )
+        raise ValueError("all parameters of the model are frozen; choose an adapter, or unfreeze parameters")
     groups = parameter_groups(model, options.weight_decay)
     return _BUILDERS[options.optim](_Request(model, groups, options, rounding, gather or _no_shards))
 
 
 @dataclass(frozen=True)
 class _Request:
-    """Arguments of an optimizer's builder: the arguments of `build_optimizer`, and the parameter groups."""
+    """Arguments of the functions in `_BUILDERS`: the arguments of `build_optimizer`, and the parameter groups."""
 
     model: TrainableModel
     groups: list[dict[str, Any]]
@@ -72,11 +70,11 @@ class _Request:
 
 
 def _no_shards(part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-    raise AssertionError(f"{part.name} is sharded, and no function gathers it")
+    raise AssertionError(f"{part.name} is sharded, but build_optimizer has no `gather`")
 
 
 def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
-    """Wrap an optimizer so that its state is in pinned host memory between steps.
+    """Wrap an optimizer to hold its state in pinned host memory between steps.
 
     Raises:
         ValueError: the model is not on a GPU.
@@ -89,7 +87,7 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
 def _adamw(request: _Request) -> paddle.optimizer.AdamW:
     options, rounding = request.options, request.rounding
     groups: Any = request.groups
-    if not groups:  # all trained parameters are on other stages, and Paddle's optimizer needs at least one
+    if not groups:  # this stage has no trained parameter, but Paddle's optimizer needs one
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     parameters = [parameter for group in groups for parameter in group["params"]]
     is_fused = rounding is not None or any(_is_bf16_on_cpu(parameter) for parameter in parameters)
@@ -110,7 +108,7 @@ def _adamw(request: _Request) -> paddle.optimizer.AdamW:
 
 
 def _is_bf16_on_cpu(parameter: paddle.Tensor) -> bool:
-    """Return whether Paddle's AdamW has no kernel for a parameter."""
+    """Return whether a parameter is bfloat16 on the CPU; Paddle's AdamW has no kernel for this case."""
     return parameter.dtype == paddle.bfloat16 and parameter.place.is_cpu_place()
 
 

@@ -1,7 +1,7 @@
 """Hold optimizer state in host memory, and move it to the GPU only for the optimizer step.
 
-Experimental, not run on a GPU: tests/trainer/optimizers/test_offload_state.py only checks which tensors are moved, and
-when.
+This is experimental and untested on a GPU. tests/trainer/optimizers/test_offload_state.py checks only which tensors are
+moved, and when.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ class OffloadedOptimizer:
 
         Args:
             inner: optimizer to wrap.
-            state: returns the state tensors, which are created before the first step.
-            to_device: moves a tensor to the GPU in place.
-            to_host: moves a tensor to pinned host memory in place.
+            state: function that returns the state tensors, and creates them before the first step.
+            to_device: function that moves a tensor to the GPU in place.
+            to_host: function that moves a tensor to pinned host memory in place.
         """
         self.inner = inner
         self._state, self._to_device, self._to_host = state, to_device or _to_device, to_host or _to_pinned_memory
@@ -50,8 +50,8 @@ class OffloadedOptimizer:
         self.inner.clear_grad(set_to_zero)
 
     def step(self) -> None:
-        """Move the state to the GPU, make the step, and move the state back."""
-        # Step counts are on the CPU and stay there.
+        """Move the state to the GPU, run the optimizer step, and move the state back."""
+        # Step counts stay on the CPU.
         moving = [tensor for tensor in self._state() if not tensor.place.is_cpu_place()]
         for tensor in moving:
             self._to_device(tensor)
@@ -64,13 +64,13 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
     """Check that all parameters are on a GPU.
 
     Raises:
-        ValueError: a parameter is on the CPU, so its optimizer state is in host memory anyway.
+        ValueError: a parameter is on the CPU, where optimizer state is in host memory without offloading.
     """
     for parameter in parameters:
         if not parameter.place.is_gpu_place():
             raise ValueError(
-                f"offload_optim moves optimizer state from the GPU to host memory, and the model is on "
-                f"{parameter.place}, where the state is in host memory anyway; remove offload_optim"
+                f"offload_optim moves optimizer state from the GPU to host memory, but the model is on "
+                f"{parameter.place}; remove offload_optim"
             )
 
 

@@ -1,8 +1,8 @@
 """Save and restore optimizer state under the model's parameter names.
 
-Paddle numbers the tensors (`linear_7.w_0_moment1_0`), and the numbers differ between processes. Checkpoints have the
-names `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`; optimizers with small
-state have further kinds of tensors.
+Paddle numbers the state tensors (`linear_7.w_0_moment1_0`), and the numbers differ between processes. Checkpoints use
+the names `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`. The subclasses of
+`SmallStateOptimizer` have further kinds of state tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Return the state tensors by name, which are created before the first step."""
+    """Return the state tensors by name; create the tensors if the optimizer has not made a step."""
     if isinstance(optimizer, OffloadedOptimizer):
         return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):
@@ -44,7 +44,7 @@ def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor
     for key, tensor in tensors.items():
         parameter = parameters[key.rpartition(".")[0]]
         if tensor.shape == parameter.shape:
-            set_placement(tensor, shard=shard_of(parameter))  # sharded as the parameter is
+            set_placement(tensor, shard=shard_of(parameter))
     return tensors
 
 
@@ -63,13 +63,13 @@ def restore_optimizer_state(
     """Restore saved optimizer state bit for bit.
 
     Args:
-        optimizer: optimizer of these parameters.
+        optimizer: optimizer of `parameters`.
         parameters: parameters that this process updates, by structured name.
-        saved: unsharded state of all processes' parameters, as Paddle or NumPy tensors.
-        union: function that returns the union of all processes' sets of names.
+        saved: unsharded state of the parameters of all processes, as Paddle or NumPy tensors.
+        union: function that returns the union of a set of names over all processes.
 
     Raises:
-        ValueError: the saved state belongs to other parameters or another optimizer; the message names the first
+        ValueError: the saved state is for other parameters or another optimizer; the message names the first
             differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
@@ -77,17 +77,17 @@ def restore_optimizer_state(
     missing, unexpected = sorted(expected - set(saved)), sorted(set(saved) - expected)
     if missing or unexpected:
         raise ValueError(
-            f"the checkpoint's optimizer state belongs to another optimizer or other parameters: {len(missing)} "
+            f"the checkpoint's optimizer state is for another optimizer or other parameters: {len(missing)} "
             f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set "
             "optim, master_weight, fp16_opt_level and the keys that select the trained parameters as in the "
-            "checkpoint's run"
+            "run of the checkpoint"
         )
     for name, tensor in live.items():
         value, shard = saved[name], shard_of(tensor)
         value = value if shard is None else value[shard.index]
         if list(value.shape) != list(tensor.shape):
             raise ValueError(
-                f"{name} has shape {list(value.shape)} in the checkpoint, and {list(tensor.shape)} here; resume with "
-                "the configuration of the checkpoint's run"
+                f"{name} has shape {list(value.shape)} in the checkpoint, and {list(tensor.shape)} in this run; "
+                "resume with the configuration of the checkpoint"
             )
         tensor.set_value(np.ascontiguousarray(value) if isinstance(value, np.ndarray) else value)

@@ -1,15 +1,15 @@
-"""Handle unstable steps: NaN or infinity (`nan_policy`), loss spikes, and steps whose data are skipped.
+"""Handle unstable steps: NaN or infinity (`nan_policy`), loss spikes and skipped data.
 
-`OptimizerStep` raises before the update if the loss or the gradients are not finite on any process. With float16, an
-overflow of gradients lowers the loss scale, and training goes on (loss_scale.py). Otherwise `nan_policy` decides:
+`OptimizerStep` raises before the update if the loss or gradient norm is not finite on at least one process. In float16,
+an overflow of gradients lowers the loss scale, and training continues (loss_scale.py). Otherwise `nan_policy` decides:
 
-    raise      the run ends with an error that names the rows
-    skip       the step is counted, and the model is not updated
+    raise      the run ends with an error that names the rows of the step
+    skip       the step counts as a step, but does not update the model
     rollback   the run returns to the last stable checkpoint, and skips the unstable steps
 
-A run is unstable from the first non-finite step or loss spike until `loss_spike_window` steps have had neither. A
-checkpoint from this time may have bad weights, so the last checkpoint before it, the stable one, is not removed.
-bad_steps.jsonl has a line for every such step, with the files and lines of its rows.
+A run becomes unstable with a non-finite step or loss spike, and stable again after `loss_spike_window` finite steps
+without a spike. Checkpoints of an unstable run may have bad weights. The last stable checkpoint is therefore not
+removed. bad_steps.jsonl has a line for each unstable step, with the files and lines of its rows.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ logger = get_logger(__name__)
 
 _MAX_NAMED_ROWS = 8
 _SMALLEST_DEVIATION = 0.01
-"""Smallest standard deviation for the detection of spikes, as a fraction of the mean: equal losses have 0."""
+"""Minimum standard deviation for spike detection, as a fraction of the mean; equal losses would have 0."""
 
 
 class RollbackRequest(Exception):  # noqa: N818 (control flow, not an error)
-    """Request to continue from the last stable checkpoint; `error` describes the step that failed."""
+    """Request to continue from the last stable checkpoint; `error` describes the failed step."""
 
     def __init__(self, error: NonFiniteError) -> None:
         super().__init__(str(error))
@@ -61,15 +61,15 @@ class StepGuard:
     def run(
         self, step: OptimizerStep, step_batch: StepBatch, state: TrainerState, learning_rate: float
     ) -> StepReport | None:
-        """Run one step and return its report; None if its rows are skipped.
+        """Run one step and return its report; None if the step is skipped.
 
         Raises:
-            NonFiniteError: the step is not finite and `nan_policy` or its limit ends the run.
-            RollbackRequest: the step is not finite, and the run must return to a checkpoint.
+            NonFiniteError: the step is not finite, and `nan_policy` or `max_nan_steps` ends the run.
+            RollbackRequest: the step is not finite, and `nan_policy` requires a rollback.
         """
         number = state.step + 1
         if number in state.skipped_steps or any(first <= number <= last for first, last in self._intervals):
-            logger.info("step %d: its data are skipped", number)
+            logger.info("step %d: the data of the step are skipped", number)
             return None
         scale = state.loss_scale
         try:
@@ -117,7 +117,7 @@ class StepGuard:
         logger.warning("%s. The step is skipped (nan_policy: skip)", described)
 
     def _watch(self, report: StepReport, step_batch: StepBatch, state: TrainerState) -> None:
-        """Warn of a loss spike, else add the loss to the running mean; detect the end of an instability."""
+        """Report a loss spike, or add the loss to the running mean; detect the end of an instability."""
         number, losses, window = state.step + 1, state.recent_losses, self.config.loss_spike_window
         if number > max(state.skipped_steps, default=0):
             state.num_nan_steps = 0
@@ -136,7 +136,7 @@ class StepGuard:
     def _report_spike(
         self, report: StepReport, mean: float, deviation: float, step_batch: StepBatch, state: TrainerState
     ) -> None:
-        """Write and log a spike; while the loss stays high, only the 1st, 2nd, 4th, 8th ... step."""
+        """Write and log a loss spike; of consecutive spikes, report the 1st, 2nd, 4th, 8th and so on."""
         number = state.step + 1
         follows = state.last_unstable == number - 1
         _mark_unstable(state, number)
@@ -153,7 +153,7 @@ class StepGuard:
         self._write("loss_spike", "report", step_batch, state, numbers)
         logger.warning(
             "step %d: loss spike: %.4f is %.1f standard deviations above the running mean %.4f (gradient norm %.3g). "
-            "Rows of the step: %s. The checkpoint before it is not removed (loss_spike_sigma: 0 turns this off)",
+            "Rows of the step: %s. The last stable checkpoint is kept (loss_spike_sigma: 0 disables spike detection)",
             *(number, report.loss, (report.loss - mean) / deviation, mean, report.grad_norm),
             self._named_rows(step_batch),
         )
@@ -170,7 +170,7 @@ class StepGuard:
     def _write(
         self, reason: str, action: str, step_batch: StepBatch, state: TrainerState, numbers: dict[str, float]
     ) -> None:
-        """Append a line to bad_steps.jsonl, with NaN and infinity as strings, because JSON lacks them."""
+        """Append a line to bad_steps.jsonl. JSON has no NaN and infinity, so they are written as strings."""
         if self._path is None:
             return
         entry = {

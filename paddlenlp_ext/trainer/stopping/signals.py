@@ -21,12 +21,12 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 TIME_LIMIT = 1000
-"""Value of `StopSignals.received` for `max_train_time`; larger than any signal's number."""
+"""Value of `StopSignals.received` for `max_train_time`, larger than all signal numbers."""
 TIME_LIMIT_EXIT_CODE = 75
 _REPEATED = (signal.SIGTERM, signal.SIGHUP)
 _REPEAT_SECONDS = 3.0
-"""A repeated signal of `_REPEATED` within this time is ignored: Paddle's launchers send each process two or three
-SIGTERM, and both the system and the shell send SIGHUP when a terminal is closed."""
+"""Time in which a repetition of a signal in `_REPEATED` is ignored. Paddle's launchers send SIGTERM to each process two
+or three times, and both the system and the shell send SIGHUP when a terminal is closed."""
 
 
 class TrainingStopped(SystemExit):
@@ -53,14 +53,14 @@ class _InterruptedError(Exception):
 
 
 class StopSignals:
-    """Context in which the first signal sets `received`, and the second one calls the previous handler.
+    """Context in which the first signal sets `received`, and the second signal calls the previous handler.
 
-    Python handles signals only in the main thread; in another thread only the time limit has an effect. SIGHUP stays
-    ignored if it was ignored before, as under nohup.
+    Python handles signals only in the main thread. In other threads, only the time limit has an effect. If SIGHUP is
+    ignored, as under nohup, it stays ignored.
 
     Args:
-        all_reduce_max: maximum of a number over all processes of a distributed run; None for a single process. With
-            it, `received` changes only in `synchronize`, on all processes at the same step.
+        all_reduce_max: function that returns the maximum of a number over all processes; None for a single process. In
+            a distributed run, `received` changes only in `synchronize`, on all processes at the same step.
         time_limit: time limit of the run; None: no limit.
 
     Attributes:
@@ -100,17 +100,17 @@ class StopSignals:
         if self._all_reduce_max is None:
             self.received = number
         get_logger(__name__).warning(
-            "%s: finishing this optimizer step, then saving a checkpoint; repeat the signal to stop at once",
+            "%s: finishing this optimizer step, then saving a checkpoint; repeat the signal to stop immediately",
             signal.Signals(number).name,
         )
         if self._is_interruptible and self._all_reduce_max is None:
             raise _InterruptedError
 
     def synchronize(self, next_part: str | None = None) -> None:
-        """Tell all processes of a signal that one of them received; collective.
+        """Set `received` on all processes if one process received a signal; collective.
 
         Args:
-            next_part: next phase of the run ("step", "evaluation"), which must fit into the time limit; None: no check.
+            next_part: next phase of the run ("step" or "evaluation"), checked against the time limit; None: no check.
         """
         reason = self._local_signal
         if not reason and next_part is not None and self.time_limit.is_reached(next_part):
@@ -123,11 +123,11 @@ class StopSignals:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Run a block that can be repeated later, such as an evaluation, and leave it at the first signal.
+        """Run a repeatable block, such as an evaluation, and leave the block at the first signal.
 
-        In a distributed run the block is completed, because its collectives need every process.
+        In a distributed run, signals do not interrupt the block, because its collectives need every process.
         """
-        try:  # both assignments are inside: a signal may arrive before or after each of them
+        try:  # both assignments are inside, because a signal may arrive before or after each assignment
             self._is_interruptible = True
             yield
             self._is_interruptible = False

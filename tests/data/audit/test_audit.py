@@ -181,6 +181,34 @@ def test_audit_account_adds_up_and_counts_lost_targets(audit):
     assert dropped.num_dropped > 10 and dropped.num_truncated == 0
 
 
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"question": "1", "chosen": "2", "rejected": "3</s>"},
+        {"chosen": "\n\nHuman: 1\n\nAssistant: 2", "rejected": "\n\nHuman: 1\n\nAssistant: 3</s>"},
+        {"instruction": "1", "chosen": "2", "rejected": "3</s>"},
+        {
+            "conversations": [{"from": "human", "value": "1"}],
+            "chosen": {"from": "gpt", "value": "2"},
+            "rejected": {"from": "gpt", "value": "3</s>"},
+        },
+        {
+            "messages": [{"role": "user", "content": "1"}, {"role": "assistant", "content": "2"}],
+            "rejected_response": "3</s>",
+        },
+        {
+            "input": {"messages": [{"role": "user", "content": "1"}]},
+            "preferred_output": [{"role": "assistant", "content": "2"}],
+            "non_preferred_output": [{"role": "assistant", "content": "3</s>"}],
+        },
+        {"instruction": "1", "output": "3</s>", "kto_tag": False},
+    ],
+    ids=lambda row: " ".join(row),
+)
+def test_audit_of_pairs_reads_the_formats_of_other_toolkits(row, audit_pairs):
+    assert ("special token in the text", "train", 1) in places(audit_pairs([row]))
+
+
 def test_audit_counts_the_targets_of_rows_dropped_as_too_long(audit, audit_pairs):
     texts = [{"text": "1" * 50}, {"text": "2" * 200}]
     stats = audit({"train": texts}, autoregressive=True, max_length=100, truncation="drop").splits[0].rows.stats

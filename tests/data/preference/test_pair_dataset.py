@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,7 +17,7 @@ from paddlenlp_ext.data.preference import pair_dataset as dataset_module
 from paddlenlp_ext.data.preference.collate_pairs import build_preference_collate
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
-from paddlenlp_ext.data.preview import preview_rows
+from paddlenlp_ext.data.preview import preview_rows, style_row
 from paddlenlp_ext.data.readers.base import ParsedBlock
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import DataError
@@ -67,6 +69,30 @@ def test_load_preference_dataset_tokens_are_those_of_the_template(load, tokenize
     assert rows.lengths.tolist() == [row.length for row in rows]
     assert rows.num_answers.tolist() == [2, 2]
     assert rows.source(1) == (str(tmp_path / "train.jsonl"), 2)
+
+
+def page_rows():
+    page = (Path(__file__).parents[3] / "docs" / "preference.md").read_text("utf-8")
+    return [json.loads(line) for line in page.split("```json\n")[1].split("```")[0].splitlines()]
+
+
+@pytest.mark.parametrize("row", page_rows(), ids=lambda row: " ".join(row))
+def test_load_preference_dataset_of_each_row_of_the_page_splits_prompt_and_answers(row, load, tokenizer):
+    (pair,) = load(row, loss_type="kto")
+    prompt = tokenizer.decode(pair.prompt)
+    assert prompt.endswith("<|im_end|>\n<|im_start|>assistant\n")
+    answers = [tokenizer.decode(tokens) for tokens, _ in pair.answers]
+    if row.get("chosen") == "The sky is blue.":
+        assert "<|im_start|>user\nThe sky is<|im_end|>" in prompt and answers == [
+            " blue.<|im_end|>",
+            " green.<|im_end|>",
+        ]
+        return
+    assert re.search(r"<\|im_start\|>user\n(Add\.\n)?2 \+ 2\??<\|im_end\|>\n<\|im_start\|>assistant\n$", prompt), prompt
+    assert answers == (["4<|im_end|>", "5<|im_end|>"] if len(answers) == 2 else ["5<|im_end|>"])
+    assert all(mask.all() for _, mask in pair.answers)
+    assert style_row(pair, tokenizer, marked=True).plain.count("⟦") == len(answers)
+    assert pair.is_desirable == ((True, False) if len(answers) == 2 else (False,))
 
 
 def test_load_preference_dataset_as_separate_rows_counts_the_prompt_twice(load):
@@ -122,7 +148,7 @@ def test_load_preference_dataset_from_a_folder_reads_its_splits(load, tmp_path, 
     )
     sizes = [len(load_preference_dataset(config, PreferenceConfig(), split, tokenizer)) for split in ("train", "dev")]
     assert sizes == [1, 2]
-    with pytest.raises(ValueError, match="train_dataset_path: not set"):
+    with pytest.raises(ValueError, match="dataset_name_or_path: not set"):
         load_preference_dataset(PreferenceDataConfig(), PreferenceConfig(), "train", tokenizer)
 
 

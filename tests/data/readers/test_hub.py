@@ -37,8 +37,7 @@ def hub(monkeypatch):
             raise FileNotFoundError("Dataset 'owner/absent' doesn't exist on the Hub\nmore")
         return {"train": Split(ROWS), "validation": Split(ROWS[:2]), "test": Split(ROWS[:1])}
 
-    saved = SimpleNamespace(load_dataset=load, load_from_disk=lambda folder: {"train": Split(ROWS[:3])})
-    monkeypatch.setitem(sys.modules, "datasets", saved)
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load))
     return calls
 
 
@@ -49,14 +48,6 @@ def test_load_dataset_by_hub_id_reads_the_split(hub, options, tokenizer):
     dev = load_dataset(options("owner/name"), "dev", tokenizer)
     assert len(dev) == 2 and dev.source(0)[0] == "owner/name:validation"
     assert hub == [("owner/name", "main", False), ("owner/name", None, False)]
-
-
-def test_load_dataset_of_a_saved_hub_data_set_reads_its_folder(hub, options, tokenizer, tmp_path):
-    (tmp_path / "saved").mkdir()
-    (tmp_path / "saved" / "dataset_dict.json").write_text("{}")
-    assert len(load_dataset(options(tmp_path / "saved"), "train", tokenizer)) == 3
-    with pytest.raises(ValueError, match="no dev or validation or test split; the data set has train"):
-        load_dataset(options(tmp_path / "saved"), "dev", tokenizer)
 
 
 def test_hub_reader_resumes_at_every_block(hub):

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
+import io
 import json
 import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow
+import pyarrow.ipc
 import pyarrow.parquet
 import pytest
 import zstandard
 
-from paddlenlp_ext.data.readers import base, compression, json_array, json_lines, parquet
+from paddlenlp_ext.data.readers import arrow, base, compression, csv_rows, json_array, json_lines, parquet
 from paddlenlp_ext.data.readers.dataset_files import open_reader
+from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.formats import parse_row
 
 ROWS = [
     {
@@ -42,6 +47,11 @@ def write(folder: Path, name: str, group_rows: int = 25) -> Path:
     if name.endswith(".parquet"):
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=group_rows)
         return path
+    if name.endswith(".arrow"):
+        table = pyarrow.Table.from_pylist(ROWS)
+        with pyarrow.ipc.new_stream(str(path), table.schema) as stream:
+            stream.write_table(table, max_chunksize=group_rows)
+        return path
     content = (ARRAY if name.startswith("array") else LINES).encode()
     path.write_bytes(compressed(content, path.suffix) if path.suffix in (".gz", ".zst") else content)
     return path
@@ -52,6 +62,7 @@ FILES = [
     *(f"lines.json{end}" for end in ("", ".gz")),
     *(f"array.json{end}" for end in ("", ".gz", ".zst")),
     "rows.parquet",
+    "rows.arrow",
 ]
 
 
@@ -60,7 +71,8 @@ def block_size(request, monkeypatch):
     """Set the size of blocks, from less than a row to all rows."""
     for module in (base, json_array, json_lines):
         monkeypatch.setattr(module, "BLOCK_BYTES", request.param)
-    monkeypatch.setattr(parquet, "BLOCK_ROWS", min(request.param, 7))
+    for module in (arrow, csv_rows, parquet):
+        monkeypatch.setattr(module, "BLOCK_ROWS", min(request.param, 7))
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -79,7 +91,7 @@ def test_reader_blocks_of_any_size_hold_all_rows_and_resume_anywhere(name, block
         assert rest == rows[num_read:], f"resumed at {block.end}"
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if not name.endswith("parquet")])
+@pytest.mark.parametrize("name", [name for name in FILES if ".json" in name])
 def test_reader_locations_are_those_of_the_text(name, block_size, tmp_path):
     reader = open_reader(write(tmp_path, name))
     lines = (ARRAY if name.startswith("array") else LINES).removeprefix("\ufeff").split("\n")
@@ -95,7 +107,63 @@ def test_parquet_reader_leaves_null_columns_out(tmp_path):
     assert found == [{"src": "a", "tgt": "b"}, {"tgt": "d", "system": "s"}]
 
 
-@pytest.mark.parametrize("name", ["lines.jsonl.gz", "lines.jsonl.zst", "array.json.gz", "rows.parquet"])
+CSV_ROWS = [
+    {"src": f'Frage {index}, "ü"' + "\n\n" * (index % 3), "tgt": f"Antwort {index}"}
+    | ({"system": "s"} if index % 2 else {})
+    for index in range(60)
+]
+"""Rows with quotes, commas, line breaks and empty values."""
+
+
+@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_csv_reader_blocks_of_any_size_hold_all_rows_and_resume_anywhere(end, line_break, block_size, tmp_path):
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ["src", "tgt", "system"], lineterminator=line_break)
+    writer.writeheader()
+    writer.writerows(CSV_ROWS)
+    content = ("\ufeff" + text.getvalue() + line_break).encode()
+    path = tmp_path / f"rows.csv{end}"
+    path.write_bytes(compressed(content, end) if end else content)
+    reader = open_reader(path)
+    blocks = list(reader.blocks())
+    rows = [row for block in blocks for row in block.rows()]
+    assert [row.value for row in rows] == CSV_ROWS and blocks[-1].fraction == 1.0
+    lines = content.decode().split("\n")
+    assert all(lines[row.location.line - 1].startswith(f'"Frage {index},') for index, row in enumerate(rows))
+    num_read = 0
+    for block in blocks:
+        num_read += len(list(block.rows()))
+        rest = [row for later in reader.blocks(block.end) for row in later.rows()]
+        assert rest == rows[num_read:], f"resumed at {block.end}"
+
+
+def test_csv_reader_of_damaged_lines_locates_each(tmp_path):
+    (tmp_path / "rows.csv").write_bytes(b'src,tgt\na,b\na,b,c\n"a"x,b\n\na\n\xe4,b\nc,d\n"e,f\n')
+    rows = list(open_reader(tmp_path / "rows.csv").rows())
+    found = [(row.location.line, getattr(row, "message", None)) for row in rows]
+    quote = 'write " around the value, and " in it as ""'
+    assert found == [
+        (2, None),
+        (3, '3 values for the 2 columns src, tgt; write " around a value that contains a comma'),
+        (4, f"',' expected after '\"'; {quote}"),
+        (6, '1 values for the 2 columns src, tgt; write " around a value that contains a comma'),
+        (7, None),
+        (8, None),
+        (9, f"unexpected end of data; {quote}"),
+    ]
+    with pytest.raises(InvalidRowError, match=r"UTF-8|surrogate"):
+        parse_row(rows[4].value)
+
+
+@pytest.mark.parametrize("header", ["src,src", "src,,tgt"])
+def test_csv_reader_with_unclear_columns_names_them(header, tmp_path):
+    (tmp_path / "rows.csv").write_text(f"{header}\na,b\n")
+    with pytest.raises(ValueError, match=r"rows.csv:1: the columns are 'src', .*must name each column once"):
+        list(open_reader(tmp_path / "rows.csv").rows())
+
+
+@pytest.mark.parametrize("name", ["lines.jsonl.gz", "lines.jsonl.zst", "array.json.gz", "rows.parquet", "rows.arrow"])
 @pytest.mark.parametrize("damage", ["truncated", "foreign"])
 def test_reader_of_a_damaged_file_names_it(name, damage, tmp_path):
     path = write(tmp_path, name)
@@ -110,6 +178,7 @@ def test_reader_of_a_damaged_file_names_it(name, damage, tmp_path):
     [
         ("lines.jsonl.zst", "zstandard", r"pip install 'paddlenlp-ext\[zstd\]'"),
         ("rows.parquet", "pyarrow.parquet", r"pip install 'paddlenlp-ext\[parquet\]'"),
+        ("rows.arrow", "pyarrow.ipc", r"pip install 'paddlenlp-ext\[parquet\]'"),
     ],
 )
 def test_reader_without_its_package_names_the_extra(name, module, command, tmp_path, monkeypatch):

@@ -125,6 +125,10 @@ REFUSED = {
     "tools in two forms": ({"messages": [USER, ANSWER], "tools": [TOOL], "functions": [TOOL]}, "tools and functions"),
     "tools in a message": ({"messages": [USER, ANSWER | {"tools": [TOOL]}]}, "tools is read in a conversation's row"),
     "tool choice": ({"messages": [USER, ANSWER], "tool_choice": "required"}, "tool_choice is not passed"),
+    "parallel calls": (
+        {"messages": [USER, ANSWER | {"tool_calls": [CALL, CALL]}], "parallel_tool_calls": False},
+        "the answer has several tool calls, and parallel_tool_calls is false",
+    ),
     "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only assistant messages may have it"),
     "two thoughts": (
         {"messages": [USER, ANSWER | {"reasoning_content": "a", "thinking": "b"}]},

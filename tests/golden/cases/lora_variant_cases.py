@@ -51,9 +51,4 @@ CASES: dict[str, dict[str, Any]] = {
         },
     },
 }
-# PEFT repeats the randomized SVD when it loads the adapter; after this many iterations it equals the full one.
-NITER_CASE: dict[str, Any] = {
-    "base": "llama_odd_sizes",
-    "lora": {"r": 2, "lora_alpha": 4, "init_lora_weights": "pissa_niter_400", "target_modules": ["k_proj"]},
-}
 GRADIENT_CASE = "llama_odd_sizes"

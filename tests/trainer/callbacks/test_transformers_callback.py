@@ -79,6 +79,20 @@ def test_add_callback_follows_requests_and_ends_the_training(tmp_path):
     assert list(list_checkpoints(tmp_path)) == [1]
 
 
+def test_add_callback_follows_requests_made_while_logging_and_evaluating(tmp_path):
+    class LaterRequests(TrainerCallback):
+        def on_log(self, args, state, control, logs=None, **kwargs):
+            control.should_evaluate |= "loss" in logs and state.global_step == 2
+
+        def on_evaluate(self, args, state, control, metrics, **kwargs):
+            control.should_save = state.global_step == 2
+
+    trainer = make_trainer(tmp_path, max_steps=3, logging_steps=2, evaluation_strategy="no", save_strategy="no")
+    trainer.add_callback(LaterRequests)
+    trainer.train()
+    assert list(list_checkpoints(tmp_path)) == [2]
+
+
 def test_add_callback_takes_own_callbacks_and_plain_objects(tmp_path):
     losses = []
 

@@ -125,7 +125,7 @@ def test_check_output_dir_not_writable_is_an_error(tmp_path, monkeypatch):
 
 
 def test_resume_candidates_are_the_newest_first(tmp_path):
-    with pytest.raises(ValueError, match="has no checkpoint; leave the key out"):
+    with pytest.raises(ValueError, match="has no checkpoint; remove the key"):
         resume_candidates(tmp_path, True)
     assert resume_candidates(tmp_path, "auto") == []
     (tmp_path / "checkpoint-8").mkdir()

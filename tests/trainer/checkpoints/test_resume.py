@@ -146,7 +146,7 @@ def test_resume_named_checkpoint_starts_there(tmp_path):
     continued = make_trainer(tmp_path / "b", resume_from_checkpoint=str(folder), num_train_epochs=1.0)
     continued.train()
     assert [entry["step"] for entry in continued.state.log_history] == list(range(1, 8))
-    with pytest.raises(ValueError, match=r"also has checkpoint-6, newer than checkpoint-3"):
+    with pytest.raises(ValueError, match=r"has checkpoints newer than checkpoint-3: checkpoint-6"):
         make_trainer(tmp_path / "a", resume_from_checkpoint=str(folder)).train()
 
 

@@ -23,7 +23,7 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import packed_size, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.memory import estimate as estimate_module
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
-from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
+from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_CPP, CPU_PADDLE, GPU_AUTOCAST, GPU_HALF
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
@@ -94,7 +94,7 @@ def test_estimate_memory_counts_trained_bf16_matrices_as_stored(tmp_path, optim,
     state = {name: t for name, t in optimizer_state(optimizer, parameters).items() if "_pow_" not in name}
     counted = [t.size * t.element_size() for name, t in state.items() if not name.endswith(".step")]
     assert estimate.optimizer == sum(counted)
-    single = estimate_memory(make_model(), **(STEP | {"numerics": CPU_NATIVE}), accumulates=True)
+    single = estimate_memory(make_model(), **(STEP | {"numerics": CPU_CPP}), accumulates=True)
     assert estimate.gradients < single.gradients
 
 
@@ -135,7 +135,7 @@ def test_estimate_memory_activations_grow_with_tokens_and_shrink_with_recompute(
 def test_estimate_memory_cpu_library_holds_little_free():
     """Check the free memory: a sixteenth of the library's blocks, and all of the heap, which has the hidden states."""
     model = make_model(lora=True)
-    plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_NATIVE))
+    plain, fast = (estimate_memory(model, **(STEP | {"numerics": numerics})) for numerics in (CPU_PADDLE, CPU_CPP))
     assert plain.allocator_cache == pytest.approx(1.75 * (plain.activations + plain.working + plain.gradients))
     heap = 4.0 * 1000 * 3 * 32
     assert fast.allocator_cache == pytest.approx(heap + (fast.activations + fast.working - heap) / 16)
@@ -169,10 +169,10 @@ def test_estimate_memory_optimizer_equals_its_state(tmp_path, model, optim: str)
 
 def test_estimate_memory_large_temporary_tensors_leave_no_free_memory(monkeypatch):
     """Check that the gradient of the embedding, if it is mapped, is not counted as retained."""
-    native = STEP | {"numerics": CPU_NATIVE, "micro_batch_tokens": 1, "target_tokens": 1}
-    on_heap = estimate_memory(make_model(), **native)
-    monkeypatch.setattr(estimate_module, "_LARGEST_HEAP_PIECE", HEAD)
-    mapped = estimate_memory(make_model(), **native)
+    step = STEP | {"numerics": CPU_CPP, "micro_batch_tokens": 1, "target_tokens": 1}
+    on_heap = estimate_memory(make_model(), **step)
+    monkeypatch.setattr(estimate_module, "_MMAP_THRESHOLD", HEAD)
+    mapped = estimate_memory(make_model(), **step)
     assert on_heap.allocator_cache - mapped.allocator_cache == pytest.approx(HEAD)
     assert on_heap.total - mapped.total == pytest.approx(HEAD)
 
@@ -237,7 +237,7 @@ def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
     measured = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1])
     model = AutoModelForCausalLM.from_config(shape, seed=1)
     model = get_peft_model(model, LoRAConfig(rank=8)) if lora else model
-    numerics = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
+    numerics = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
     estimate = estimate_memory(
         model, micro_batch_tokens=tokens, target_tokens=tokens, recompute=None, numerics=numerics
     )

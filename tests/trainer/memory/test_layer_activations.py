@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_NATIVE, CPU_PADDLE, ActivationModel, Numerics
+from paddlenlp_ext.trainer.memory.layer_activations import CPU_BF16, CPU_CPP, CPU_PADDLE, ActivationModel, Numerics
 from paddlenlp_ext.trainer.memory.saved_inputs import saved_inputs
 from tests.common.adapters import default_config
 from tests.common.models import TINY_LATENT, TINY_LLAMA
@@ -34,7 +34,7 @@ QWEN_MOE = {
     "shared_expert_intermediate_size": 64,
 }
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
-OPS = CPU_PADDLE if library.unavailable_reason() else CPU_NATIVE
+OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
 # Not estimated: scales of two norms, and the softmax sums of four heads, which plain Paddle computes again.
 PER_POSITION = 4 * (2 if OPS is CPU_PADDLE else 4 + 2)
 METHODS = sorted(peft_methods())
@@ -107,7 +107,7 @@ def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
 def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig | None, monkeypatch):
     changes = {**TINY_LATENT, "q_lora_rank": 24, "kv_lora_rank": 32, "first_k_dense_replace": 3}
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
-    scales = 2 * 4 * (OPS is CPU_NATIVE)  # of the norms of the latents
+    scales = 2 * 4 * (OPS is CPU_CPP)  # of the norms of the latents
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
 
 
@@ -125,7 +125,7 @@ def test_activations_of_experts_are_near_the_estimate(method: PeftConfig | None,
 def test_activations_of_bf16_products_equal_the_estimate(method: PeftConfig | None):
     measured = measured_in_a_layer(method, around=bf16.bf16_matmuls)
     assert measured == pytest.approx(predicted(method, CPU_BF16) + PER_POSITION, abs=4)
-    assert measured < 0.8 * predicted(method, CPU_NATIVE)
+    assert measured < 0.8 * predicted(method, CPU_CPP)
 
 
 def test_activations_of_few_target_modules_equal_the_estimate():

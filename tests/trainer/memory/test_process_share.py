@@ -11,15 +11,16 @@ from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.memory.estimate import estimate_memory
-from paddlenlp_ext.trainer.memory.layer_activations import CPU_NATIVE
+from paddlenlp_ext.trainer.memory.layer_activations import CPU_CPP
 from paddlenlp_ext.trainer.memory.process_share import process_shares
 from tests.common.models import TINY_LLAMA
 
 CONFIG = {**TINY_LLAMA, "num_hidden_layers": 4, "tie_word_embeddings": False}
-STEP = {"micro_batch_tokens": 4096, "target_tokens": 64, "recompute": None, "numerics": CPU_NATIVE}
+STEP = {"micro_batch_tokens": 4096, "target_tokens": 64, "recompute": None, "numerics": CPU_CPP}
 
 
 def skeleton(**keys):
@@ -85,3 +86,31 @@ def test_process_shares_experts_are_divided_and_their_rows_are_held():
     rows = 4 * 2 * STEP["micro_batch_tokens"] * CONFIG["hidden_size"]
     assert share.activations - whole.activations == pytest.approx(4.0 * rows)
     assert math.isclose(share.process, whole.process)
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["full", "lora"])
+@pytest.mark.parametrize(
+    ("degrees", "options"),
+    [
+        (Degrees(tensor=2), {}),
+        (Degrees(tensor=2, pipeline=2), {"sequence_parallel": True}),
+        (Degrees(data=2, expert=2), {}),
+        (Degrees(sharding=2), {"sharding": "stage3"}),
+    ],
+    ids=["tensor", "tensor-pipeline-sequence", "expert", "zero3"],
+)
+def test_process_shares_model_without_values_allocates_nothing_and_equals_a_built_model(degrees, options, adapted):
+    keys = {**CONFIG, "model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
+
+    def build():
+        model = CausalLM(DecoderConfig.from_dict(keys))
+        return get_peft_model(model, LoRAConfig(rank=2)) if adapted else model
+
+    def plan(model):
+        shares = process_shares(model, degrees, ParallelConfig(**options), 4)
+        return [estimate_memory(model, **STEP, share=share) for share in shares]
+
+    with paddle.LazyGuard():
+        outline = build()
+    assert plan(outline) == plan(build())
+    assert not [name for name, parameter in outline.named_parameters() if has_storage(parameter)]

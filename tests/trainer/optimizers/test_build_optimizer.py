@@ -196,7 +196,7 @@ def test_build_optimizer_unavailable_or_frozen_is_an_error():
     frozen = Toy()
     for parameter in frozen.parameters():
         parameter.stop_gradient = True
-    with pytest.raises(ValueError, match="no parameter of the model trains"):
+    with pytest.raises(ValueError, match="all parameters of the model are frozen"):
         build_optimizer(frozen, options())
 
 

@@ -52,5 +52,5 @@ def test_restore_optimizer_state_of_a_shard_reads_its_rows_of_the_full_tensor():
         expected = saved[name][2:4] if name.startswith("part.moment") else saved[name]
         assert np.array_equal(tensor.numpy(), expected), name
     saved["part.moment1"] = saved["part.moment1"][:3]
-    with pytest.raises(ValueError, match=r"part.moment1 has shape \[1, 4\] in the checkpoint, and \[2, 4\] here"):
+    with pytest.raises(ValueError, match=r"part.moment1 has shape \[1, 4\] in the checkpoint, and \[2, 4\] in this"):
         restore_optimizer_state(optimizer, parameters, saved)

@@ -16,6 +16,7 @@ from paddlenlp_ext.data.tokenization.truncation import TOO_LONG
 _THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
 _SPACE = re.compile(r"\s+")
 _LAST_TOKENS = 12
+CONTEXT_REMEDY = "lower max_length, or extend the context with use_long_sequence_strategies"
 
 
 @check("invalid row", ERROR, "fix the row; training stops at it, or drops it with bad_rows: drop")
@@ -27,7 +28,7 @@ def invalid_row(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("target cut away", ERROR, "raise max_length, lower src_length, or shorten the prompt")
 def target_cut_away(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows in which truncation leaves no target token or no space for the answer."""
+    """Yield rows that are dropped because truncation would remove all target tokens or leave no space for an answer."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason != TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
@@ -37,7 +38,7 @@ def target_cut_away(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error rejects it"
 )
 def too_long(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows that `truncation` drops or rejects."""
+    """Yield rows that are too long and are dropped or rejected by the key `truncation`."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason == TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
@@ -57,6 +58,17 @@ def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield rows that lost up to half of their target tokens."""
     if 0 < row.num_lost_targets <= row.num_targets:
         yield _loss(row)
+
+
+@check("beyond the context", WARNING, CONTEXT_REMEDY)
+def beyond_context(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
+    """Yield rows with more positions than the context of the model; the answers of a pair share its positions."""
+    for example in row.examples:
+        first, *answers = (len(tokens) for _, tokens, _ in example.parts)
+        length = first + max(answers, default=0) - 1
+        if info.max_context is not None and length > info.max_context:
+            yield Hit(f"{length} positions, {info.max_context} in the context: {excerpt(row.text)}")
+            return
 
 
 def _loss(row: AuditedRow) -> Hit:
@@ -84,7 +96,7 @@ def doubled_begin(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("doubled end token", WARNING, "remove the end token from the answer: the template writes it")
 def doubled_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield targets that end with too many end tokens."""
+    """Yield targets that end with more end tokens than the template writes."""
     for span in (span for spans in row.target_spans() for span in spans):
         if info.count_ends(span) > max(1, info.num_ends):
             yield Hit(_decoded(span[-_LAST_TOKENS:], info))
@@ -93,7 +105,7 @@ def doubled_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("missing end token", ERROR, "write a special token after every answer in the template, or use another template")
 def missing_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield untruncated targets without an end token, from which the model does not learn to stop."""
+    """Yield untruncated targets without an end token: they do not train the model to stop."""
     if row.num_truncated_tokens:
         return
     # An answer may have several spans; the end token is in the last span.
@@ -133,7 +145,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space and Unicode variants, which tokenizers normalize."""
+    """Return a text without white space and in Unicode form NFKC, because tokenizers may normalize both."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 

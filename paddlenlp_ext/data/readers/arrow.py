@@ -1,0 +1,35 @@
+"""Arrow streams (.arrow) of `Dataset.save_to_disk`, read with pyarrow (the extra `parquet`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from paddlenlp_ext.data.readers.base import BLOCK_ROWS, READERS, Block, Cursor, FileReader, ParsedBlock, column_rows
+from paddlenlp_ext.utils.optional_packages import import_extra
+
+
+@READERS.register(".arrow")
+class ArrowReader(FileReader):
+    """Reader of an Arrow stream, which is memory-mapped; a cursor is the number of rows before it.
+
+    The row number is the line of a location. Null values are left out of rows.
+    """
+
+    may_be_compressed = False
+
+    def blocks(self, start: Cursor = ()) -> Iterator[Block]:
+        """Yield blocks, starting at a cursor."""
+        pyarrow = import_extra("pyarrow", "parquet", self.name)
+        ipc = import_extra("pyarrow.ipc", "parquet", self.name)
+        (row,) = start or (0,)
+        try:
+            with pyarrow.memory_map(self.name) as source:
+                table = ipc.open_stream(source).read_all()
+        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+            raise ValueError(
+                f"{self.path}: not an Arrow stream, or damaged ({error}); save the dataset again"
+            ) from error
+        for batch in table.slice(row).to_batches(max_chunksize=BLOCK_ROWS):
+            rows = column_rows(self.name, row, batch.to_pylist())
+            row += len(rows)
+            yield ParsedBlock((row,), row / len(table), rows)

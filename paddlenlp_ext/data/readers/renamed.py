@@ -1,0 +1,83 @@
+"""Rename the columns of rows (`column_mapping`) before their format is detected."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.preference.parse_pairs import FORMATS
+from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
+from paddlenlp_ext.data.rows.known_fields import CONVERSATION_FORMATS, TEXT
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+
+FIELDS = {field for row_format in (*CONVERSATION_FORMATS, TEXT, *FORMATS) for field in row_format.fields}
+"""Fields that a row format reads."""
+
+
+@dataclass(frozen=True)
+class RenamedBlock(Block):
+    """Block whose rows have other names of columns.
+
+    Attributes:
+        block: the block as it was read.
+        mapping: column -> field of a row format.
+    """
+
+    block: Block
+    mapping: Mapping[str, str]
+
+    def rows(self) -> Iterator[SourceRow | InvalidRow]:
+        """Yield the rows; a row that has both a column and the field that replaces it is invalid."""
+        for row in self.block.rows():
+            if isinstance(row, InvalidRow) or not isinstance(row.value, dict):
+                yield row
+                continue
+            names = [self.mapping.get(name, name) for name in row.value]
+            twice = [name for name in row.value if name not in self.mapping and names.count(name) > 1]
+            if twice:
+                message = f"column_mapping writes {', '.join(twice)}, which the row already has; remove one of the two"
+                yield InvalidRow(row.location, "column written twice", message)
+            else:
+                yield SourceRow(row.location, dict(zip(names, row.value.values(), strict=True)))
+
+
+class RenamedReader(Reader):
+    """Reader of the rows of another reader under other names of columns.
+
+    Args:
+        reader: the other reader.
+        mapping: `column_mapping`, column -> field of a row format.
+
+    Raises:
+        ValueError: no format reads a field, two columns have one field, or no row of the first block has a column.
+    """
+
+    def __init__(self, reader: Reader, mapping: Mapping[str, Any]) -> None:
+        self.name, self.size = reader.name, reader.size
+        self._reader, self._mapping = reader, dict(mapping)
+        fields = [str(field) for field in self._mapping.values()]
+        unknown = [field for field in fields if field not in FIELDS]
+        if unknown or len(set(fields)) < len(fields):
+            problem = f"no row format has {', '.join(unknown)}" if unknown else "two columns have one field"
+            raise ValueError(f"column_mapping: {problem}; the fields of rows are {', '.join(sorted(FIELDS))}")
+        first = next(reader.blocks(), None)
+        values = [row.value for row in first.rows() if isinstance(row, SourceRow)] if first is not None else []
+        columns = {name: None for value in values if isinstance(value, dict) for name in value}
+        missing = [name for name in self._mapping if name not in columns]
+        if columns and missing:
+            raise ValueError(
+                f"column_mapping: {self.name} has no {', '.join(missing)}; its columns are {', '.join(columns)}"
+            )
+
+    def blocks(self, start: Cursor = ()) -> Iterator[Block]:
+        """Yield blocks, starting at a cursor of the other reader."""
+        for block in self._reader.blocks(start):
+            yield RenamedBlock(block.end, block.fraction, block, self._mapping)
+
+    def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
+        """Return the fingerprint of the other reader with the names of the columns."""
+        name, digest = self._reader.fingerprint(observe)
+        self.size = self._reader.size
+        return name, f"{digest} {json.dumps(self._mapping, sort_keys=True)}"

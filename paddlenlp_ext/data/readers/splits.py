@@ -1,0 +1,38 @@
+"""Names of the splits of a dataset, in a folder and on the hub."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+SPLITS = {"train": (("train",),), "dev": (("dev", "validation", "valid", "val", "eval"), ("test",))}
+"""Split of a run -> names of the split in datasets. A later group applies only if the dataset has no earlier name."""
+
+
+class MissingSplitError(ValueError):
+    """Error about a split that an existing dataset lacks."""
+
+
+def choose_split(split: str, names: Collection[str], place: str) -> str:
+    """Return the name under which a dataset has a split.
+
+    Args:
+        split: "train" or "dev".
+        names: names of the splits of the dataset.
+        place: the dataset, for the error message.
+
+    Raises:
+        ValueError: the dataset lacks the split, or several names of one group could be the split.
+    """
+    for group in SPLITS[split]:
+        found = [name for name in group if name in names]
+        if len(found) > 1:
+            raise ValueError(
+                f"{place}: {' and '.join(found)} are each an eval split; set eval_dataset_path to the file of one of "
+                "them, or keep one"
+            )
+        if found:
+            return found[0]
+    known = ", ".join(name for group in SPLITS[split] for name in group)
+    raise MissingSplitError(
+        f"{place}: no {split!r} split (also accepted: {known}); it has {', '.join(names) or 'none'}"
+    )
