@@ -1,4 +1,6 @@
-r"""Expert parallelism: replicas with different micro-batches hold different experts of each layer (arXiv:2006.16668).
+r"""Expert parallelism (arXiv:2006.16668): each replica of an expert group holds different experts of every layer.
+
+The replicas process different micro-batches:
 
     rank 0                              rank 1
     tokens a, b                         tokens c, d
@@ -8,16 +10,17 @@ r"""Expert parallelism: replicas with different micro-batches hold different exp
          \__________________ all-to-all ___________________/
     a = a0 + a2, b = b1 + b3            c = c0 + c1, d = d0 + d3
 
-Token rows are sent to the rank that holds their expert, and the weighted outputs are sent back. Row counts are
-exchanged first, so that any load is possible and no row is dropped. The backward pass sends gradients the opposite way.
+A row is the hidden state of one token for one of its experts. An all-to-all sends each row to the rank that holds the
+expert, and a second all-to-all sends the weighted outputs back. The ranks first exchange the row counts, so that any
+distribution of rows is possible and no row is dropped. The backward pass sends the gradients in the opposite direction.
 
-Forward hooks on the experts issue the collectives, so adapters in the experts process the received rows. With tensor
-parallelism, experts are first sharded over the tensor ranks, then over the expert ranks with the same tensor index. The
-gradient of an expert already includes all tokens of its expert group, so it is summed only across expert groups. All
-other layers, including routers and shared experts, are replicated.
+Forward hooks on the expert layers call the collectives, so adapters in the experts process the received rows. With
+tensor parallelism, the experts are sharded first over the tensor ranks, then over the expert ranks. The gradient of an
+expert already contains all tokens of its expert group, so it is summed only across expert groups. Routers, shared
+experts and all other layers are replicated.
 
-Shapes: T tokens, K chosen experts, D hidden, N rows of local tokens, M received rows, P expert ranks, E experts per
-rank.
+Shapes: T local tokens, K chosen experts per token, D hidden, N = T x K rows of local tokens, M received rows, P expert
+ranks, E experts per rank.
 """
 
 from __future__ import annotations
@@ -45,19 +48,19 @@ from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGrouped
 from paddlenlp_ext.sharding_spec import is_on_stage
 
 _STACKS = (Experts, GroupedLinear, QuantizedGroupedLinear)
-"""Layer types whose tensors are all stacked, with one slice per expert."""
+"""Layer types whose tensors all have one slice per expert."""
 
 
 class ExpertShards:
-    """Shard the experts of a model over the expert ranks and install the hooks that exchange token rows.
+    """Shard the experts of a model over the expert ranks, and install the hooks that exchange rows.
 
     Args:
         model: `CausalLM` or `PeftModel`, identical on all expert ranks, and already sharded over the tensor ranks.
         axis: mesh axis of the expert-parallel ranks.
 
     Raises:
-        ValueError: the model has no experts, the degree does not divide the number of experts, or a tensor of the
-        experts does not have one slice per expert.
+        ValueError: the model has no experts, the degree does not divide the number of experts, or a tensor of an
+        expert layer does not have one slice per expert.
     """
 
     def __init__(self, model: TrainableModel, axis: ProcessAxis) -> None:
@@ -72,7 +75,7 @@ class ExpertShards:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Return a context in which every rank holds all experts and no rows are exchanged; collective."""
+        """Return a context in which every rank holds all experts and exchanges no rows; all ranks must enter it."""
         for layer in self._layers:
             layer.gather()
         try:
@@ -83,7 +86,12 @@ class ExpertShards:
 
 
 def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) -> None:
-    """Check that `degree` divides the number of experts of each tensor-parallel rank; no weights are needed.
+    """Check that `degree` divides the number of experts that each tensor-parallel rank holds.
+
+    Args:
+        config: configuration of the model.
+        degree: number of expert-parallel ranks.
+        tensor_degree: number of tensor-parallel ranks.
 
     Raises:
         ValueError: the model has no experts, or `degree` does not divide the number of experts.
@@ -107,13 +115,13 @@ def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
     others = [path for path, tensor in tensors if id(tensor) not in stacked]
     if others:
         raise ValueError(
-            f"{name}.{others[0]} does not have one slice per expert, so expert_parallel_degree {degree} cannot "
-            "divide it; leave out the adapter that added it, or set the degree to 1"
+            f"{name}.{others[0]} does not have one slice per expert, so expert_parallel_degree {degree} cannot shard "
+            "this tensor; remove the adapter that contains it, or set expert_parallel_degree to 1"
         )
 
 
 def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
-    """Return the tensors of experts and their adapters that are stacked by expert, as (layer, name) pairs."""
+    """Return the tensors of experts and adapters that have one slice per expert, as (layer, name) pairs."""
     layers: list[nn.Layer] = [experts, *experts.sublayers()]
     found: list[tuple[nn.Layer, str]] = []
     for stacked in layers:
@@ -128,10 +136,10 @@ def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
 
 
 class ExpertExchange:
-    """Hooks that exchange token rows around the experts of one layer.
+    """Hooks that exchange rows before and after one expert layer.
 
     Args:
-        experts: expert layer; this process holds a slice of its experts.
+        experts: expert layer, already sharded over the tensor ranks.
         axis: mesh axis of the expert-parallel ranks.
     """
 
@@ -149,7 +157,7 @@ class ExpertExchange:
         experts.register_forward_post_hook(self._combine)
 
     def _dispatch(self, layer: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> tuple[paddle.Tensor, ...]:
-        """Send token rows to the ranks that hold their experts; return the rows received for this rank's experts."""
+        """Send each row to the rank that holds its expert; return the rows, weights and experts that are received."""
         if self._is_gathered:
             return inputs
         x_TD, weights_TK, experts_TK = inputs
@@ -169,7 +177,7 @@ class ExpertExchange:
         return exchange(gather_rows(x_TD, rows)), weights_M1, experts_M1
 
     def _combine(self, layer: nn.Layer, inputs: Any, output_MD: paddle.Tensor) -> paddle.Tensor:
-        """Return the expert outputs of this rank's tokens, received from all ranks and summed per token, [T, D]."""
+        """Send the expert outputs back; return the sum over the experts for each local token, [T, D]."""
         if self._is_gathered:
             return output_MD
         assert self._sent is not None, "rows are dispatched before the experts run"
@@ -177,7 +185,7 @@ class ExpertExchange:
         return sum_rows(exchange_rows(output_MD, received, sent, self._axis.group), rows)
 
     def gather(self) -> None:
-        """Gather the experts of all expert-parallel ranks."""
+        """Gather the tensors of all experts on every expert-parallel rank."""
         self._set_gathered(True, self._first_of_group, self._num_local * self._axis.size)
         for layer, name, own in self._own:
             if is_on_stage(own):
@@ -186,7 +194,7 @@ class ExpertExchange:
                 set_own_tensor(layer, name, full)
 
     def release(self) -> None:
-        """Free the experts of other ranks."""
+        """Free the experts that other ranks hold."""
         self._set_gathered(False, self._first, self._num_local)
         for layer, name, own in self._own:
             set_own_tensor(layer, name, own)

@@ -1,4 +1,4 @@
-"""Shard a parameter or buffer over tensor or expert ranks; only this file knows which axis a style shards."""
+"""Shard a parameter or buffer over tensor or expert ranks; `AXES` defines the sharded axis of each style."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
 
 
 def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
-    """Replace a tensor that stacks all experts by the slice of this rank's experts.
+    """Replace a tensor with one slice per expert by the slices of the experts that this rank holds.
 
     Args:
         layer: the layer that owns the tensor.
-        name: name of the tensor in the layer; its first axis counts the experts.
+        name: name of the tensor in the layer; the first axis of the tensor is the expert.
         axis: mesh axis of the expert-parallel ranks; its size divides the number of experts.
     """
     held = own_tensors(layer)[name]
@@ -66,44 +66,54 @@ def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
 
 
 def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
-    """Replace a parameter or buffer by its slice `kept`, and record it as `shard` of the full tensor."""
+    """Replace a parameter or buffer by a slice.
+
+    Args:
+        layer: the layer that owns the tensor.
+        name: name of the tensor in the layer.
+        kept: slice of the current tensor to keep.
+        shard: position of the slice in the unsharded tensor, recorded in the `Placement`.
+    """
     full = own_tensors(layer)[name]
-    if not has_storage(full):  # built without values, which are loaded later
-        shape = [*full.shape[: kept.axis], kept.stop - kept.start, *full.shape[kept.axis + 1 :]]
-        part = paddle.zeros(shape, full.dtype)
+    is_parameter = name in own_parameters(layer)
+    shape = [*full.shape[: kept.axis], kept.stop - kept.start, *full.shape[kept.axis + 1 :]]
+    if is_parameter and not has_storage(full):  # memory is allocated when the values are loaded
+        with paddle.LazyGuard():
+            part = _zeros_parameter(layer, shape, full)
+    elif is_parameter:
+        part = _zeros_parameter(layer, shape, full)
+        part.set_value(full[kept.index])
     else:
-        part = full[kept.index].clone()
-    if name not in own_parameters(layer):
+        part = full[kept.index].clone() if has_storage(full) else paddle.zeros(shape, full.dtype)
         part.stop_gradient = True
-    else:
-        new = layer.create_parameter(
-            list(part.shape), dtype=full.dtype, default_initializer=nn.initializer.Constant(0.0)
-        )
-        new.set_value(part)
-        new.stop_gradient = full.stop_gradient
-        new.is_distributed = True
-        part = new
     set_own_tensor(layer, name, part)
     set_placement(part, shard=shard, is_on_stage=is_on_stage(full))
-    if not is_on_stage(full):
+    if has_storage(part) and not (is_on_stage(full) and has_storage(full)):
         free_storage(part)
 
 
+def _zeros_parameter(layer: nn.Layer, shape: list[int], like: paddle.Tensor) -> paddle.Tensor:
+    """Create a parameter of a sharded layer with the dtype and the gradient setting of the full one."""
+    parameter = layer.create_parameter(shape, dtype=like.dtype, default_initializer=nn.initializer.Constant(0.0))
+    parameter.stop_gradient, parameter.is_distributed = like.stop_gradient, True
+    return parameter
+
+
 def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:
-    """Return the range of `size` indices that this rank holds."""
+    """Return the shard of this rank along an axis of length `size`."""
     sizes = shard_sizes(size, axis.size)
     start = sum(sizes[: axis.index])
     return Shard(shard_axis, start, start + sizes[axis.index], size)
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
-    """Return the shard lengths for `size` indices; the first shards may be longer by one."""
+    """Divide an axis of length `size` into `parts` shards and return their lengths; the first may be longer by one."""
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 
 def keep_on_first_rank(layer: nn.Layer, name: str, axis: ProcessAxis) -> None:
-    """Remove a parameter from all ranks but the first, because the all-reduced output must contain it only once."""
+    """Remove a bias from all ranks except the first, so that the all-reduce of the outputs adds the bias once."""
     if axis.index == 0:
-        getattr(layer, name).is_distributed = True  # the gradient norm counts the parameter once, like a shard
+        getattr(layer, name).is_distributed = True  # makes the gradient norm count the bias once
     else:
         setattr(layer, name, None)

@@ -1,19 +1,21 @@
 """Tensor parallelism: each rank holds a shard of every layer (arXiv:1909.08053).
 
-    style        weight [out, in]        before the layer           after the layer
-    colwise      outputs are sharded     copy_to_group              -
-    inner_colwise  outputs are sharded   -                          -
-    rowwise      inputs are sharded      -                          all-reduce; rank 0 holds the bias
-    vocab        rows are sharded        embedding, lm_head and loss: vocab_parallel.py
-    norm         features are sharded    sums of squares are all-reduced in the norm
-    replicated   full                    used only by local heads or experts, so its gradient is summed over the ranks;
-                                         the input of a replicated linear layer goes through copy_to_group
-    experts      experts are sharded     copy_to_group before the expert layer, all-reduce after it
+    style           sharded axis          before the layer    after the layer
+    colwise         outputs               copy_to_group       -
+    inner_colwise   outputs               -                   -
+    rowwise         inputs                -                   all-reduce; only rank 0 holds the bias
+    vocab           vocabulary            see vocab_parallel.py
+    norm            features              -                   -; an all-reduce in the norm adds the sums of squares
+    replicated      none                  copy_to_group       -
+    experts         experts               copy_to_group       all-reduce
 
-`inner_colwise` layers read the output of replicated linear layers (the latents of MLA).
+`copy_to_group` is the identity, and all-reduces the gradient in the backward pass. `inner_colwise` layers read the
+output of replicated linear layers (the latents of MLA), so they need no collective. The output of a `replicated` layer
+feeds only the local heads or experts, so the gradients of its parameters are summed over the ranks. A replicated norm
+has no collective before it.
 
-Forward hooks on the outermost layer (the adapter, if there is one) issue the collectives, so that a base layer and its
-adapters share one all-reduce. Parameter names and model code do not change.
+Forward hooks call the collectives. They are installed on the outermost layer, which is the adapter if there is one, so
+that a base layer and its adapters share one all-reduce. Parameter names and model code do not change.
 """
 
 from __future__ import annotations
@@ -66,16 +68,16 @@ class _TPCollectives:
 
 
 _NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
-"""No collectives for linear layers in an expert layer, which issues them itself."""
+"""Used for linear layers inside an expert layer, because hooks on the expert layer call the collectives."""
 
 
 def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
-    """Shard a model and its adapters in place; all ranks must hold the same model before the call.
+    """Shard a model and its adapters in place.
 
     Args:
-        model: `CausalLM` or `PeftModel`.
+        model: `CausalLM` or `PeftModel`, equal on all ranks.
         axis: mesh axis of the tensor-parallel ranks.
-        sequence: sequence parallelism between the sharded layers (sequence_parallel.py), or None.
+        sequence: sequence parallelism between the sharded layers, or None.
 
     Raises:
         ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded.
@@ -118,10 +120,10 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
 
 
 def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationConfig | None) -> None:
-    """Check, from shapes alone, that a model can be sharded over `degree` ranks.
+    """Check that a model can be sharded over `degree` ranks.
 
     Args:
-        model: `CausalLM` before quantization; weights are not needed.
+        model: `CausalLM` before quantization, with or without weights.
         degree: number of tensor-parallel ranks.
         quantization: requested or stored quantization of the base model, or None.
 
@@ -136,7 +138,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     for name, chosen in quantization.for_layers(layers).items():
         linear = layers[name]
         if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
-            continue  # a rank holds whole experts
+            continue  # each rank holds full tensors, or all values of some experts
         shard_axis = AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
@@ -153,10 +155,10 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
 
 
 def check_sizes(config: Any, degree: int) -> None:
-    """Check that the degree divides the head and feature counts; no weights are needed.
+    """Check that the degree divides the head counts, the expert counts and the size of the MLP.
 
     Raises:
-        ValueError: the degree does not divide a count; the message suggests the largest smaller valid degree.
+        ValueError: the degree does not divide a count or a size. The message suggests a smaller degree.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -171,13 +173,13 @@ def check_sizes(config: Any, degree: int) -> None:
     if uneven:
         works = max(d for d in range(1, degree + 1) if all(size % d == 0 for size in sizes.values()))
         raise ValueError(
-            f"tensor_parallel_degree {degree} does not divide {', '.join(uneven)} of the model; the largest degree "
-            f"below it that does is {works}"
+            f"tensor_parallel_degree {degree} does not divide {', '.join(uneven)} of the model; the largest valid "
+            f"degree below it is {works}"
         )
 
 
 def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
-    """Return the style of every layer that the plan names.
+    """Return the style of each layer that matches a pattern of the plan, by layer name.
 
     Raises:
         ValueError: a pattern matches no layer, or a linear layer matches no pattern.
@@ -188,7 +190,7 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
         expression = re.escape(pattern).replace(r"\*", "[^.]+")
         found = [name for name in names if re.fullmatch(expression, name)]
         if not found and not (pattern == "lm_head" and model.lm_head is None):
-            raise ValueError(f"the tensor plan names {pattern}, which matches no layer of this model")
+            raise ValueError(f"the tensor plan contains {pattern}, which matches no layer of this model")
         styles |= dict.fromkeys(found, style)
     unnamed = [name for name, layer in names.items() if isinstance(layer, Linear) and name not in styles]
     if unnamed:
@@ -211,7 +213,7 @@ class TensorParallelGroup:
         return reduce_from_group(x, self._group)
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which must be equal on all ranks; the backward pass all-reduces its gradient."""
+        """Return `x`, which must be equal on all ranks; the backward pass all-reduces the gradient of `x`."""
         return copy_to_group(x, self._group)
 
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
@@ -220,7 +222,10 @@ class TensorParallelGroup:
 
 
 class _SharedInput:
-    """Input shared by column-parallel layers (q, k and v), copied once so that one all-reduce serves all of them."""
+    """Input that several column-parallel layers (q, k and v) read.
+
+    `copy_to_group` or an all-gather is applied once to the input, so that the layers share one collective.
+    """
 
     def __init__(self, enter: Callable[[paddle.Tensor], paddle.Tensor]) -> None:
         self._enter = enter
@@ -235,23 +240,23 @@ class _SharedInput:
         layer.register_forward_pre_hook(self._replace_input)
 
     def _replace_input(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Replace a layer's first input with the copy that all readers of this input share."""
+        """Replace the first input of a layer by the result of `enter`, which all readers of this input share."""
         if inputs[0] is not self._source:
             self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._copied
         self._left -= 1
-        if self._left == 0:  # free the copy after its last reader
+        if self._left == 0:  # every reader has received the result
             self._source = self._copied = None
         return (result, *inputs[1:])
 
 
 def _outermost_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer]]:
-    """Yield (name, layer) for every layer that is not wrapped by an adapter."""
+    """Yield (name, layer) of every layer that is not wrapped by an adapter."""
     return ((name, layer) for name, layer in model.named_sublayers() if name.rpartition(".")[2] != "base")
 
 
 def _without_adapters(name: str) -> str:
-    """Return the name of a layer without the components that adapters add."""
+    """Return the name of a layer without the component "base" that each adapter adds."""
     return ".".join(part for part in name.split(".") if part != "base")
 
 
@@ -304,7 +309,14 @@ def _shard_weight(base: Linear | QuantizedLinear, style: Style, axis: ProcessAxi
 
 
 def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_partial_gradients: bool) -> None:
-    """Shard the tensors of an adapter; mark full parameters whose gradients are partial sums."""
+    """Shard the tensors of an adapter.
+
+    Args:
+        adapter: the adapter.
+        style: style of the adapted layer.
+        axis: mesh axis of the tensor-parallel ranks.
+        has_partial_gradients: whether the gradients of unsharded parameters are partial sums on each rank.
+    """
     for name, shard_axis in adapter.sharding_axes(style).items():
         owner, leaf = _owner(adapter, name)
         if shard_axis is not None:
@@ -321,10 +333,9 @@ def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
 
 
 def _replicate(outermost: nn.Layer, axis: ProcessAxis, shared: _SharedInput) -> None:
-    """Mark the parameters of a replicated layer, whose gradients are partial sums on each rank.
+    """Mark the gradients of a replicated layer as partial sums, and install copy_to_group before a linear layer.
 
-    The input of a linear layer goes through copy_to_group. A norm does not need copy_to_group, because it reads
-    the output of local heads or of a replicated linear layer.
+    A norm does not need copy_to_group, because it reads the output of local heads or of a replicated linear layer.
     """
     for parameter in outermost.parameters():
         set_placement(parameter, needs_tp_reduce=True)
@@ -342,13 +353,13 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
         ValueError: the norm has an adapter.
     """
     if not isinstance(outermost, RMSNorm):
-        raise ValueError(f"an adapter on {name} is not available with tensor parallelism; leave it out")
+        raise ValueError(f"{name}: tensor parallelism does not support an adapter on this norm; remove the adapter")
     shard_parameter(outermost, "weight", 0, axis)
     outermost.shards = TensorParallelGroup(axis)
 
 
 def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:
-    """Keep this rank's experts; the expert layer sums the outputs of all ranks, including the shared expert."""
+    """Shard the experts of a layer; one all-reduce after the layer sums the outputs, including the shared expert."""
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
     assert isinstance(experts, Experts)
     for outermost in (experts.gate_up_proj, experts.down_proj):
@@ -368,24 +379,24 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
 
 
 def _is_in_expert_layer(parent: str, styles: dict[str, Style]) -> bool:
-    """Return whether a layer is an expert layer, or the shared expert in one."""
+    """Return whether a layer with the name `parent` is an expert layer or its shared expert."""
     name = _without_adapters(parent)
     return any(styles.get(f"{layer}.experts") == "experts" for layer in (name, name.rpartition(".")[0]))
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
-    """Shard the rows of the embedding or the lm_head, and its adapters."""
+    """Shard the embedding or the lm_head and its adapters along the vocabulary."""
     adapters, base = _unwrap(outermost)
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Embedding):
         replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
-    for adapter in adapters:  # adapters map full vectors to full vectors, so their gradients are not partial sums
+    for adapter in adapters:  # they read and return unsharded hidden states, so their gradients are not partial sums
         _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 
 
 def _shard_lm_head(model: CausalLM, axis: ProcessAxis) -> None:
-    """Make the model compute logits and loss with the sharded lm_head, which may be tied to the embedding."""
+    """Set `vocab_parallel`, which computes logits and loss with the sharded lm_head or tied embedding."""
     head: Any = _unwrap(model.model.embed_tokens if model.lm_head is None else model.lm_head)[1]
     shard = shard_of(head.weight)
-    assert shard is not None, "the plan must shard embedding and lm_head along the vocabulary"
+    assert shard is not None, "the tensor plan must shard the embedding and the lm_head along the vocabulary"
     model.vocab_parallel = VocabParallelHead(shard, shard_sizes(shard.size, axis.size), axis)

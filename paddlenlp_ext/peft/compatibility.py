@@ -39,7 +39,7 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
     Args:
         stored: stored adapter.
         config: options of the run.
-        structure: config of the stored adapter, without targets that the model lacks.
+        structure: config of the stored adapter, without targets that are missing in the model.
 
     Raises:
         ValueError: the methods differ.
@@ -72,7 +72,7 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     ]
     if differences:
         raise ValueError(
-            f"{where}: {'; '.join(differences)}. With these options the stored tensors would compute another function. "
+            f"{where}: {'; '.join(differences)}. With the new values, stored tensors would compute another function. "
             "Restore the options, or start a new run from this adapter."
         )
 
@@ -86,7 +86,7 @@ def _key(attribute: str, config: PeftConfig) -> str:
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
-    """Check that a resumed adapter was trained over the same base model; warn if only the model's name differs.
+    """Check that a resumed adapter was trained over the same base model; warn if the model's name differs.
 
     Args:
         stored: stored adapter.
@@ -101,7 +101,7 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
-            "%s was trained over %s and resumes over %s; unless both are the same weights, results will differ",
+            "%s was trained over %s and resumes over %s; results will differ unless both have the same weights",
             stored.folder,
             before,
             base_model,
@@ -109,18 +109,18 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     if stored.quantization != quantization:
         raise ValueError(
             f"{stored.folder}: the adapter was trained over weights in {describe_quantization(stored.quantization)}, "
-            f"but the base now has them in {describe_quantization(quantization)}; set weight_quantize_algo and its "
+            f"but the base now has weights in {describe_quantization(quantization)}; set weight_quantize_algo and its "
             "keys as in training"
         )
 
 
 def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = False) -> None:
-    """Check that the base's config has the overrides that the adapter was trained with, such as `rope_scaling`.
+    """Check that the base's config has the values that the adapter was trained with, such as `rope_scaling`.
 
     Args:
         stored: stored adapter.
         config: config of the base model.
-        is_resumed: also check that the base has no other overrides.
+        is_resumed: also check that no other keys of the base's config are overridden.
 
     Raises:
         ValueError: a key of the config has another value than in training.
@@ -142,24 +142,25 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
     """Check that a base model has the config that the adapter was trained with, and the same task.
 
     Raises:
-        ValueError: as in `require_same_config`, or only one of adapter and base model has a score head.
+        ValueError: a key of the config has another value than in training, or only the adapter or only the base model
+            has a score head.
     """
     require_same_config(stored, model.config)
     has_head = SCORE_WEIGHT in stored.tensors
     if has_head and not model.trained_modules:
         raise ValueError(
-            f"{stored.folder}: the adapter belongs to a reward model ({SCORE_WEIGHT}), and the base is a language "
-            "model; load it with AutoPeftModelForSequenceClassification or llm/predict/reward_predictor.py"
+            f"{stored.folder}: the adapter belongs to a reward model ({SCORE_WEIGHT}), but the base is a language "
+            "model; load the adapter with AutoPeftModelForSequenceClassification or llm/predict/reward_predictor.py"
         )
     if model.trained_modules and not has_head:
         raise ValueError(
             f"{stored.folder}: the adapter has no score head ({SCORE_WEIGHT}), because it was trained over a language "
-            "model; merge it into its base, and start from the merged model"
+            "model; merge the adapter into its base, and start from the merged model"
         )
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if an adapter was trained over weights in another format; adapters without a recorded format are skipped."""
+    """Warn if an adapter was trained over weights in another quantized format; None (not recorded) gives no warning."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained over weights in %s and is loaded over weights in %s; results will differ",

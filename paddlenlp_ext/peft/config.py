@@ -1,14 +1,13 @@
-"""`PeftConfig`, the base class of adapter configs: the interface that a new method implements.
+"""`PeftConfig`, the base class of adapter configs.
 
-| members | implemented by |
-| --- | --- |
-| `peft_type`, `targets`, `wrap`, `warm_start`, `to_adapter_config`, `from_adapter_config` | every method |
-| all others, whose defaults suit adapters of linear layers | methods that need something else |
+Every method implements `peft_type`, `targets`, `wrap`, `to_adapter_config` and `from_adapter_config`. The defaults of
+all other members suit adapters of linear layers; other methods override them.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 import os
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Fields of adapter_config.json that describe the origin of a file and do not affect results.
+# Fields of adapter_config.json that describe how the adapter was trained and do not affect its results.
 _INFORMATIVE = frozenset(
     {
         "auto_mapping",
@@ -64,34 +63,37 @@ _EFFECTS = {
 """Unsupported field of Hugging Face PEFT -> its effect, for error messages."""
 
 BIASES = ("none", "all", "adapted")
-"""Values of `bias`."""
+"""Allowed values of the option `bias`."""
 
 
 @dataclass(kw_only=True)
 class PeftConfig(OptionGroup, metaclass=ConfigType):
-    """Base config of an adapter method; `PEFT_METHODS` registers each subclass under the JSON key that enables it.
+    """Base config of an adapter method; `PEFT_METHODS` registers each subclass under the method's JSON key.
 
     The constructor also accepts aliases of the options (peft/constructor_arguments.py).
 
     Class attributes:
-        peft_type: the method's name in adapter_config.json; the same as in Hugging Face PEFT if PEFT has the method.
+        peft_type: the method's name in adapter_config.json, which is PEFT's name if Hugging Face PEFT has the method.
         mergeable: whether the adapter layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
         starts_from_weights: whether initialization reads the values of the base weights, and not only their shapes.
-        adapter_class: class of the adapter, for a method with a custom forward pass, loss or step hook; None means
-            `Adapter`.
-        refines: for a variant, the JSON key that enables the refined method. A run must set both keys, the variant's
-            options have the refined method's prefix (config/run_config.py), and `claims` recognizes its files.
+        adapter_class: subclass of `Adapter` for a method with a custom forward pass, loss or step hook, or None.
+        refines: for a variant such as DoRA, the JSON key of the method that it refines ("lora"). A run must set both
+            keys. The keys of the variant's options start with the refined method's prefix (config/run_config.py).
+            `claims` recognizes the variant's files.
         needs_quantized_base: whether the method requires a quantized base.
         paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP does not have the method.
         own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's files.
-        key_prefix: prefix of all other keys in Hugging Face PEFT's files; "base_model." for prompt methods.
+        key_prefix: prefix of the keys in Hugging Face PEFT's files, except for `own_keys`.
         changes_bias: whether merging also changes biases.
         unavailable_keys: for a variant, JSON key of the refined method that the variant does not support -> reason.
         excludes: JSON key that cannot be combined with the method (such as sequence_parallel) -> reason.
-        free_on_resume: fields that may differ between a run and the resumed checkpoint: they affect only training or
-            initialization, or they follow from the tensors' names and shapes.
+        free_on_resume: fields that may differ between a run and the checkpoint that it resumes. These fields affect
+            only training or initialization, or follow from the tensors' names and shapes.
+
+    Raises:
+        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str]
@@ -113,9 +115,9 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     )
 
     trainable_token_indices: ClassVar[object | None] = None
-    """Tokens whose rows of embedding and lm_head are trained with the adapter; an option of LoRA."""
+    """Tokens whose rows of the embedding and lm_head are trained with the adapter; an option of LoRA."""
     adapts_tables: ClassVar[bool] = False
-    """Whether embedding and lm_head can be targets."""
+    """Whether the embedding and lm_head can be targets."""
 
     path: str | None = option(None, help="folder of a saved adapter to start from; its rank and targets are used")
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
@@ -129,7 +131,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     ensure_weight_tying: bool = False
     """Whether tied modules in `modules_to_save` stay tied; Hugging Face PEFT has this option in LoRA and AdaLoRA."""
     saved_embeddings: tuple[str, ...] = ()
-    """Names of embedding and lm_head, if the adapter's file contains their frozen weights."""
+    """Names of the tables (embedding, lm_head) whose frozen weights are in the adapter's file."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -143,25 +145,25 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
 
     def name_in_errors(self, option_: Option) -> str:
-        """Return an option's name in error messages: class and field, and the JSON key if it differs from the field."""
+        """Return an option's name for error messages: class and field, and the JSON key if its name differs."""
         name = f"{type(self).__name__}.{option_.attribute}"
         return name if option_.key == option_.attribute else f"{name}: {option_.key}"
 
-    if not TYPE_CHECKING:  # type checkers know the fields, which are the names to use
+    if not TYPE_CHECKING:  # type checkers see the fields, and not their aliases
 
         def __getattr__(self, name):
-            """Return the value of an option by one of its aliases, such as `rank` for `r`."""
+            """Return the value of the option with the alias `name`, such as `rank` for `r`."""
             field_name = field_of(type(self), name)
             if field_name is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
             return getattr(self, field_name)
 
         def __setattr__(self, name, value):
-            """Set an option by its field name or an alias."""
+            """Set the option with the field name or alias `name`."""
             super().__setattr__(field_of(type(self), name) or name, value)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other options, validated like a new config; it keeps the source of initial factors."""
+        """Return a copy with changed options, validated like a new config."""
         changed = copy.copy(self)
         for name in list(vars(self)):
             if isinstance(getattr(type(self), name, None), cached_property):
@@ -173,13 +175,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:
-        """Read the config of an adapter folder.
-
-        Args:
-            folder: adapter folder, as for `PeftModel.from_pretrained`.
-
-        Returns:
-            The config of the stored method, regardless of the class on which this method is called.
+        """Read the config of an adapter folder; the result has the class of the stored method.
 
         Raises:
             ValueError: the folder has no adapter, or the adapter's method or a field is not supported.
@@ -205,7 +201,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     ) -> paddle.Tensor:
         """Return the weight to quantize: `weight`, or a residual if the adapter starts from a component of the weight.
 
-        Loading a base model calls this for every layer to quantize, on the object whose `wrap` is called later.
+        The loader calls `before_quantizing` for every layer to quantize, and later `wrap` on the same config object.
 
         Args:
             name: name of the layer.
@@ -220,36 +216,42 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         raise NotImplementedError
 
     def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], AdapterLayer]:
-        """Return a function (name, base) -> adapter layer; overridden by methods whose layers share tensors.
+        """Return a function (name, base) -> adapter layer; methods whose layers share tensors override `wrapper`.
 
         Args:
             bases: name -> layer, for all layers to wrap; only `in_features` and `out_features` are used.
-            seed: as for `wrap`.
+            seed: seed of the random values.
         """
         return lambda name, base: self.wrap(name, base, seed)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        """Return the config of a run that starts from `path`: rank and targets from `stored`, the rest from `self`."""
-        raise NotImplementedError
+        """Return the config of a run that starts from the adapter at `path`, whose config is `stored`.
+
+        By default, all options are taken from `stored`, except options whose names end with "path" or "dropout".
+        """
+        assert isinstance(stored, type(self))
+        names = [field.name for field in dataclasses.fields(self) if field.name.endswith(("path", "dropout"))]
+        return stored.replace(**{name: getattr(self, name) for name in names})
 
     def learning_rate_scale(self, parameter_name: str) -> float:
         """Return the factor that multiplies the learning rate of an adapter parameter."""
         return 1.0
 
     def decays(self, parameter_name: str) -> bool:
-        """Return whether weight decay applies to an adapter parameter; False if its neutral value is not 0.
+        """Return whether weight decay applies to an adapter parameter.
 
-        Trained token rows are excluded, because weight decay would pull them away from the base's rows.
+        Weight decay pulls parameters to 0, so parameters with another neutral value are excluded. Trained token rows
+        are excluded because they start as rows of the base.
         """
         return not parameter_name.endswith(".trainable_tokens_delta")
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
-        """Return the method's fields of adapter_config.json for an adapted model."""
+        """Return the method's fields of adapter_config.json, given the model with the adapter."""
         raise NotImplementedError
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields of an adapter config file describe this variant of the refined method."""
+        """Return whether the fields of an adapter config file describe this variant, such as DoRA, and not LoRA."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -257,7 +259,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
-        """Return the config with options that follow from the names of the stored tensors, such as targets."""
+        """Return the config with the options that follow from the names of the stored tensors, such as targets."""
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -295,7 +297,8 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         """Convert PaddleNLP's tensors to this package's names and layout; only for methods with `paddlenlp_files`.
 
         Args:
-            tensors: stored tensors keyed by name, starting with "model."; or the array keyed by its file name.
+            tensors: stored tensors keyed by names that start with "model."; for a NumPy file, the array keyed by the
+                file's name.
         """
         raise NotImplementedError
 
@@ -318,7 +321,7 @@ def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
-    """Check that the fields that a method does not read from a config file have no effect.
+    """Check that the fields of a config file that a method does not read have no effect.
 
     Raises:
         ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}.

@@ -1,15 +1,15 @@
-"""Names of the adapter configs' constructor arguments.
+"""Names of the constructor arguments of adapter configs.
 
-Options that Hugging Face PEFT also has are fields with PEFT's names. Signature, `help` and completion show the fields.
-The constructor accepts each option under any of these names:
+Every option is a field of the config. If Hugging Face PEFT has the option, the field has PEFT's name. The constructor
+accepts an option under any of these names:
 
 | name | example |
 | --- | --- |
 | field | `r` |
 | key in a run's JSON file, and its aliases | `lora_rank` |
-| further names, declared by `option(..., arguments=...)` | `rank` |
+| names in `option(..., arguments=...)` | `rank` |
 
-An argument of PEFT or PaddleNLP without a field here is accepted only if its value has no effect.
+Other arguments of PEFT and PaddleNLP are accepted only with values that have no effect.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 _WITHOUT_EFFECT = frozenset(
     {
-        # origin of a file
+        # information about the training
         *("auto_mapping", "inference_mode", "peft_version", "revision", "runtime_config"),
         # shape, dtype and layout, which are taken from the model
         *("dtype", "head_dim", "hidden_size", "multi_query_group_num", "num_attention_heads", "num_hidden_layers"),
         *("num_layers", "tensor_parallel_degree", "token_dim"),
-        # implementation choices, and settings of features that are off
+        # implementation choices, and settings of unsupported features
         *("eps", "megatron_core", "merge_weight", "merge_weights", "qalora_group_size", "use_quick_lora"),
     }
 )
@@ -87,7 +87,7 @@ class TaskType(str, enum.Enum):
 
 
 class PromptTuningInit(str, enum.Enum):
-    """Names of prompt tuning's initializations in Hugging Face PEFT."""
+    """Initializations of prompt tuning, with the names in Hugging Face PEFT."""
 
     RANDOM = "RANDOM"
     SAMPLE_VOCAB = "SAMPLE_VOCAB"
@@ -95,12 +95,12 @@ class PromptTuningInit(str, enum.Enum):
 
 
 class ConfigType(type):
-    """Metaclass of the adapter configs, whose constructors accept every name of an option and select variants.
+    """Metaclass of the adapter configs: the constructor accepts every name of an option, and selects a variant.
 
-    `LoRAConfig(use_dora=True)` and `LoRAConfig(init_lora_weights="pissa")` return the config of that variant.
+    `LoRAConfig(use_dora=True)` returns a `DoRAConfig`, and `LoRAConfig(init_lora_weights="pissa")` a `PiSSAConfig`.
     """
 
-    if not TYPE_CHECKING:  # type checkers and editors take the arguments from the fields
+    if not TYPE_CHECKING:  # type checkers and editors read the arguments from the fields
 
         def __call__(cls, **arguments):
             """Return a config of this method, or of the variant that the arguments select."""
@@ -109,18 +109,13 @@ class ConfigType(type):
 
         @property
         def __signature__(cls):
-            """Signature of `__init__`, because `inspect` would otherwise show `__call__`."""
+            """Signature of `__init__`; without this property, `inspect` would show the signature of `__call__`."""
             own = inspect.signature(cls.__init__)
             return own.replace(parameters=list(own.parameters.values())[1:], return_annotation=cls)
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the config class that the arguments select, and the arguments renamed to its fields.
-
-    Raises:
-        ValueError: an option is passed under two names, or an argument has an unsupported value.
-        TypeError: an argument is unknown.
-    """
+    """Return the config class that the arguments select, and the arguments renamed to its fields."""
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
     values: dict[str, Any] = {}
@@ -131,7 +126,7 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
             _check_foreign(method, name, value, names)
             continue
         if field in values:
-            raise ValueError(f"{method.__name__}: {passed[field]} and {name} are names of one option; pass only one")
+            raise ValueError(f"{method.__name__}: {passed[field]} and {name} name the same option; pass only one")
         values[field], passed[field] = value, name
     return method, values
 
@@ -150,7 +145,7 @@ def argument_names(method: type) -> Mapping[str, str]:
 
 
 def field_of(method: type, name: str) -> str | None:
-    """Return the field for which `name` is an alias; None if `name` is a field itself or is unknown."""
+    """Return the field that has the alias `name`; None if `name` is a field or unknown."""
     if name.startswith("_") or name in getattr(method, "__dataclass_fields__", {}):
         return None
     field = argument_names(method).get(name)
@@ -158,7 +153,11 @@ def field_of(method: type, name: str) -> str | None:
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the variant that a variant's JSON key or PEFT's arguments select, and the remaining arguments."""
+    """Return the variant that the arguments select, and the arguments without the selecting arguments.
+
+    A variant is selected by its JSON key, such as `pissa=True`, or by an argument of PEFT, such as
+    `init_lora_weights="pissa"`.
+    """
     family = method.refines or _switch_of(method)
     variants = {switch: variant for switch, variant in PEFT_METHODS.items() if family and variant.refines == family}
     asked = {variant for switch, variant in variants.items() if arguments.get(switch)}
@@ -183,12 +182,7 @@ def _switch_of(method: type) -> str | None:
 
 
 def _check_foreign(method: type, name: str, value: Any, names: Mapping[str, str]) -> None:
-    """Check that an argument without a field is an argument of PEFT or PaddleNLP, at a value without effect.
-
-    Raises:
-        ValueError: the value would have an effect.
-        TypeError: the argument is unknown.
-    """
+    """Check that an argument without a field is an argument of PEFT or PaddleNLP, with a value that has no effect."""
     if name in _WITHOUT_EFFECT:
         return
     reasons = {**_UNAVAILABLE, **method.unavailable_keys}

@@ -37,7 +37,8 @@ def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter
     """Add an adapter to a base model; if `config.path` is set, start from that stored adapter.
 
     Raises:
-        ValueError: as in `inject`, or the stored adapter does not fit the model or the config; the model is unchanged.
+        ValueError: the adapter cannot be added (see `inject`), or the stored adapter does not fit the model or the
+            config; the model is unchanged.
     """
     if model.config.fused_layers:
         config = with_parts(config, model.config.fused_layers)
@@ -57,8 +58,8 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
         seed: seed of the adapter's initial values.
 
     Raises:
-        ValueError: the model already has an adapter, a target matches no layer, or the layers were quantized for
-            another adapter.
+        ValueError: the model already has an adapter, a target matches no layer, or the layers were quantized after
+            subtracting the initial factors of another adapter.
     """
     if next(adapter_layers(model), None) is not None:
         raise ValueError("the model already has an adapter; merge it (merge_and_unload) before adding another")
@@ -85,11 +86,7 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
 
 
 def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[str]) -> list[str]:
-    """Return the targets without excluded layers and without layers that are trained in full.
-
-    Raises:
-        ValueError: every target is excluded, or one of two tied layers is a target and the other is trained in full.
-    """
+    """Return the targets except for excluded layers and layers that are trained in full."""
     excluded = excluded_targets(config, targets)
     if targets and len(excluded) == len(targets):
         raise ValueError("exclude_modules and modules_to_save leave no layer to adapt; exclude fewer layers")
@@ -98,19 +95,19 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
     kept = [name for name in targets if name not in excluded]
     if model.config.tie_word_embeddings and _trained_tables(config) and EMBEDDING in kept:
         raise ValueError(
-            "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name it in "
-            "one of the two only"
+            "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name it "
+            "either in modules_to_save or in the targets"
         )
     return kept
 
 
 def _trained_tables(config: PeftConfig) -> list[str]:
-    """Return the names of embedding and lm_head, as far as they are trained in full."""
+    """Return the names of the tables (embedding, lm_head) that are trained in full."""
     return [name for name in TABLES if covers(config.modules_to_save, name)]
 
 
 def _wrap_tables(model: TrainableModel, config: PeftConfig, targets: Collection[str]) -> None:
-    """Wrap embedding and lm_head to train the rows of `trainable_token_indices`, an option of the adapter's method."""
+    """Wrap the embedding and lm_head to train the rows of the tokens in `trainable_token_indices`."""
     tokens = tokens_of_model(config.trainable_token_indices, model, _trained_tables(config), targets)
     for name, ids in tokens.items():
         replace_layer(model, name, TrainableTokens(layer_at(model, name), ids))
@@ -129,7 +126,7 @@ def _continued_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> 
 
 
 def _log_frozen_experts(model: TrainableModel, config: PeftConfig) -> None:
-    """Log that the default targets exclude experts and routers, as in Hugging Face PEFT."""
+    """Log that the default targets exclude experts and routers (as in Hugging Face PEFT), if the model has experts."""
     is_default = getattr(config, "target_modules", ()) is None and not getattr(config, "target_parameters", None)
     if is_default and any(isinstance(layer, AnyGroupedLinear) for layer in model.sublayers()):
         logger.info("experts and routers are not adapted; name them in target_parameters to adapt them with LoRA")
@@ -157,23 +154,19 @@ def adapter_from_factors(model: TrainableModel, factors: Mapping[str, Factors]) 
 
 
 def _check_residual_bases(model: nn.Layer) -> None:
-    """Check that each layer quantized as a residual has the adapter that adds the subtracted component back.
-
-    Raises:
-        ValueError: another adapter holds the subtracted component.
-    """
+    """Check that each base layer quantized as a residual has an adapter that adds the subtracted factors back."""
     covered = {id(layer.base) for _, layer in adapter_layers(model) if getattr(layer, "base_is_residual", False)}
     for name, base in quantized_layers(model).items():
         if base.is_residual and id(base) not in covered:
             raise ValueError(
-                f"{name.removesuffix('.base')}: a part of the weight was subtracted before quantization, and another "
-                "adapter (PiSSA, LoftQ) holds it; load the original model again for this adapter"
+                f"{name.removesuffix('.base')}: the initial factors of another adapter (PiSSA, LoftQ) were subtracted "
+                "from the weight before quantization; load the original model again for this adapter"
             )
 
 
 @contextmanager
 def undone_on_failure(model: TrainableModel) -> Iterator[None]:
-    """If the block raises, remove the adapter that it added, and restore parameters and their `stop_gradient`."""
+    """Context manager: on an error, remove the added adapter, and restore the parameters and their `stop_gradient`."""
     had_adapter = next(adapter_layers(model), None) is not None
     frozen = [(parameter, parameter.stop_gradient) for parameter in model.parameters()]
     parameters = [

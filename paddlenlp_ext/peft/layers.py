@@ -1,4 +1,4 @@
-"""Base classes of adapter layers, which wrap the layer that they adapt.
+"""Base classes of adapter layers. An adapter layer wraps the layer to adapt, its base.
 
 Shapes: in/out features of the base, k rank of a low-rank update.
 """
@@ -23,7 +23,7 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class ShardGroup(Protocol):
-    """Tensor-parallel group whose ranks each hold a shard of the adapter: `size` ranks, and `index` of this rank."""
+    """Tensor-parallel group of `size` ranks; `index` is the rank of this process."""
 
     index: int
     size: int
@@ -33,7 +33,7 @@ class ShardGroup(Protocol):
         ...
 
     def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks; the backward pass all-reduces the gradient of `x`."""
+        """Return `x`, a tensor that is equal on all ranks; the backward pass all-reduces the gradient of `x`."""
         ...
 
     def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
@@ -44,14 +44,14 @@ class ShardGroup(Protocol):
 class AdapterLayer(nn.Layer):
     """Adapter layer that wraps a layer of any type, its `base`.
 
-    All tensors outside `base` belong to the adapter: the parameters are trained, and the state dict is saved. A
+    The tensors outside `base` are the adapter's tensors: the parameters are trained, and the state dict is saved. A
     subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
-    layer computes the same as its base.
+    layer returns the output of `base`.
 
     Attributes:
-        shards_heads: whether the adapter's parameters process only this rank's heads if the base is sharded.
-        is_on_stage: whether this process's pipeline stage holds the layer; otherwise only the layer's shapes are known.
-        style, shard_group: sharding style of the base, and the group of its ranks; None for an unsharded layer.
+        shards_heads: whether a rank applies the adapter's parameters only to the attention heads of its shard.
+        is_on_stage: whether the layer is on this process's pipeline stage; a layer on another stage has no values.
+        style, shard_group: sharding style of the base, and its tensor-parallel group; None for an unsharded layer.
     """
 
     shards_heads: ClassVar[bool] = False
@@ -66,7 +66,7 @@ class AdapterLayer(nn.Layer):
         self.shard_group: ShardGroup | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base with the adapter, or only the base if the adapter is disabled."""
+        """Run `adapter_forward`, or only the base if the adapter is disabled."""
         return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
     def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,18 +74,18 @@ class AdapterLayer(nn.Layer):
         raise NotImplementedError
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
+        """Return a dict from tensor names to sharded axes, for a base sharded in `style`; None: replicated.
 
-        None means replicated, which is the default here: only linear layers have sharded inputs or outputs.
+        By default, all tensors are replicated, because only linear layers have sharded inputs or outputs.
         """
         return dict.fromkeys(self.own_state())
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Record the sharding; called after the tensors of base and adapter have been replaced by shards."""
+        """Record the sharding, after the tensors of the base and the adapter have been replaced by shards."""
         self.style, self.shard_group = style, group
 
     def own_state(self) -> dict[str, paddle.Tensor]:
-        """Return a dict of the adapter's tensors, without tensors of the base and of adapters inside the base."""
+        """Return a dict of the adapter's tensors, without the tensors of the base."""
         return {name: tensor for name, tensor in self.state_dict().items() if not name.startswith("base.")}
 
     def own_parameters(self) -> list[paddle.Tensor]:
@@ -93,7 +93,7 @@ class AdapterLayer(nn.Layer):
         return [parameter for name, parameter in self.named_parameters() if not name.startswith("base.")]
 
     def shared_state(self) -> dict[str, paddle.Tensor]:
-        """Return a dict of the frozen tensors that all layers of the adapter share; files contain them once."""
+        """Return a dict of the frozen tensors that all layers of the adapter share and that are saved only once."""
         return {}
 
 
@@ -101,25 +101,24 @@ AdapterT = TypeVar("AdapterT", bound=AdapterLayer)
 
 
 class WeightAdapter(AdapterLayer):
-    """Adapter that can be merged, because it is equivalent to a change of its base's `weight` and `bias`.
+    """Adapter layer that is equivalent to a change of the base's `weight` and `bias`, and can therefore be merged.
 
     The base is a linear layer, a norm or an embedding.
 
     Attributes:
-        adapts_tied_head: whether an embedding adapter changes a tied lm_head in the same way.
+        adapts_tied_head: whether an adapter of the embedding also changes a tied lm_head.
     """
 
     adapts_tied_head: bool = True
 
     def merged_weight(self) -> paddle.Tensor:
-        """Return the base's weight with the adapter, float32, without side effects."""
+        """Return the sum of the base's weight and the adapter's update, float32, without side effects."""
         raise NotImplementedError
 
     def delta_bias(self) -> paddle.Tensor | None:
         """Return the update of the base's bias, float32 [out], without side effects; None if the bias is unchanged.
 
-        The bias update may depend on the base's bias, but not on the base's weight: merging a checkpoint reads one
-        tensor at a time.
+        The update must not depend on the base's weight, because merging a checkpoint reads one tensor at a time.
         """
         return None
 
@@ -127,7 +126,7 @@ class WeightAdapter(AdapterLayer):
 class LinearAdapter(WeightAdapter):
     """Adapter of a linear layer that is equivalent to a change of the weight: `y = x @ (W + delta)^T`.
 
-    The base may be plain or quantized. It must provide:
+    `adapter_forward` maps x [..., in] to y [..., out]. The base may be plain or quantized. It must provide:
 
     | member | meaning |
     | --- | --- |
@@ -140,7 +139,7 @@ class LinearAdapter(WeightAdapter):
 
     base: Linear | QuantizedLinear
     dropout: float = 0.0
-    """Dropout probability on the adapter's input during training; set by the methods that have the option."""
+    """Dropout probability on the adapter's input during training."""
 
     @property
     def dtype(self) -> paddle.dtype:
@@ -179,24 +178,25 @@ class LinearAdapter(WeightAdapter):
         return new_parameter(self, value, self.dtype)
 
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """All-reduce a sum over this rank's input features (row-parallel); differentiable."""
+        """All-reduce a sum over input features, which are sharded in a row-parallel layer; differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def copy_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, equal on all ranks, for products with this rank's input features (row-parallel).
+        """Return `x`, a tensor that is equal on all ranks and is multiplied by this rank's input features.
 
-        Each rank computes a partial gradient of `x`, which the backward pass all-reduces.
+        In a row-parallel layer, the backward pass all-reduces the partial gradients of `x`.
         """
         return self.shard_group.copy(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """All-reduce a sum over this rank's output features (column-parallel); differentiable."""
+        """All-reduce a sum over output features, which are sharded in a column-parallel layer; differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "colwise" else x
 
     def apply_dropout(self, x: paddle.Tensor) -> paddle.Tensor:
         """Apply the adapter's dropout to its input [..., in].
 
-        If the input is sharded, every rank draws the full mask and takes its slice, so that results match one device.
+        If the input is sharded, every rank draws the mask of all features and uses its slice. Results are therefore the
+        same as on one device.
         """
         if not self.dropout or not self.training:
             return x
@@ -207,43 +207,44 @@ class LinearAdapter(WeightAdapter):
         return x * mask[..., self.shard_group.index * width : (self.shard_group.index + 1) * width]
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Map each tensor's name to the axis along which it is sharded, for a base sharded in `style`.
+        """Return a dict from tensor names to sharded axes, for a base sharded in `style`; None: replicated.
 
-        None means replicated. Base and adapter share one all-reduce, so each rank computes only a partial gradient of a
-        replicated parameter; the partial gradients are summed over the ranks.
+        Base and adapter share one all-reduce, so each rank computes a partial gradient of a replicated parameter. The
+        partial gradients are summed over the ranks.
         """
         raise NotImplementedError
 
 
 def first_features(layer: LinearAdapter) -> tuple[int, int]:
-    """Return the indices of a shard's first output and first input feature in the unsharded layer."""
+    """Return the indices, in the unsharded layer, of the first output and the first input feature of a shard."""
     index = 0 if layer.shard_group is None else layer.shard_group.index
     is_shard_of_outputs, is_shard_of_inputs = layer.style == "colwise", layer.style == "rowwise"
     return index * layer.out_features * is_shard_of_outputs, index * layer.in_features * is_shard_of_inputs
 
 
-def require_complete_units(group: ShardGroup, features: int, kind: str, unit: int, name: str, remedy: str) -> None:
-    """Check that tensor parallelism splits a layer's features into shards of complete units, such as blocks.
+def require_whole_blocks(layer: LinearAdapter, kind: str, block_size: int, name: str, remedy: str) -> None:
+    """Check that this rank's shard of a layer consists of whole blocks of features.
 
     Args:
-        group: ranks that share the layer.
-        features: number of features of the shard.
-        kind: "inputs" or "outputs".
-        unit: number of features per unit, such as the block size.
-        name, remedy: name of the unit size, and the suggested fix, for the error.
+        layer: sharded layer.
+        kind: features to check, "inputs" or "outputs".
+        block_size: number of features per block.
+        name: name of the block size in the error message.
+        remedy: suggested fix in the error message.
 
     Raises:
-        ValueError: a unit would be split between ranks.
+        ValueError: a shard boundary is inside a block.
     """
-    if features % unit:
+    features = layer.in_features if kind == "inputs" else layer.out_features
+    if layer.shard_group is not None and features % block_size:
         raise ValueError(
-            f"tensor_parallel_degree {group.size} leaves each process {features} {kind} of a layer, not a multiple of "
-            f"{name} {unit}; {remedy}, or set tensor_parallel_degree 1"
+            f"tensor_parallel_degree {layer.shard_group.size} leaves each process {features} {kind} of a layer, not "
+            f"a multiple of {name} {block_size}; {remedy}, or set tensor_parallel_degree 1"
         )
 
 
 def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
-    """Return a layer that must be linear, with the static type of linear layers."""
+    """Return `layer` with the static type of linear layers, after asserting that it is linear."""
     assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"
     return layer
 
@@ -272,12 +273,12 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Select the indices `ranks` of a tensor along `axis`, bitwise and in its dtype; the selection may be empty."""
+    """Return the slices `ranks` of a tensor along `axis`, without rounding; `ranks` may be empty."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 
 def has_values(base: nn.Layer) -> bool:
-    """Return whether a layer's tensors have values, and not only shapes (created under `paddle.LazyGuard`)."""
+    """Return whether a layer's tensors have values; tensors created under `paddle.LazyGuard` have only shapes."""
     return all(has_storage(tensor) for tensor in (*base.parameters(), *base.buffers()))
 
 
@@ -300,7 +301,7 @@ def detach_adapters(model: nn.Layer) -> dict[str, AdapterLayer]:
 
 
 def attach_adapters(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None:
-    """Put the layers that `detach_adapters` returned back in place; no tensor is copied."""
+    """Put detached adapter layers (the result of `detach_adapters`) back into the model; no tensor is copied."""
     for name, layer in layers.items():
         replace_layer(model, name, layer)
 
@@ -314,7 +315,7 @@ def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:
 def generator_for(seed: int, name: str) -> np.random.Generator:
     """Return a random generator that depends only on `seed` and the parameter's `name`.
 
-    Initial values therefore depend neither on the order of the layers nor on the number of devices.
+    Initial values therefore do not depend on the order of the layers or on the number of devices.
     """
     key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     return np.random.default_rng([seed, key])

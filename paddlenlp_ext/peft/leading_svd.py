@@ -1,14 +1,11 @@
-"""Leading singular triplets of a matrix M by randomized SVD.
+"""Leading singular triplets of a matrix M by randomized SVD, which takes a fraction of the time of a full SVD.
 
-A randomized SVD takes a fraction of the time of a full SVD (Halko, Martinsson and Tropp 2011, arXiv:0909.4061,
-algorithms 4.4 and 5.1). G is a random matrix:
+    Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'        G random [n, q]
 
-    Q = orth(M G);  repeat Q = orth(M orth(M^T Q));  svd(Q^T M) = U' S V^T,  U = Q U'
+Algorithms 4.4 and 5.1 of Halko, Martinsson and Tropp 2011 (arXiv:0909.4061). Each iteration costs two products with a
+matrix of q columns, and brings the column space of Q closer to the span of the leading left singular vectors.
 
-Each iteration costs two products with a matrix of `2 rank + 8` columns, and brings the column space of Q closer to the
-span of the leading left singular vectors.
-
-Shapes: m, n rows and columns of the matrix; k singular triplets; q columns of the random projection.
+Shapes: m, n rows and columns of the matrix; k singular triplets; q = 2 k + 8 columns of the random projection.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ import numpy as np
 import paddle
 
 _NUM_ITERATIONS = 3
-_MAX_FULL_SVD = 128  # if the smaller dimension is at most this, a full SVD takes milliseconds
+_MAX_FULL_SVD = 128  # up to this number of rows or columns, a full SVD takes milliseconds
 
 
 class LeadingSVD(NamedTuple):
@@ -43,8 +40,21 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
     """
     if rank > min(shape):
         raise ValueError(
-            f"lora_rank={rank} is more than the {min(shape)} singular values of {name}, whose weight is {list(shape)}; "
-            "lower it, or leave this layer out of lora_target_modules"
+            f"lora_rank={rank} exceeds the {min(shape)} singular values of {name}, whose weight has the shape "
+            f"{list(shape)}; lower it, or leave this layer out of lora_target_modules"
+        )
+
+
+def require_finite(matrix: paddle.Tensor, name: str) -> None:
+    """Check that a matrix to decompose, a weight or gradient of the layer `name`, has neither NaN nor infinite values.
+
+    Raises:
+        ValueError: a value is NaN or infinite.
+    """
+    if not bool(matrix.isfinite().all()):
+        raise ValueError(
+            f"{name}: the matrix to decompose has NaN or infinite values, so the adapter has no initial factors; use "
+            "weights without such values, or leave this layer out of the targets"
         )
 
 
@@ -52,15 +62,19 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
 def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = False) -> LeadingSVD:
     """Return the `rank` leading singular triplets of `matrix` [m, n].
 
-    The result is deterministic: the random projection depends only on `name`, and the signs are chosen so that the
-    element with the largest magnitude is positive in each right singular vector.
+    The random projection depends only on `name`, so the result is deterministic. In each right singular vector, the
+    element with the largest magnitude is positive.
 
     Args:
         matrix: any floating-point dtype; the randomized SVD is computed in float32.
         rank: k, at most min(m, n).
         name: name of the matrix.
         exact: compute a full SVD.
+
+    Raises:
+        ValueError: a value of the matrix is NaN or infinite.
     """
+    require_finite(matrix, name)
     assert rank <= min(matrix.shape), f"{name}: rank {rank} of {matrix.shape}"
     matrix_MN = matrix.astype("float32")
     width = 2 * rank + 8
@@ -82,7 +96,7 @@ def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[pad
     for _ in range(_NUM_ITERATIONS):
         z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
         q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
-    # M^T Q = Z R, so M is close to Q R^T Z^T: only R, which is q by q, has to be decomposed.
+    # M^T Q = Z R, so M is close to Q R^T Z^T, and the SVD of R [q, q] gives the SVD of M.
     z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
     u, s, v_t = paddle.linalg.svd(r_QQ.T)
     return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

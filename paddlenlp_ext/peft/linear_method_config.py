@@ -1,20 +1,32 @@
-"""Base configs of methods that adapt linear layers: options for targets, and for ranks per layer."""
+"""Base configs of methods that adapt linear layers: options for the targets, and for the rank of each layer."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.target_modules import linear_names, select_targets
+from paddlenlp_ext.peft.target_modules import ALL_LINEAR, in_layers, linear_names, select_targets
+from paddlenlp_ext.utils.layer_name_patterns import check_pattern
+
+
+def rank_option(default: int, key: str, help: str) -> Any:
+    """Declare the option `r` of a method, with the JSON key `key`."""
+    return option(default, help=help, minimum=1, maximum=65536, arguments=("rank",), key=key)
+
+
+def dropout_option(key: str) -> Any:
+    """Declare the option for dropout on the adapter's input, with the JSON key `key`."""
+    help = "dropout on the adapter's input during training"
+    return option(0.0, help=help, minimum=0, below=1, arguments=("dropout",), key=key)
 
 
 @dataclass(kw_only=True)
 class LinearTargetsConfig(PeftConfig):
-    """Options of a method that adapts linear layers; by default, all linear layers of the decoder.
+    """Options of a method that adapts linear layers. By default, all linear layers of the decoder are adapted.
 
     Class attributes:
         targets_key: JSON key of `target_modules`, for error messages.
@@ -26,18 +38,25 @@ class LinearTargetsConfig(PeftConfig):
         None, help="linear layers to adapt, as name suffixes or regular expressions; unset: all but lm_head"
     )
 
+    layers_to_transform: int | Sequence[int] | None = field(default=None, repr=False, compare=False)
+    """Indices of the decoder layers to adapt. The constructor puts them into `target_modules`."""
+    layers_pattern: str | Sequence[str] | None = field(default=None, repr=False, compare=False)
+    """Names of the lists of decoder layers that `layers_to_transform` counts in, such as "layers"; None: every list."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target_modules == (ALL_LINEAR,):
+            self.target_modules = None
+        self.target_modules = in_layers(self.target_modules, self.layers_to_transform, self.layers_pattern)
+        self.layers_to_transform = self.layers_pattern = None
+
     def targets(self, model: TrainableModel) -> list[str]:
         return select_targets(linear_names(model), self.target_modules, self.targets_key)
-
-    def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        assert isinstance(stored, type(self))
-        fields = [field.name for field in dataclasses.fields(self)]
-        return stored.replace(**{name: getattr(self, name) for name in fields if name.endswith(("path", "dropout"))})
 
 
 @dataclass(kw_only=True)
 class LayerRanksConfig(LinearTargetsConfig):
-    """Options of a method whose rank and alpha may differ by layer; a subclass declares the fields `r` and alpha.
+    """Options of a method with a rank and an alpha for each layer; a subclass declares the fields `r` and alpha.
 
     Class attributes:
         alpha_option: name of the field for alpha.
@@ -53,5 +72,8 @@ class LayerRanksConfig(LinearTargetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for key in ("rank_pattern", "alpha_pattern"):
+            for pattern in getattr(self, key):
+                check_pattern(pattern, f"{type(self).__name__}.{key}")
         self.check_option("r", *self.rank_pattern.values())
         self.check_option(self.alpha_option, *self.alpha_pattern.values())

@@ -1,4 +1,4 @@
-"""Extract the low-rank factors A and B of each adapted layer.
+"""Low-rank factors A and B of the update of each adapted layer.
 
 Shapes: k rank of a layer's update, in/out features of the layer.
 """
@@ -42,40 +42,40 @@ class AdaptedModel(Protocol):
 
 
 class Factors(NamedTuple):
-    """Update B A of one layer, float32: A [k, in] and B [out, k], with the scale s multiplied into B."""
+    """Factors of the update B A of one layer, float32: A [k, in] and B [out, k]; B includes the scale s."""
 
     a: paddle.Tensor
     b: paddle.Tensor
     scaling: float | None = None
-    """The scale s of a plain LoRA; None for any other method."""
+    """Scale s of a plain LoRA; None for other methods."""
 
 
 @paddle.no_grad()
 def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str, Factors]:
-    """Return layer name -> low-rank factors of the layer's update, for every adapted layer.
+    """Return a dict from the name of each adapted layer to the low-rank factors of its update.
 
     Args:
         model: model with the adapter.
-        without_replaced: ignore base parameters and token rows that the adapter replaces, instead of raising.
+        without_replaced: ignore the base parameters and token rows that the adapter replaces, instead of raising.
 
     Raises:
-        ValueError: the update of a layer is not low-rank, the adapter has tensors outside low-rank layers, or the base
-            was quantized for this adapter.
+        ValueError: an update is not low-rank, the adapter has tensors that are not low-rank factors, or the base was
+            quantized after subtracting the adapter's initial factors.
     """
     state = model.adapter_state()
     names, replaced = state.keys(), [*model.replaced_of(state)]
     if replaced and not without_replaced:
         raise ValueError(
-            f"the adapter also has parameters of the base ({', '.join(replaced[:4])}), which a sum of low-rank updates "
-            "cannot hold; merge it into the base instead"
+            f"the adapter also replaces parameters of the base ({', '.join(replaced[:4])}), which low-rank updates "
+            "cannot represent; merge the adapter into the base instead"
         )
     factors = {}
     for name, layer in model.injected.items():
         if getattr(layer, "base_is_residual", False):
             raise ValueError(
-                f"{name}: a part of the weight was subtracted before quantization, and the factors of this adapter "
-                "(PiSSA, LoftQ) add it back, so they fit no other base; load the adapter over the original model, "
-                "or merge it"
+                f"{name}: the initial factors of this adapter (PiSSA, LoftQ) were subtracted from the weight before "
+                "quantization, so its current factors fit no other base; load the adapter over the original model, or "
+                "merge it"
             )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None
         if pair is not None:
@@ -87,8 +87,8 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
     config = model.peft_config
     if others and (factors or type(config) is LoRAConfig):
         raise ValueError(
-            f"the adapter also has {', '.join(others[:4])}, which are not factors of a linear layer, and cannot be "
-            "combined; merge it into the base instead"
+            f"the adapter also has tensors that are not factors of a linear layer ({', '.join(others[:4])}), and "
+            "cannot be combined; merge it into the base instead"
         )
     if not factors:
         raise ValueError(

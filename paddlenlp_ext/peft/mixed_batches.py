@@ -1,4 +1,4 @@
-"""Mixed batches (multi-LoRA): one base model runs a different adapter for each row of a batch.
+"""Mixed batches (multi-LoRA): each row of a batch can use another adapter of one base model.
 
 Adapters with low-rank updates share a forward pass: the factors of all adapters are concatenated, and a mask m selects
 the products of each row's adapter:
@@ -10,7 +10,7 @@ the products of each row's adapter:
     row 1       0 0 0 0        1 1              adapter 2
     row 2       0 0 0 0        0 0              base
 
-An adapter without low-rank updates needs a separate pass, in which its layers replace the base's layers.
+An adapter without low-rank updates needs a separate forward pass, in which its adapter layers are in the model.
 
 Shapes: B rows, S positions, in/out features, R sum of the ranks.
 """
@@ -34,18 +34,18 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 SHARED = ""
-"""Name of the group of rows that share a pass: the base model and all adapters with low-rank updates."""
+"""Name of the group for the base model and all adapters with low-rank updates, whose rows share a forward pass."""
 
 
 class RowAdapters:
-    """Names of the adapters of the current batch, row by row; every `RowLoRALinear` reads them."""
+    """Adapter name of each row in the current batch, shared by all `RowLoRALinear` layers."""
 
     def __init__(self) -> None:
         self._names: Sequence[str] = ()
         self._masks: dict[tuple[tuple[str, int], ...], paddle.Tensor | None] = {}
 
     def select(self, names: Sequence[str]) -> None:
-        """Set the adapter of each row; a name without factors selects the base model."""
+        """Set the adapter of each row; an unknown name selects the base model."""
         if list(names) != list(self._names):
             self._names, self._masks = list(names), {}
 
@@ -55,10 +55,10 @@ class RowAdapters:
         return len(self._names)
 
     def mask(self, ranks: tuple[tuple[str, int], ...], dtype: paddle.dtype) -> paddle.Tensor | None:
-        """Return the mask [B, 1, R] for the concatenated factors of a layer; None if no row uses these adapters.
+        """Return the mask [B, 1, R] for the concatenated factors of a layer; None if no row uses the layer's adapters.
 
         Args:
-            ranks: name and rank of each adapter of the layer, in the order of its factors.
+            ranks: name and rank of each adapter of the layer, in the order of the concatenated factors.
             dtype: dtype of the mask, the same for all layers of a model.
         """
         if ranks not in self._masks:
@@ -86,7 +86,7 @@ class RowLoRALinear(AdapterLayer):
         self.rows = rows
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x, [B, S, in] or [B * S, in], to the same shape with out features."""
+        """Map x [B, S, in] to [B, S, out], or [B * S, in] to [B * S, out]."""
         y = self.base(x)
         mask_B1R = self.rows.mask(self.ranks, self.a.dtype)
         if mask_B1R is None:
@@ -103,7 +103,7 @@ class AdapterGroups:
         adapters: name -> stored adapter.
 
     Raises:
-        ValueError: an adapter does not belong to the model, or has factors that are not finite.
+        ValueError: an adapter belongs to another model, or has non-finite factors.
     """
 
     def __init__(self, model: TrainableModel, adapters: Mapping[str, AdapterFiles]) -> None:
@@ -117,7 +117,7 @@ class AdapterGroups:
             adapted.adapter.detach()
             if factors is None:
                 self._models[name] = adapted
-                logger.info("adapter %s (%s) runs in separate passes", name, stored.config.peft_type)
+                logger.info("adapter %s (%s) runs in separate forward passes", name, stored.config.peft_type)
             for layer, pair in (factors or {}).items():
                 shared.setdefault(layer, {})[name] = pair
         for layer, by_name in shared.items():
@@ -131,11 +131,11 @@ class AdapterGroups:
         return self._base.config
 
     def group_of(self, adapter: str) -> str:
-        """Return the group of an adapter; an unknown name selects the base model, which is in the shared group."""
+        """Return the group of an adapter; the base model and unknown names are in the shared group."""
         return adapter if adapter in self._models else SHARED
 
     def prepare(self, group: Any, adapters: Sequence[str]) -> Any:
-        """Return the model for a pass over rows with the given adapters, which must all belong to `group`."""
+        """Return the model for a forward pass over rows with the given adapters, which must all belong to `group`."""
         if group != self._active:
             if self._active == SHARED:
                 self._row_layers = detach_adapters(self._base)
@@ -151,17 +151,14 @@ class AdapterGroups:
 
 
 def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
-    """Return the factors of an adapter, or None if it cannot share a pass with other adapters.
+    """Return the factors of an adapter; None if the adapter cannot share a forward pass with other adapters.
 
-    Adapters of lm_head or kv_b_proj cannot share a pass, because these weights are also read directly, without calling
-    the layer.
-
-    Raises:
-        ValueError: a factor has NaN or infinite values, which would spread to the other rows of the batch.
+    Adapters of lm_head or kv_b_proj cannot share a forward pass, because the model also reads the weights of these
+    layers directly.
     """
     try:
         factors = factors_of(adapted)
-    except ValueError:  # the update is not low-rank, or there are other tensors
+    except ValueError:  # the update is not low-rank, or the adapter has tensors that are not factors
         return None
     if any(layer.rpartition(".")[2] in ("lm_head", "kv_b_proj") for layer in factors):
         return None

@@ -6,9 +6,9 @@
 | `modules_to_save` | all parameters of the named modules | yes |
 | `saved_embeddings` | embedding and lm_head that the adapter's file contains in full | no |
 
-Each replacement takes the place of the base parameter in the base's layer, so computation, sharding and optimizers
-treat the replacement as in full fine-tuning. The base value is stored, and used while the adapter is disabled or
-inactive. A training run frees the base value (`drop_base_values`).
+A replacement is a parameter of the base's layer, so the forward pass, sharding and optimizer treat it as in full
+fine-tuning. The base parameter is kept, and is used while the adapter is disabled or inactive. A training run frees the
+base parameter (`drop_base_values`).
 
 Parameter names are the names in the base model's files, without the component "base" that adapter layers add.
 """
@@ -41,7 +41,7 @@ TIE_REMEDY = "train them with ensure_weight_tying=True in Hugging Face PEFT"
 
 
 def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return name in files -> parameter of the base model, including replaced parameters."""
+    """Return a dict from names in files to parameters of the base model, including the adapter's replacements."""
     adapters = {id(parameter) for _, layer in adapter_layers(model) for parameter in layer.own_parameters()}
     return {
         ".".join(part for part in name.split(".") if part != "base"): parameter
@@ -62,14 +62,14 @@ def covers(entries: Collection[str] | None, module: str) -> bool:
 
 
 def with_trained_modules(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return the config with the model's `trained_modules` added to `modules_to_save`, as PEFT adds a score head."""
+    """Return the config with the model's `trained_modules` (such as a score head) added to `modules_to_save`."""
     missing = [name for name in model.trained_modules if not covers(config.modules_to_save, name)]
     modules = (*(config.modules_to_save or ()), *missing)
     return config.replace(modules_to_save=modules) if missing else config
 
 
 def is_replacement(config: PeftConfig, name: str) -> bool:
-    """Return whether the stored tensor `name` replaces a base parameter, instead of belonging to an adapter layer."""
+    """Return whether the stored tensor `name` replaces a base parameter; otherwise it belongs to an adapter layer."""
     module, _, leaf = name.rpartition(".")
     is_bias = leaf == "bias" and config.bias != "none" and not re.search(r"\.lora_\w+$", module)
     return is_bias or name in (TIED, TIED_COPY) or covers(config.modules_to_save, module)
@@ -87,8 +87,8 @@ class ReplacedParameters:
 
     Attributes:
         model: base model.
-        aside: name -> parameter that is not in use: the base parameter, or the adapter's replacement while the adapter
-            is disabled or inactive. None means that the base value is loaded later or was dropped.
+        aside: name -> unused parameter: the base parameter, or the adapter's replacement while the adapter is disabled
+            or inactive. None: the base parameter has not been loaded yet, or was freed.
         are_loaded: whether the replacements were read from an adapter's file.
     """
 
@@ -103,7 +103,7 @@ class ReplacedParameters:
         return list(self.aside)
 
     def values(self) -> dict[str, paddle.Tensor]:
-        """Return name -> replacement, for the replacements that this process holds, whether in use or not."""
+        """Return a dict of the replacements on this process, keyed by parameter name."""
         if not self._are_in_place:
             return {name: value for name, value in self.aside.items() if value is not None}
         owners = {name: owner_of(self.model, name) for name in self.aside}
@@ -111,10 +111,10 @@ class ReplacedParameters:
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def swap(self) -> None:
-        """Exchange base parameters and replacements, so that the model uses the parameters that were set aside.
+        """Exchange the parameters in the model and the parameters in `aside`.
 
         Raises:
-            ValueError: the base values were dropped.
+            ValueError: the base parameters were freed.
         """
         dropped = [name for name, aside in self.aside.items() if aside is None]
         if dropped:
@@ -130,7 +130,7 @@ class ReplacedParameters:
 
     @contextmanager
     def base_values(self) -> Iterator[None]:
-        """Context manager: use the base values of the replaced parameters within the block."""
+        """Context manager: use the base parameters instead of the replacements within the block."""
         self.swap()
         try:
             yield
@@ -138,7 +138,7 @@ class ReplacedParameters:
             self.swap()
 
     def merge(self) -> None:
-        """Copy the adapter's values into the base parameters, and put the base parameters back in place."""
+        """Copy the replacements into the base parameters, and put the base parameters back into the model."""
         for name, aside in self.aside.items():
             owner, leaf = owner_of(self.model, name)
             if aside is not None:
@@ -147,7 +147,7 @@ class ReplacedParameters:
         self.aside = {}
 
     def drop_base_values(self) -> None:
-        """Free the base values, which a training run does not read."""
+        """Free the base parameters, which a training run does not read."""
         self.aside = dict.fromkeys(self.aside)
 
 
@@ -183,11 +183,7 @@ def matching_modules(model: TrainableModel, entries: Collection[str]) -> tuple[s
 
 
 def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
-    """Return the names of the base parameters that are trained.
-
-    Raises:
-        ValueError: as in `replace_parameters`.
-    """
+    """Return the names of the base parameters to train; raises the errors of `replace_parameters`."""
     names = list(base_parameters(model))
     adapted = {f"{name}.bias" for name, _ in adapter_layers(model)}
     biases = {name for name in names if name.endswith(".bias") and (config.bias == "all" or name in adapted)}
@@ -201,13 +197,13 @@ def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
         if not found:
             leaves = list(dict.fromkeys(part for module in modules for part in module.split(".") if not part.isdigit()))
             raise ValueError(
-                f"modules_to_save: {entry!r} matches no module with parameters in floating point"
+                f"modules_to_save: {entry!r} matches no module with floating-point parameters"
                 f"{did_you_mean(entry, leaves)} Known: {', '.join(leaves)}."
             )
         trained |= found
     if is_tied and TIED in trained and not config.ensure_weight_tying:
         raise ValueError(
-            "modules_to_save: the base ties lm_head to embed_tokens, and the adapter trains one without the other; "
+            "modules_to_save: the base ties lm_head to embed_tokens, but the adapter trains only one of the two; "
             f"{TIE_REMEDY}"
         )
     return [name for name in names if name in trained]

@@ -1,4 +1,4 @@
-"""Named adapters of one base model: add, switch, delete, and merge in place; one adapter is active."""
+"""Named adapters of one base model, with one active adapter: add, switch, delete, and merge in place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 @dataclass(eq=False)
 class NamedAdapters:
-    """Named adapters of one base model, of any methods; switching between them copies no tensors.
+    """Named adapters of one base model, possibly with different methods; switching adapters copies no tensors.
 
     Attributes:
         active_name: name of the active adapter, whose layers are in the base model.
@@ -43,7 +43,7 @@ class NamedAdapters:
 
         Args:
             name: name of the new adapter.
-            create: function that adds the new adapter to the base model, from which the active adapter is detached.
+            create: function that adds the new adapter to the base model while the active adapter is detached.
 
         Raises:
             ValueError: the name is taken, the active adapter is merged, or `create` raises; the model is unchanged.
@@ -79,21 +79,17 @@ class NamedAdapters:
             ValueError: no adapter has this name, or it is active.
         """
         if self[name] is self.active:
-            raise ValueError(f"adapter {name!r} is active; set another one before deleting it")
+            raise ValueError(f"adapter {name!r} is active; activate another adapter (set_adapter) before deleting it")
         del self._adapters[name]
 
     # -- merging in place ---------------------------------------------------------------------------------------------
     def merge(self, names: Sequence[str] | None, safe_merge: bool) -> None:
-        """Merge the active adapter in place; takes the arguments of `PeftModel.merge_adapter`.
-
-        Raises:
-            ValueError: `names` has another adapter, or as in `MergedAdapter`; the model is unchanged.
-        """
+        """Merge the active adapter in place; takes the arguments of `PeftModel.merge_adapter`."""
         self.require_unmerged("merge_adapter")
         if names is not None and list(names) != [self.active_name]:
             raise ValueError(
                 f"adapter_names={list(names)}: only the active adapter {self.active_name!r} can be merged in place; "
-                "call set_adapter() before, and combine several adapters with add_weighted_adapter()"
+                "activate another adapter with set_adapter(), or combine several with add_weighted_adapter()"
             )
         self._merged = MergedAdapter(self.active, safe_merge)
 
@@ -110,7 +106,7 @@ class NamedAdapters:
 
     @contextmanager
     def unmerged(self) -> Iterator[Adapter]:
-        """Context manager: yield the active adapter, unmerged for the duration of the block."""
+        """Context manager: yield the active adapter, which is unmerged within the block."""
         with nullcontext() if self._merged is None else self._merged.undone():
             yield self.active
 

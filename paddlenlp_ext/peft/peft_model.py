@@ -26,10 +26,12 @@ from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.named_adapters import NamedAdapters
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.weighted_adapters import combined_factors
-from paddlenlp_ext.utils.labels import prompt_lengths_of
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
 logger = get_logger("paddlenlp_ext.peft")
+_INPUTS = {"position_ids", "document_lengths", "document_parents", "cache", "prompt_lengths"}
+"""Further arguments of `PeftModel.forward`, which are arguments of `hidden_states`."""
 
 
 def get_peft_model(
@@ -39,8 +41,8 @@ def get_peft_model(
 
     Args:
         model: decoder from `AutoModelForCausalLM`.
-        peft_config: config of a method, such as `LoRAConfig`. With `path`, training starts from that adapter, whose
-            structure (rank, targets) replaces the structure in `peft_config`; differences are logged.
+        peft_config: config of a method, such as `LoRAConfig`. If its `path` names a stored adapter, training starts
+            from the stored adapter. The stored rank and targets are used, and differences are logged.
         seed: random seed; the adapter's initial values depend only on the seed and on the parameter names.
         adapter_name: name of the adapter for `set_adapter`.
 
@@ -63,7 +65,7 @@ def get_peft_model(
 class PeftModel(TrainableModel):
     """Model with named adapters, accepted wherever its base model is accepted.
 
-    One adapter is active, and the model delegates to this `Adapter`. Switching adapters copies no tensors.
+    One adapter is active, and the model delegates to this adapter. Switching adapters copies no tensors.
 
     Args:
         model: base model whose layers are wrapped by the adapter.
@@ -115,7 +117,10 @@ class PeftModel(TrainableModel):
         except AttributeError:
             if name == "base_model" or name.startswith("_"):
                 raise
+        try:
             return getattr(self.base_model, name)
+        except AttributeError as error:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}") from error
 
     def get_base_model(self) -> TrainableModel:
         """Return the base model."""
@@ -130,29 +135,26 @@ class PeftModel(TrainableModel):
     ) -> paddle.Tensor | CausalLMOutput:
         """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; takes the arguments of the base model.
 
-        The loss excludes the auxiliary loss of `hooks`, which the trainer adds.
+        The loss of the output does not include `auxiliary_loss`, which the trainer adds.
         """
-        prompts = prompt_lengths_of if self.reads_prompts else None
-        return causal_lm_forward(self, input_ids, attention_mask, labels, prompt_lengths_of=prompts, **inputs)
+        if unknown := inputs.keys() - _INPUTS:
+            raise TypeError(f"{type(self).__name__}.forward() has no argument {min(unknown)!r}")
+        prompts = compute_prompt_lengths if self.reads_prompts else None
+        return causal_lm_forward(self, input_ids, attention_mask, labels, compute_prompt_lengths=prompts, **inputs)
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; takes the arguments of the base model."""
         return self.adapter.hidden_states(*args, **kwargs)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Map hidden states [..., D] to logits [..., V]."""
         return self.base_model.logits(hidden)
 
     def head_weight(self) -> paddle.Tensor:
-        """Return the weight [V, D] of lm_head."""
         return self.base_model.head_weight()
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update that an adapter of lm_head adds to the logits."""
         return self.base_model.head_updates(hidden)
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
-        """Add tokens at which generation ends."""
         self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
@@ -160,11 +162,9 @@ class PeftModel(TrainableModel):
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:
-        """Set the random seed of dropout for the next forward pass; None continues Paddle's random state."""
         self.base_model.set_dropout_seed(seed)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between two layers."""
         return self.adapter.hidden_states_shape(batch, length)
 
     # -- training -----------------------------------------------------------------------------------------------------
@@ -179,15 +179,13 @@ class PeftModel(TrainableModel):
         return self.adapter
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return the term that the active adapter's method adds to the loss; None if the method has no such term."""
+        """Return the auxiliary loss of the active adapter's method; None if the method has no auxiliary loss."""
         return self.hooks.auxiliary_loss()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
-        """Return the factor that multiplies a parameter's learning rate."""
         return self.peft_config.learning_rate_scale(parameter_name)
 
     def allows_weight_decay(self, parameter_name: str) -> bool:
-        """Return whether weight decay applies to a parameter."""
         return self.peft_config.decays(parameter_name)
 
     def mark_only_adapter_as_trainable(self) -> None:
@@ -219,7 +217,7 @@ class PeftModel(TrainableModel):
         """Add an adapter of any method without activating it; takes the arguments of `get_peft_model`.
 
         Raises:
-            ValueError: the name is taken, or as in `get_peft_model`; the model is unchanged.
+            ValueError: the name is taken, or `get_peft_model` would raise an error; the model is unchanged.
         """
         self.adapters.add(adapter_name, lambda: new_adapter(self.base_model, peft_config, seed))
 
@@ -227,7 +225,8 @@ class PeftModel(TrainableModel):
         """Add a stored adapter without activating it; takes the arguments of `from_pretrained`.
 
         Raises:
-            ValueError: the name is taken, or as in `from_pretrained`; the model is unchanged.
+            ValueError: the name is taken, or the adapter cannot be loaded (see `from_pretrained`); the model is
+                unchanged.
         """
         self.adapters.add(
             adapter_name,
@@ -235,7 +234,7 @@ class PeftModel(TrainableModel):
         )
 
     def set_adapter(self, adapter_name: str) -> None:
-        """Activate another adapter; training or evaluation mode is unchanged.
+        """Activate another adapter; the model stays in training or evaluation mode.
 
         Raises:
             ValueError: no adapter has this name, or the active adapter is merged.
@@ -288,11 +287,11 @@ class PeftModel(TrainableModel):
 
     # -- files --------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return the active adapter's tensors, keyed by their names in files."""
+        """Return a dict of the active adapter's tensors, keyed by layer and parameter name."""
         return self.adapter.adapter_state()
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """Return name -> tensor to save, before the method converts the tensors to its file format."""
+        """Return a dict of the tensors to save, before the adapter's method converts them to its file format."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -312,7 +311,7 @@ class PeftModel(TrainableModel):
         self.adapter.save_finished(folder, tensors)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors`, with lazy tensors read, or `adapter_state()` if `tensors` is None."""
+        """Return `tensors` after reading lazy tensors from their files; if `tensors` is None, `adapter_state()`."""
         return self.adapter.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -326,7 +325,7 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
+        """Write tensors as adapter files; adapter_config.json contains `fields` and the common fields."""
         self.adapter.write_files(folder, peft_type, fields, tensors)
 
     @classmethod
@@ -358,7 +357,7 @@ class PeftModel(TrainableModel):
     def from_files(
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
-        """Add an adapter that is already read from its files; otherwise like `from_pretrained`."""
+        """Add the stored adapter to its base model; takes the arguments of `from_pretrained`."""
         peft_model = PeftModel(model, stored_adapter(model, stored), adapter_name)
         if not is_trainable:
             for parameter in peft_model.parameters():
@@ -367,24 +366,21 @@ class PeftModel(TrainableModel):
         return peft_model
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
-        """Load the tensors of a saved adapter of the same structure, to resume training.
+        """Load the tensors of a saved adapter with the same method and shapes, to resume training.
 
         Raises:
-            ValueError: options that change the computed function differ, or tensors do not match.
+            ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
+                or the base model has another quantization or config.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of an adapter that is already read from its files; warn if its base model has another name.
-
-        Raises:
-            ValueError: as in `load_weights`, or the base model has another quantization or config.
-        """
+        """Load the tensors of a stored adapter, to resume training; raises the errors of `load_weights`."""
         self.adapters.require_unmerged("loading an adapter")
         self.adapter.resume_from(stored)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load all tensors of the adapter, keyed by their names in files; an error leaves the adapter unchanged.
+        """Load all tensors of the adapter, keyed as in `adapter_state`; an error leaves the adapter unchanged.
 
         Raises:
             ValueError: tensors are missing, unexpected or of another shape.
@@ -394,7 +390,7 @@ class PeftModel(TrainableModel):
 
     # -- merging ------------------------------------------------------------------------------------------------------
     def merge_adapter(self, adapter_names: Sequence[str] | None = None, safe_merge: bool = False) -> None:
-        """Merge the active adapter into the base's weights, in place, until `unmerge_adapter`.
+        """Merge the active adapter into the base's weights, in place; `unmerge_adapter` undoes the merge.
 
         The base's weights stay in memory next to the merged weights. Modules in `modules_to_save` stay in use.
 
@@ -404,7 +400,7 @@ class PeftModel(TrainableModel):
 
         Raises:
             ValueError: the adapter is already merged or cannot be merged, the base is quantized, `adapter_names`
-                has another adapter, or a merged weight is not finite; the model is unchanged.
+                contains an inactive adapter, or a merged weight is not finite; the model is unchanged.
         """
         self.adapters.merge(adapter_names, safe_merge)
 

@@ -1,4 +1,4 @@
-"""Select the layers to adapt by `target_modules`: names, name suffixes, regular expressions or "all-linear"."""
+"""Selection of the layers to adapt by `target_modules`: name suffixes, regular expressions or "all-linear"."""
 
 from __future__ import annotations
 
@@ -19,10 +19,7 @@ ALL_LINEAR = "all-linear"
 
 
 def linear_names(model: TrainableModel) -> list[str]:
-    """Return the dotted names of the decoder's linear layers, plain or quantized, without lm_head.
-
-    A layer counts as linear if it has `in_features` and `out_features`.
-    """
+    """Return the dotted names of the decoder's linear layers, plain or quantized, without lm_head."""
     linears = (name for name, layer in model.named_sublayers() if _is_linear(layer))
     return [name for name in linears if name.partition(".")[0] != HEAD]
 
@@ -47,9 +44,11 @@ def select_targets(
     Raises:
         ValueError: the list is empty, or an entry matches no name or is not a regular expression.
     """
-    if requested is None or requested == ALL_LINEAR:
+    if requested is None:
         return list(names)
     entries = [requested] if isinstance(requested, str) else list(requested)
+    if entries == [ALL_LINEAR]:
+        return list(names)
     if not entries:
         raise ValueError(f"{key} is an empty list; name at least one {kind}, or leave it out for the default")
     chosen: set[str] = set()
@@ -63,10 +62,10 @@ def select_targets(
 
 
 def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
-    """Return a stored config without the targets and modules to save that the model lacks.
+    """Return a stored config without the targets and modules to save that are missing in the model.
 
-    PaddleNLP lists the layers of all variants of a model family, and Hugging Face PEFT ignores missing modules. If no
-    entry matches, all entries stay, so that `select_targets` or `replace_parameters` reports the wrong model.
+    PaddleNLP's files name the layers of all variants of a model family. Hugging Face PEFT ignores missing modules. If
+    no entry matches, all entries stay, so that `select_targets` or `replace_parameters` reports the wrong model.
     """
     changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)
@@ -80,10 +79,10 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
-    """Return the shortest targets that match exactly the layers `chosen` of the model.
+    """Return short values of `target_modules` that match exactly the layers `chosen` of the model.
 
-    The targets are the last components of the names ("q_proj") if these match no other layer, otherwise the full names.
-    Every reader of adapter_config.json accepts both.
+    The result has the last components of the names ("q_proj"), or the full names if a last component also matches
+    other layers.
     """
     leaves = Counter(name.rpartition(".")[2] for name in chosen)
     everywhere = Counter(name.rpartition(".")[2] for name, _ in model.named_sublayers())
@@ -91,12 +90,12 @@ def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
 
 
 def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Return the value of the first pattern that matches `name` or a suffix of `name`; if none matches, `otherwise`."""
+    """Return the value of the first pattern that matches `name` or a suffix of `name`; by default, `otherwise`."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
 
 
 def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
-    """Return the targets from the fields of adapter_config.json: `target_modules`, limited to `layers_to_transform`.
+    """Return `target_modules` of adapter_config.json, limited to the decoder layers in `layers_to_transform`.
 
     Raises:
         ValueError: the file has no targets.
@@ -104,16 +103,35 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     targets = fields.get("target_modules")
     if not targets:
         raise ValueError("target_modules is missing; add the names of the layers that the adapter was trained on")
-    if targets == ALL_LINEAR:
-        return None
-    indices = fields.get("layers_to_transform")
-    if indices is None or indices == [] or isinstance(targets, str):
-        return (targets,) if isinstance(targets, str) else tuple(targets)
-    numbers = "|".join(str(index) for index in ([indices] if isinstance(indices, int) else indices))
-    containers = fields.get("layers_pattern") or r"[^.]*"
-    container = containers if isinstance(containers, str) else "|".join(containers)
-    before = rf"(?:.*?\.)?(?:{container})\.(?:{numbers})\.(?:.*\.)?"
-    return tuple(before + re.escape(target) for target in targets)
+    if isinstance(targets, str):
+        return None if targets == ALL_LINEAR else (targets,)
+    return in_layers(tuple(targets), fields.get("layers_to_transform"), fields.get("layers_pattern"))
+
+
+def in_layers(
+    targets: tuple[str, ...] | None, indices: int | Sequence[int] | None, containers: str | Sequence[str] | None
+) -> tuple[str, ...] | None:
+    """Return patterns of the targets in some decoder layers, as Hugging Face PEFT's `layers_to_transform` selects them.
+
+    Args:
+        targets: names or name suffixes of layers; None: all linear layers.
+        indices: indices of the decoder layers; None or empty: all decoder layers.
+        containers: names of the lists of decoder layers; None or empty: every list.
+
+    Raises:
+        ValueError: an index is negative, or lists are named without indices.
+    """
+    numbers = [indices] if isinstance(indices, int) else list(indices or ())
+    if not numbers:
+        if containers:
+            raise ValueError(f"layers_pattern={containers!r} has no effect without layers_to_transform; pass both")
+        return targets
+    if min(numbers) < 0:
+        raise ValueError(f"layers_to_transform={indices!r}: layers are counted from 0; pass indices of at least 0")
+    container = containers if isinstance(containers, str) else "|".join(containers or ())
+    leaves = [r"[^.]+"] if targets is None else map(re.escape, targets)
+    before = rf"(?:.*?\.)?(?:{container or '[^.]*'})\.(?:{'|'.join(map(str, numbers))})\.(?:.*\.)?"
+    return tuple(before + leaf for leaf in leaves)
 
 
 def _is_linear(layer: nn.Layer) -> bool:

@@ -1,12 +1,12 @@
-"""Train the embedding and lm_head rows of selected tokens only (`trainable_token_indices`).
+"""Training of only the embedding and lm_head rows of selected tokens (`trainable_token_indices`).
 
     E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], initialized with the rows of E
 
-Trained rows are an adapter method (methods/trainable_tokens.py), and also an option of LoRA. A tied lm_head shares the
-trained rows of the embedding.
+`trainable_token_indices` is an adapter method (methods/trainable_tokens.py) and an option of LoRA. A tied lm_head
+shares the trained rows of the embedding.
 
-The embedding looks up trained tokens in delta. An lm_head adds an update of rank K to the base's logits, which needs
-neither a copy of the weight nor the gradient of the full weight.
+The embedding looks up trained tokens in delta. An lm_head adds an update of rank K to the base's logits. The update
+needs no copy of the weight, and no gradient of the full weight.
 
     h E'^T = h E^T + u B^T        u = h (delta - E[t])^T, [.., K]        B [V, K]: B[v, k] = 1 if v is the k-th token
 
@@ -33,7 +33,7 @@ from paddlenlp_ext.sharding_spec import shard_of
 from paddlenlp_ext.utils.json_reader import JsonError, read_document
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens", "lm_head")
-"""Names of the layers with a row for each token of the vocabulary."""
+"""Names of the tables: layers whose weight has a row for each token of the vocabulary."""
 ROWS = "trainable_tokens_delta"
 _KEY = "trainable_token_indices"
 
@@ -67,7 +67,7 @@ def token_indices(value: object) -> TokenIndices | None:
     On the command line, a dict is written as JSON.
 
     Raises:
-        ValueError: the value is not JSON, or as in `token_ids`.
+        ValueError: the value is neither JSON nor a list of token ids.
     """
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
@@ -80,10 +80,10 @@ def token_indices(value: object) -> TokenIndices | None:
 
 
 def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
-    """Return layer in TABLES -> trained token ids, for a `value` of `trainable_token_indices`.
+    """Parse `trainable_token_indices` into a dict from the names of tables to trained token ids.
 
     Raises:
-        ValueError: `value` names another layer, or as in `token_indices`.
+        ValueError: `value` names another layer, or is neither JSON nor a list of token ids.
     """
     indices = token_indices(value)
     by_name = indices if isinstance(indices, dict) else {EMBEDDING: indices} if indices else {}
@@ -91,7 +91,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
     for name, ids in by_name.items():
         table = next((table for table in TABLES if f".{table}".endswith(f".{name}")), None)
         if table is None:
-            raise ValueError(f"{_KEY}: {name!r} has no row for each token; use embed_tokens or lm_head")
+            raise ValueError(f"{_KEY}: the rows of {name!r} are not tokens; use embed_tokens or lm_head")
         tokens[table] = ids
     return tokens
 
@@ -99,7 +99,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
 def tokens_of_model(
     value: object, model: TrainableModel, replaced: Collection[str], targets: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return layer -> trained token ids for embedding and lm_head of a model; a tied lm_head has no entry.
+    """Return a dict from the model's tables to trained token ids; a tied lm_head has no entry.
 
     Args:
         value: value of `trainable_token_indices`.
@@ -114,13 +114,13 @@ def tokens_of_model(
     tokens = tokens_by_table(value)
     for table, ids in tokens.items():
         require_in_vocabulary(ids, model, f"{_KEY}: {table.rpartition('.')[2]}")
-        for names, key in ((replaced, "modules_to_save"), (targets, "a target of the adapter")):
+        for names, key in ((replaced, "in modules_to_save"), (targets, "a target of the adapter")):
             if table in names or (model.config.tie_word_embeddings and any(tied in names for tied in TABLES)):
-                raise ValueError(f"{_KEY}: {table} is also {key}; train the rows of the table in one way only")
+                raise ValueError(f"{_KEY}: {table} is also {key}; remove {table} from one of the two options")
     if model.config.tie_word_embeddings and HEAD in tokens and tokens.pop(HEAD) != tokens.get(EMBEDDING):
         raise ValueError(
-            f"{_KEY}: the base ties lm_head to embed_tokens, and their tokens differ; list the tokens of embed_tokens "
-            "only, which lm_head shares"
+            f"{_KEY}: the base ties lm_head to embed_tokens, but they have different tokens; list only the tokens of "
+            "embed_tokens, which lm_head shares"
         )
     if HEAD in tokens and model.lm_head is None:
         raise ValueError(f"{_KEY}: a reward model has no lm_head; list the tokens of embed_tokens only")
@@ -139,7 +139,7 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
 
 
 class TrainableTokens(WeightAdapter, AdaptedHead):
-    """Embedding or lm_head in which trained rows replace the base's rows of some tokens.
+    """Embedding or lm_head with trained rows that replace the base's rows of some tokens.
 
     Args:
         base: token embedding, or an untied lm_head.
@@ -168,7 +168,7 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of lm_head's logits: h (delta - W[t])^T and one-hot columns for t."""
+        """Return the factors of the update of the logits: h (delta - W[t])^T, and one-hot columns for the tokens t."""
         if not self.enabled:
             return []
         difference_KD = self.trainable_tokens_delta - self._base_rows().astype(self.trainable_tokens_delta.dtype)

@@ -10,6 +10,7 @@ from paddlenlp_ext.peft.constructor_arguments import PromptTuningInit, TaskType,
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.boft import BOFTConfig
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.loha import LoHaConfig
 from paddlenlp_ext.peft.methods.lokr import LoKrConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.miss import MiSSConfig
@@ -107,7 +108,6 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
         ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
         ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
         ({"pissa": True, "init_lora_weights": "gaussian"}, "the method computes the initial values"),
-        ({"layers_to_transform": [1]}, "target_modules"),
         ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig, .* choose one"),
     ],
 )
@@ -123,7 +123,7 @@ def test_variant_config_with_another_variant_raises():
 
 
 def test_config_option_under_two_names_raises():
-    with pytest.raises(ValueError, match="r and lora_rank are names of one option"):
+    with pytest.raises(ValueError, match="r and lora_rank name the same option"):
         LoRAConfig(r=8, lora_rank=8)
 
 
@@ -137,3 +137,10 @@ def test_config_signature_lists_the_fields(method: type):
     names = inspect.signature(method).parameters
     assert set(names) == set(argument_names(method).values())
     assert "path" in names
+
+
+@pytest.mark.parametrize("name", ["rank_pattern", "alpha_pattern"])
+@pytest.mark.parametrize("config_class", [LoRAConfig, LoHaConfig])
+def test_pattern_that_is_not_a_regular_expression_is_located(config_class: type, name: str):
+    with pytest.raises(ValueError, match=rf"{config_class.__name__}\.{name}: '\(' is not a regular expression"):
+        config_class(r=4, **{name: {"(": 2}})

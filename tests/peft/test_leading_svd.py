@@ -6,7 +6,12 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.leading_svd import leading_svd
+from paddlenlp_ext.peft.methods.olora import OLoRAConfig
+from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from tests.common.adapters import tiny_model
 
 
 def matrix(shape: tuple[int, int], falling: bool) -> np.ndarray:
@@ -53,3 +58,13 @@ def test_leading_svd_repeated_gives_the_same_bits_with_fixed_signs():
     assert all(np.array_equal(a.numpy(), b.numpy()) for a, b in zip(one, other, strict=True))
     v_t = one.v_t.numpy()
     assert (v_t[np.arange(6), np.abs(v_t).argmax(axis=1)] > 0).all()
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+@pytest.mark.parametrize("config", [PiSSAConfig(r=2), PiSSAConfig(r=2, svd="exact"), OLoRAConfig(r=2)])
+def test_initial_factors_of_a_weight_that_is_not_finite_are_refused(config: PeftConfig, value: float):
+    model = tiny_model()
+    weight = model.model.layers[1].self_attn.q_proj.weight
+    weight.set_value(np.full(weight.shape, value, np.float32))
+    with pytest.raises(ValueError, match=r"layers\.1\.self_attn\.q_proj: the matrix to decompose has NaN or infinite"):
+        get_peft_model(model, config)

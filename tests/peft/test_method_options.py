@@ -46,6 +46,7 @@ VALUES: dict[str, Any] = {
     "encoder_hidden_size": 8,
     "oft_block_size": 8,
     "num_cayley_neumann_terms": 3,
+    "layers_pattern": "layers",
 }
 """Valid value of an option that differs from its default, for options whose type does not suggest one."""
 NEEDED: dict[str, dict[str, Any]] = {
@@ -53,6 +54,7 @@ NEEDED: dict[str, dict[str, Any]] = {
     "encoder_dropout": {"encoder_reparameterization_type": "lstm"},
     "prompt_tuning_init_text": {"prompt_tuning_init": "text"},
     "add_bias": {"intervention_type": "NoreftIntervention"},
+    "layers_pattern": {"layers_to_transform": 0},
 }
 """Other options that an option depends on."""
 FIELDS = [(method, field.name) for method in METHODS for field in dataclasses.fields(method)]
@@ -87,7 +89,11 @@ def test_every_advertised_option_is_accepted_and_changes_the_config(method: type
     if "variant" in field.metadata:
         assert type(config) is PEFT_METHODS.get(name)
         return
-    assert type(config) is method and getattr(config, name) == value
+    assert type(config) is method
+    if name in {"layers_to_transform", "layers_pattern"}:  # stored as patterns in target_modules
+        assert config.target_modules != method(**NEEDED.get(name, {})).target_modules
+        return
+    assert getattr(config, name) == value
     if field.compare and (method.__name__, name) != ("VeRAConfig", "alpha"):  # its only value is the default
         assert config != method()
 

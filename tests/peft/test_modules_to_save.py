@@ -180,7 +180,9 @@ def test_save_as_lora_keeps_replaced_parameters_and_a_sum_refuses_them(tmp_path:
     save_as_lora(model, tmp_path / "plain")
     plain = PeftModel.from_pretrained(tiny_model(), tmp_path / "plain")
     np.testing.assert_allclose(logits_of(plain), logits_of(model), atol=1e-5)
-    with pytest.raises(ValueError, match=r"also has parameters of the base \(model.layers.0.self_attn.k_proj.weight"):
+    with pytest.raises(
+        ValueError, match=r"also replaces parameters of the base \(model.layers.0.self_attn.k_proj.weight"
+    ):
         load_combined(tiny_model(), {tmp_path / "plain": 1.0})
 
 
@@ -230,7 +232,7 @@ def test_modules_to_save_next_to_a_prompt_have_peft_keys(tmp_path: Path):
 def test_quantized_module_to_save_is_refused():
     model = tiny_model()
     quantize_linears(model, QuantizationConfig(algo="weight_only_int8"))
-    with pytest.raises(ValueError, match="'q_proj' matches no module with parameters in floating point"):
+    with pytest.raises(ValueError, match="'q_proj' matches no module with floating-point parameters"):
         get_peft_model(model, LoRAConfig(target_modules=["v_proj"], modules_to_save=["q_proj"]))
 
 

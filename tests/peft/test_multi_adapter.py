@@ -123,7 +123,7 @@ def test_adapter_errors_name_the_adapter_and_change_nothing(folders: dict[str, P
         model.load_adapter(tmp_path / "missing", "third")
     with pytest.raises(ValueError, match="no adapter 'third'"):
         model.delete_adapter("third")
-    with pytest.raises(ValueError, match="'first' is active; set another"):
+    with pytest.raises(ValueError, match="'first' is active; activate another"):
         model.delete_adapter("first")
     assert model.active_adapter == "first"
     assert same_bits(before, state_of(model))

@@ -1,17 +1,18 @@
-"""Pipeline runtime: each process holds some layers; micro-batches pass from stage to stage and back.
+"""Pipeline runtime: run micro-batches through the stages of the model.
 
-All stages of a pipeline read the same batches, so that only hidden states [B, S, D] and their gradients are sent. With
-sequence parallelism, each tensor rank sends its slice [B, P, D] to the same tensor rank of the next stage. If MoE
-routers have an auxiliary loss, the stages also send the accumulated router statistics (nn/load_balancing_loss.py).
+Each stage sends hidden states [B, S, D] to the next stage, and their gradients to the previous stage. All stages of a
+pipeline read the same batches, so token ids and labels need not be sent. With sequence parallelism, each tensor rank
+sends its slice [B, P, D] to the same tensor rank of the neighboring stage. If MoE routers have an auxiliary loss, the
+stages also send the accumulated router statistics (nn/load_balancing_loss.py).
 
-The forward pass of the model runs unchanged on every stage. The decoder calls its `stage` at three points:
+Every stage calls the unchanged forward method of the model. A `stage` set on the decoder replaces three computations:
 
     Decoder.embed                  zeros in the shape of the embeddings, except on the first stage
     Decoder.forward_embeddings     the current chunk of layers, applied to the received hidden states
-    CausalLM.logits                the last stage's logits, broadcast to all stages (generation and evaluation)
+    CausalLM.logits                logits of the last stage, broadcast to all stages (generation and evaluation)
 
 Fleet's `PipelineLayer` is not used. It requires a list of layers, renames their parameters, and passes only tensors
-between stages, so that the document lengths of a packed batch would have to be sent as tensors.
+between stages, so the document lengths of a packed batch would have to be sent as tensors.
 """
 
 from __future__ import annotations
@@ -31,14 +32,19 @@ from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
 Message = tuple[paddle.Tensor, ...]
-"""Hidden states or their gradient; with an auxiliary loss, also `RoutedPass.sums` or `slopes`. May be empty."""
+"""Tensors sent from stage to stage: hidden states, with an auxiliary loss also `RoutedPass.sums`; or, in the backward
+pass, the gradient of the hidden states, with an auxiliary loss also `RoutedPass.slopes`. Empty if there is no sender.
+"""
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
-"""Function that runs micro-batch n; the flag says whether the pass ends at the lm_head and returns the loss."""
+"""Function that calls the model for a micro-batch.
+
+The arguments are the index of the micro-batch, and True for the last chunk, whose pass must return the loss.
+"""
 
 
 class _Saved(NamedTuple):
-    """Values saved by the forward pass of a chunk for its backward pass."""
+    """Tensors that the forward pass of a chunk saves for its backward pass."""
 
     received: paddle.Tensor | None
     output: paddle.Tensor
@@ -54,8 +60,7 @@ class Pipeline:
         axis: mesh axis of the pipeline.
 
     Attributes:
-        sequence: split of the sequence over the tensor ranks; None without sequence parallelism, or before the layers
-            are sharded.
+        sequence: sequence parallelism over the tensor ranks; None if it is off or the layers are not sharded yet.
     """
 
     def __init__(self, model: CausalLM, plan: StagePlan, axis: ProcessAxis) -> None:
@@ -64,21 +69,21 @@ class Pipeline:
         self._decoder, self._vocab_size = model.model, model.config.vocab_size
         balance = self._decoder.load_balance
         self._balance = balance if balance is not None and balance.coefficient else None
-        # State of the running pass: its chunk, the received hidden states, and the chunk's output.
+        # State of the running pass: index of the chunk, received message, output of the chunk.
         self._chunk: int | None = None
         self._input: Message = ()
         self._output: paddle.Tensor | None = None
 
     # -- micro-batches of an optimizer step ---------------------------------------------------------------------------
     def run(self, shapes: Sequence[Sequence[int]], forward: Forward, training: bool) -> None:
-        """Run the forward passes of all micro-batches and, in training, their backward passes; accumulate gradients.
+        """Run all micro-batches of an optimizer step, or of an evaluation, through this stage.
 
         Args:
-            shapes: full shape of the hidden states of each micro-batch.
-            forward: see `Forward`.
-            training: whether to run backward passes.
+            shapes: unsharded shape [B, S, D] of the hidden states of each micro-batch.
+            forward: function that calls the model, see `Forward`.
+            training: whether to run backward passes, which accumulate gradients.
         """
-        messages: dict[Pass, Message] = {}  # outgoing messages by producer; incoming messages by consumer
+        messages: dict[Pass, Message] = {}  # outgoing messages by producer, incoming messages by consumer
         saved: dict[tuple[int, int], _Saved] = {}
         for entry in self._schedule(len(shapes), training):
             if isinstance(entry, Transfer):
@@ -102,7 +107,7 @@ class Pipeline:
         return build_schedule(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
 
     def _forward(self, entry: Pass, received: Message, forward: Forward, training: bool) -> paddle.Tensor | None:
-        """Run the forward pass of a chunk; return hidden states, or the loss from the last chunk."""
+        """Run the forward pass of a chunk; return the hidden states, or the loss if it is the last chunk."""
         if received:
             received[0].stop_gradient = not training
         is_last = self._is_last(entry.chunk)
@@ -114,23 +119,30 @@ class Pipeline:
             self._chunk, self._input, self._output = None, (), None
 
     def _backward(self, saved: _Saved, received: Message) -> Message:
-        """Run the backward pass of a chunk; return the message to the previous chunk, empty for the first chunk."""
+        """Run the backward pass of a chunk; return the message for the previous chunk, empty if there is none."""
         gradient, *slopes = received or (None,)
         if saved.routed is not None and slopes:
             saved.routed.slopes = slopes[0]
-        if not saved.output.stop_gradient:  # nothing is trainable below the first adapter
+        if not saved.output.stop_gradient:  # with an adapter, the first chunk may have no trainable parameters
             gradients = [None if gradient is None else gradient.astype(saved.output.dtype)]
             paddle.autograd.backward([saved.output], gradients)
         if saved.received is None:
             return ()
-        assert saved.received.grad is not None, "hidden states pass through every layer"
+        assert saved.received.grad is not None, "the received hidden states must have a gradient"
         if saved.routed is None:
             return (saved.received.grad,)
-        assert saved.routed.slopes is not None, "the loss of the last chunk has the auxiliary loss"
+        assert saved.routed.slopes is not None, "the loss must contain the auxiliary loss of the routers"
         return saved.received.grad, saved.routed.slopes
 
     def _transfer(self, entry: Transfer, messages: dict[Pass, Message], shape: Sequence[int], training: bool) -> None:
-        """Send or receive one message; `shape` is the full shape of the hidden states of the micro-batch."""
+        """Send or receive one message.
+
+        Args:
+            entry: entry of the schedule.
+            messages: the message to send is removed, and the received message is added.
+            shape: unsharded shape [B, S, D] of the hidden states of the micro-batch.
+            training: whether the step has backward passes.
+        """
         is_sender, ranks = entry.source == self.axis.index, self.axis.ranks
         group = self.axis.pairs[entry.target if is_sender else entry.source]
         if is_sender:
@@ -161,20 +173,17 @@ class Pipeline:
         return self.axis.index == 0
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the current chunk instead of all layers; outside `run`, run one forward pass through all stages."""
+        """Run only the layers of the current chunk; outside `run`, run an inference pass through all stages."""
         if self._chunk is None:
             return self._run_inference(x_BSD, inputs)
         hidden, *sums = self._input or (x_BSD,)
         if self._balance is not None and sums:
             self._balance.current.earlier_sums = sums[0]
         output = self._run_chunk(self._chunk, hidden, inputs)
-        return output if self._is_last(self._chunk) else x_BSD  # an unused tensor in the shape of the result
+        return output if self._is_last(self._chunk) else x_BSD  # the caller ignores x_BSD but needs its shape
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the layers of the chunk, and the last norm in the last chunk; store the output for `run`.
-
-        The auxiliary loss of the routers is computed only in training passes.
-        """
+        """Run the layers of a chunk, and in the last chunk also the last norm and the auxiliary loss of the routers."""
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
         if not self._is_last(chunk):
@@ -185,8 +194,8 @@ class Pipeline:
         return self._balance.attach_loss(hidden_BSD)
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run one forward pass through all stages outside `run`; the last stage returns the hidden states."""
-        assert not paddle.is_grad_enabled(), "backward passes are possible only in `run`"
+        """Run one forward pass through all stages; only the last stage returns the final hidden states."""
+        assert not paddle.is_grad_enabled(), "a forward pass outside `run` cannot have a backward pass"
         messages: dict[Pass, Message] = {}
         result = x_BSD
         if self.sequence is not None:
@@ -201,8 +210,8 @@ class Pipeline:
         return result
 
     def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
-        """Broadcast the logits [..., V] of the last stage to every stage, in float32."""
-        assert not paddle.is_grad_enabled(), "logits have no gradient: the backward pass starts at the loss"
+        """Compute the logits [..., V] on the last stage, and broadcast them to every stage in float32."""
+        assert not paddle.is_grad_enabled(), "the logits that a pipeline broadcasts are not differentiable"
         if self.axis.index == self.plan.last:
             logits = compute_logits(hidden).astype("float32")
         else:

@@ -1,4 +1,4 @@
-"""Config files of adapter folders: Hugging Face PEFT's `adapter_config.json`, and PaddleNLP's file of each method."""
+"""Config files of adapter folders: `adapter_config.json` of Hugging Face PEFT, and PaddleNLP's file for each method."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
-"""Field that this package adds for adapters of fused layers: the projections' sizes, and their original fields."""
+"""Field that this package adds for adapters of fused layers: sizes and original fields of the separate projections."""
 _FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
 """`peft_type` in files of older versions of Hugging Face PEFT -> current `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
@@ -38,7 +38,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: the folder has no adapter, has only pickled weights, or has a symbolic link to a file outside.
+        ValueError: the folder has no adapter, only pickled weights, or a symbolic link to a file outside the folder.
     """
     folder = Path(folder).expanduser()
     paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}
@@ -85,19 +85,19 @@ def write_config(folder: Path, fields: Mapping[str, Any]) -> None:
 
 
 def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Split the fields of a config file into the options of every method (fields of `PeftConfig`) and the rest."""
+    """Split the fields of a config file into the options common to all methods, and the method's own fields."""
     own = dict(fields)
     common = {"bias": own.pop("bias", None) or "none"}
     common["modules_to_save"] = own.pop("modules_to_save", None)
     common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
     excluded = own.pop("exclude_modules", None)
-    # In PEFT, a string is a regular expression for the full name, and the entries of a list are name suffixes.
+    # In PEFT, a string is a regular expression for the full name. A list contains name suffixes.
     common["exclude_modules"] = f"^(?:{excluded})" if isinstance(excluded, str) and excluded else excluded
     return common, own
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
-    """Return the variant that claims the file's fields; if no variant does, the method that the variants refine."""
+    """Return the variant that claims the file's fields; by default, the method that the variants refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 
@@ -116,9 +116,9 @@ def missing_weights(folder: Path, expected: str) -> ValueError:
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
     if pickles:
         return ValueError(
-            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Reading a pickle can run any "
-            "code inside it, so it is refused; save the adapter as safetensors in the library it came from. The merge "
-            "commands read a single .pdparams file of PaddleNLP, or adapter_model.bin of Hugging Face PEFT, with "
-            "--allow_pickle, and only arrays from it."
+            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Pickles are refused, because "
+            "reading a pickle can run any code in it; save the adapter as safetensors in the library that trained it. "
+            "With --allow_pickle, the merge commands read the arrays of a single .pdparams file of PaddleNLP, or of "
+            "adapter_model.bin of Hugging Face PEFT."
         )
     return ValueError(f"{folder}: {expected} is missing")

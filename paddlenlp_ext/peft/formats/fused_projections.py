@@ -1,13 +1,13 @@
-"""Adapter files of models with fused projections (qkv_proj, gate_up_proj), which the decoder splits into q, k, v, ....
+"""Adapter files of models with fused projections: qkv_proj and gate_up_proj, which are separate layers in memory.
 
     projection p, rank r_p          s_p B_p A_p          p = q, k, v or gate, up
     fused layer, rank sum r_p       A = [A_q]            B = [B_q  0   0 ]
                                         [A_k]                [ 0  B_k  0 ]
                                         [A_v]                [ 0   0  B_v]
 
-The decoder has one adapter per projection; Hugging Face PEFT has one adapter per fused layer. Files written here
-contain the fused adapter, and a field that records how to split it again. In an adapter that PEFT trained, B is dense:
-each projection gets its rows of B and a copy of A, which compute the same update.
+In memory, each projection has an adapter. In files of Hugging Face PEFT, each fused layer has one adapter. This package
+writes the fused adapter, and a field that records how to split the fused adapter again. PEFT trains a dense B. When
+such a file is read, each projection gets its rows of B and a copy of A, which gives the same update.
 
 | adapter | layers in files |
 | --- | --- |
@@ -25,7 +25,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, part_name, part_rows
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import (
+    FusedLayers,
+    locate,
+    projection_name,
+    projection_rows,
+)
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.adapter_config import SPLIT_FIELD
 from paddlenlp_ext.peft.target_modules import by_pattern
@@ -38,7 +43,7 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json that name projections; in files, they name the fused layers instead."""
+"""Fields of adapter_config.json that name layers: the projections in memory, the fused layers in files."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
@@ -46,7 +51,7 @@ Parts = dict[str, dict[str, Any]]
 
 
 def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
-    """Return a config that names projections instead of fused layers; unchanged if it does not name fused layers."""
+    """Return the config with the names of projections instead of fused layers."""
     changes: dict[str, Any] = {}
     for name in _NAMES_OF_LAYERS:
         value = getattr(config, name, None)
@@ -62,13 +67,13 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
-    """Return one pattern per projection if `pattern` names a fused layer, otherwise only `pattern`."""
+    """Return one pattern for each projection of the fused layer in `pattern`; by default, only `pattern`."""
     named = next((fused for fused in layers if fused in pattern), None)
     return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
 
 
 class _Block(NamedTuple):
-    """Block of one projection in the adapter of its fused layer: rows of B, columns of B (rows of A), and scale s."""
+    """Block of the projection `part` in the fused B: its rows, its columns (also rows of A), and its scale s."""
 
     part: str
     rows: slice
@@ -86,10 +91,10 @@ def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], lay
         layers: fused layers of the base.
     """
     blocks, column = [], 0
-    for part, rows in part_rows(fused, layers).items():
+    for part, rows in projection_rows(fused, layers).items():
         if part in ranks:
             rank = ranks[part]
-            alpha = by_pattern(fields["alpha_pattern"], part_name(fused, part), fields["lora_alpha"])
+            alpha = by_pattern(fields["alpha_pattern"], projection_name(fused, part), fields["lora_alpha"])
             scaling = alpha / (rank**0.5 if fields["use_rslora"] else rank)
             blocks.append(_Block(part, rows, slice(column, column + rank), scaling))
             column += rank
@@ -100,23 +105,23 @@ def _blocks(fused: str, ranks: Mapping[str, int], fields: Mapping[str, Any], lay
 def join_adapter(
     fields: Mapping[str, Any], tensors: Mapping[str, paddle.Tensor], layers: FusedLayers
 ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
-    """Convert an adapter of projections to an adapter of fused layers: fields of adapter_config.json, and tensors.
+    """Convert an adapter of projections to an adapter of fused layers; return its fields and tensors.
 
     An adapter that cannot be fused is returned unchanged, with a warning.
 
     Args:
         fields: fields of adapter_config.json, with names of projections.
-        tensors: tensors keyed by names with projections.
+        tensors: tensors keyed by names of projections.
         layers: fused layers of the base.
     """
     groups: dict[str, Parts] = {}
     joined: dict[str, paddle.Tensor] = {}
     for name, tensor in tensors.items():
         found = locate(name, layers)
-        if found is None or found.part is None:
+        if found is None or found.projection is None:
             joined[name] = tensor
         else:
-            groups.setdefault(found.fused, {}).setdefault(found.part, {})[found.leaf] = tensor
+            groups.setdefault(found.fused, {}).setdefault(found.projection, {})[found.tensor] = tensor
     if not groups:
         return dict(fields), joined
     if not all(_has_fused_form(fields["peft_type"], *group, layers) for group in groups.items()):
@@ -124,7 +129,7 @@ def join_adapter(
         return dict(fields), dict(tensors)
     ranks, alphas = {}, {}
     for fused, parts in groups.items():
-        ordered = [parts[part] for part in part_rows(fused, layers) if part in parts]
+        ordered = [parts[part] for part in projection_rows(fused, layers) if part in parts]
         if ordered[0].keys() <= _FULL:
             joined |= {f"{fused}.{leaf}": paddle.concat([each[leaf] for each in ordered]) for leaf in ordered[0]}
             continue
@@ -149,7 +154,7 @@ def join_adapter(
 def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayers) -> bool:
     """Return whether the adapters of a layer's projections can be stored as one adapter of the fused layer.
 
-    A DoRA on only some projections cannot: the magnitudes of the others would be row norms of the base's weight.
+    DoRA must adapt all projections, because the magnitudes of other projections depend on the base's weight.
     """
     is_complete = parts.keys() == layers[fused.rpartition(".")[2]].keys()
     if all(each.keys() <= _FULL for each in parts.values()):
@@ -161,10 +166,10 @@ def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayer
 
 @functools.cache
 def _warn_of_parts(peft_type: str, fused: str) -> None:
-    """Warn once per process that an adapter is stored for single projections."""
+    """Warn, once per process, that an adapter is stored for separate projections."""
     logger.warning(
-        "this adapter of type %s cannot be stored for the fused layers of the base's files (%s): its file names single "
-        "projections, which only this package reads; merge the adapter to use it in other programs",
+        "this adapter of type %s cannot be stored for the fused layers of the base's files (%s) and is stored for "
+        "single projections, which only this package reads; merge the adapter to use it in other programs",
         peft_type,
         fused,
     )
@@ -190,13 +195,13 @@ def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers)
 
 
 def _fused_target(target: str, layers: FusedLayers) -> str:
-    """Return the name of the fused layer that contains the projection `target`; return other names unchanged."""
+    """Return the fused layer of the projection `target`, or `target` if it is not a projection of a fused layer."""
     found = locate(target, layers)
     return target if found is None else found.fused
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pattern for adapter_config.json; its keys are last name components if these determine the values."""
+    """Return a pattern for adapter_config.json, keyed by last name components if they determine the values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
@@ -206,7 +211,7 @@ def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Split the tensors of a fused adapter that `join_adapter` joined; return them keyed by names with projections.
+    """Split the tensors of a fused adapter that `join_adapter` wrote; return them keyed by names of projections.
 
     Args:
         tensors: stored tensors.
@@ -221,14 +226,14 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
     split: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         found = locate(name, layers)
-        if found is None or found.part is not None:
+        if found is None or found.projection is not None:
             split[name] = value
         else:
-            groups.setdefault(found.fused, {})[found.leaf] = value
+            groups.setdefault(found.fused, {})[found.tensor] = value
     for fused, stored in groups.items():
-        names = {part: part_name(fused, part) for part in layers[fused.rpartition(".")[2]]}
+        names = {part: projection_name(fused, part) for part in layers[fused.rpartition(".")[2]]}
         if stored.keys() <= _FULL:
-            for part, rows in part_rows(fused, layers).items():
+            for part, rows in projection_rows(fused, layers).items():
                 split |= {f"{names[part]}.{leaf}": value[rows] for leaf, value in stored.items()}
             continue
         ranks = {
@@ -257,9 +262,9 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
 def split_dense(
     config: PeftConfig, tensors: Mapping[str, np.ndarray], layers: FusedLayers, where: str
 ) -> dict[str, np.ndarray]:
-    """Split the tensors of a fused adapter that another library trained; return them keyed by names with projections.
+    """Split the tensors of a fused adapter that another library trained; return them keyed by names of projections.
 
-    Each projection gets its rows of B, biases and magnitudes, and a copy of A.
+    Each projection gets its rows of B, of the biases and of the magnitudes, and a copy of A.
 
     Args:
         config: config of the method.
@@ -273,15 +278,15 @@ def split_dense(
     split: dict[str, np.ndarray] = {}
     for name, value in tensors.items():
         found = locate(name, layers)
-        if found is None or found.part is not None:
+        if found is None or found.projection is not None:
             split[name] = value
             continue
-        rows = part_rows(found.fused, layers)
-        if found.leaf not in _FULL and not (config.peft_type == "LORA" and found.leaf in _LORA):
+        rows = projection_rows(found.fused, layers)
+        if found.tensor not in _FULL and not (config.peft_type == "LORA" and found.tensor in _LORA):
             raise ValueError(
                 f"{where}: an adapter of type {config.peft_type} for {found.fused} cannot be split into "
                 f"{', '.join(rows)}; merge it in Hugging Face PEFT (merge_and_unload), and use the merged model"
             )
         for part, own in rows.items():
-            split[f"{part_name(found.fused, part)}.{found.leaf}"] = value if found.leaf == _A else value[own]
+            split[f"{projection_name(found.fused, part)}.{found.tensor}"] = value if found.tensor == _A else value[own]
     return split

@@ -1,10 +1,10 @@
-"""Write an adapter as a GGUF adapter, which llama.cpp applies to the GGUF file of its base model.
+"""Write an adapter as a GGUF file, which llama.cpp applies to the GGUF file of the base model.
 
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
-NAME is the name of the weight W in the base's file. Any method with low-rank factors can be written: the scale of each
-layer is multiplied into B, and alpha is set to r. For a layer that is fused in files, A concatenates the projections'
-factors, and B is block-diagonal.
+NAME is the name of the weight W in the base's file. Any method with low-rank factors can be written. The scale of each
+layer is multiplied into B, and alpha is set to r. If the file fuses several projections in one layer, A concatenates
+the projections' factors, and B is block-diagonal.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, part_rows
+from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, locate, projection_rows
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
@@ -36,7 +36,7 @@ def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architect
         name: value of `general.name` in the metadata.
 
     Raises:
-        ValueError: as in `factors_of`, or llama.cpp cannot adapt one of the layers.
+        ValueError: the adapter's updates are not low-rank (`factors_of`), or llama.cpp cannot adapt one of the layers.
         StorageError: the disk is full or read-only, or a permission is missing.
     """
     tensors = adapter_tensors(model, architecture)
@@ -59,19 +59,15 @@ def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architect
 
 
 def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str, np.ndarray]:
-    """Return name in the GGUF adapter -> low-rank factor of a weight; the scale of the layer is multiplied into B.
-
-    Raises:
-        ValueError: as in `factors_of`, or llama.cpp cannot adapt one of the layers.
-    """
+    """Return a dict from names in the GGUF adapter to low-rank factors; raises the errors of `export_gguf_adapter`."""
     config: Any = model.base_model.config
     factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
     tensors: dict[str, np.ndarray] = {}
     for layer, (a, b) in _fused(factors, config.fused_layers).items():
         name = f"{layer}.weight"
         stored = stored_name(name, architecture)
-        is_divided = {*architecture.divide({name: as_lazy(b)}, config)} != {name}
-        if stored is None or is_divided:
+        is_split = architecture.split is not None and {*architecture.split({name: as_lazy(b)}, config)} != {name}
+        if stored is None or is_split:
             raise ValueError(
                 f"{layer}: llama.cpp does not adapt this layer of {architecture.name}; leave out --adapter_only to "
                 "merge the adapter"
@@ -84,17 +80,17 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
 def _fused(
     factors: Mapping[str, tuple[np.ndarray, np.ndarray]], layers: FusedLayers
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return layer name in files -> (A, B); the factors of a fused layer's projections are joined."""
+    """Return a dict from layer names in files to (A, B); factors of the projections of a fused layer are joined."""
     joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for layer, pair in factors.items():
         found = locate(f"{layer}.weight", layers)
-        if found is None or found.part is None:
+        if found is None or found.projection is None:
             joined[layer] = pair
         else:
-            groups.setdefault(found.fused, {})[found.part] = pair
+            groups.setdefault(found.fused, {})[found.projection] = pair
     for fused, parts in groups.items():
-        rows = part_rows(fused, layers)
+        rows = projection_rows(fused, layers)
         a = np.concatenate([parts[part][0] for part in parts])
         b = np.zeros((list(rows.values())[-1].stop, len(a)), np.float32)
         column = 0
@@ -106,12 +102,8 @@ def _fused(
 
 
 def _check(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
-    """Check that reading the written file returns the same tensors.
-
-    Raises:
-        ValueError: a tensor differs.
-    """
+    """Check that reading the written file returns the same tensors."""
     file = open_gguf(path)
     for name, values in tensors.items():
         if name not in file.tensors or not np.array_equal(read_gguf_tensor(file, name), values):
-            raise ValueError(f"{path}: after writing, {name} is read with other values; check the disk")
+            raise ValueError(f"{path}: {name} was read back with other values than written; check the disk")

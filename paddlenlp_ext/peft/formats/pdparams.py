@@ -1,8 +1,7 @@
 """Read the arrays of a `.pdparams` file with an unpickler that is restricted to arrays.
 
-Unpickling imports and calls the functions that a file names. Files of tensors that `paddle.save` wrote name only
-functions that build NumPy arrays, tuples and strings. A file that names any other function is rejected before that
-function is imported.
+Unpickling imports and calls the functions that a file names. For tensors, `paddle.save` writes a file that names only
+functions for NumPy arrays, tuples and strings. A file that names another function is rejected before the import.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Replacement for `_codecs.encode`, which protocol 2 calls to build bytes; pickles cannot set its attributes."""
+    """Replacement for `_codecs.encode`, which protocol 2 calls to build bytes, without attributes that can be set."""
 
     __slots__ = ()
 
@@ -27,7 +26,7 @@ class _Latin1Bytes:
         return text.encode("latin1")
 
 
-# Names in Python 2 and 3. `_NUMPY_MODULES` has the names in NumPy 1 and 2.
+# `__builtin__` is the name in Python 2. `_NUMPY_MODULES` has the names in NumPy 1 and 2.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
@@ -42,7 +41,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     """Read a dict of tensors that `paddle.save` wrote, as a dict of arrays; floating-point arrays become float32.
 
     Raises:
-        ValueError: the file is damaged or holds objects other than named arrays; none of its code has run.
+        ValueError: the file is damaged or contains objects other than named arrays; code in the file has not run.
     """
     try:
         with path.open("rb") as file:
@@ -51,7 +50,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: cannot be read as arrays ({error}); save the adapter as safetensors") from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path}: holds a {type(content).__name__}, not a dict of tensors; save the adapter as safetensors"
+            f"{path}: contains a {type(content).__name__}, not a dict of tensors; save the adapter as safetensors"
         )
     # Paddle adds an entry "StructuredToParameterName@@" with its internal tensor names.
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
@@ -67,11 +66,11 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """Return the array of a stored value, which is an array (bfloat16 as uint16) or a pair (Paddle's name, array)."""
+    """Return the array in `value`: an array (bfloat16 as uint16), or a pair of Paddle's tensor name and an array."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise ValueError(f"{path}: {name!r} is not a tensor of numbers; save the adapter as safetensors")
+        raise ValueError(f"{path}: {name!r} is not a numeric tensor; save the adapter as safetensors")
     if value.dtype == np.uint16:
         return bfloat16_to_float32(value)
     return value.astype(np.float32) if value.dtype.kind == "f" else value

@@ -48,9 +48,9 @@ class AdapterFiles:
         base_model: base model that the config file names.
         tensors: tensors keyed by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"). Floating-point
             tensors are converted to float32, which represents every stored dtype exactly.
-        quantization: quantization of the base during training; None if it was not quantized.
-        config_overrides: config keys in which the base differed from its config.json, such as `rope_scaling`.
-        num_rows: vocabulary size in training, if the shape of a stored tensor shows it; otherwise None.
+        quantization: quantization of the base during training; None for a base in full precision.
+        config_overrides: keys of the base's config.json that training overrode, such as `rope_scaling`.
+        num_rows: vocabulary size in training; None if it does not follow from the shape of a stored tensor.
     """
 
     folder: Path
@@ -62,12 +62,9 @@ class AdapterFiles:
     num_rows: int | None = None
 
     def base_overrides(self, base_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the keys of a base's config that must be overridden to match the adapter's training.
+        """Return the overrides for a base's config.json with which the adapter was trained.
 
         Hugging Face PEFT does not record a resized vocabulary, but stores the resized embedding and lm_head.
-
-        Args:
-            base_config: the base's config.json.
         """
         resized = self.num_rows is not None and self.num_rows != base_config.get("vocab_size")
         return {**({"vocab_size": self.num_rows} if resized else {}), **self.config_overrides}
@@ -77,13 +74,13 @@ class AdapterFiles:
         return {name: value for name, value in self.tensors.items() if is_replacement(self.config, name)}
 
     def for_base(self, base: Any) -> AdapterFiles:
-        """Return the adapter converted to the layer names and the row order of a base model in memory.
+        """Return the adapter with the layer names and the row order of a base model in memory.
 
         Args:
             base: config of the base (`DecoderConfig`).
 
         Raises:
-            ValueError: the adapter adapts fused layers or single experts, and its method cannot be converted.
+            ValueError: the adapter's method does not support fused layers or single experts, which the file adapts.
         """
         config, tensors = self.config, self.tensors
         if base.fused_layers:
@@ -97,23 +94,14 @@ class AdapterFiles:
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the weight to quantize for a layer of the base, as in the adapter's training.
-
-        Takes the arguments of `PeftConfig.before_quantizing`.
-        """
+        """Return the weight to quantize for a layer of the base; takes the arguments of the config's method."""
         return self.config.before_quantizing(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
-        """Return the quantization to apply to a base, so that it matches the adapter's training.
-
-        Args:
-            base_config: the base's config.json.
-
-        Returns:
-            The quantization; None if the base must be loaded in its stored format.
+        """Return the quantization to apply to a base, given its config.json; None: load the base in its stored format.
 
         Raises:
-            ValueError: the base is stored quantized, and in another format than in training.
+            ValueError: the base is stored in another quantized format than in training.
         """
         saved = from_quantization_config(base_config.get("quantization_config"))
         if saved is None or self.quantization is None:
@@ -121,8 +109,8 @@ class AdapterFiles:
         if saved != self.quantization:
             raise ValueError(
                 f"{self.folder}: the adapter was trained over weights in {describe_quantization(self.quantization)}, "
-                f"but this base is stored in {describe_quantization(saved)}; use the base of the training run, or "
-                "the original model"
+                f"but this base is stored in {describe_quantization(saved)}; use the base of the training run, or the "
+                "original model"
             )
         return None
 
@@ -131,8 +119,8 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
     """Read an adapter folder.
 
     Args:
-        folder: as in `PeftModel.from_pretrained`.
-        allow_pickle: read the pickled weights of a folder that has no safetensors file: `.pdparams` of PaddleNLP,
+        folder: adapter folder written by `save_pretrained`, Hugging Face PEFT or PaddleNLP.
+        allow_pickle: if the folder has no safetensors file, read pickled weights: `.pdparams` of PaddleNLP, or
             `adapter_model.bin` of Hugging Face PEFT.
 
     Raises:
@@ -178,11 +166,12 @@ def adapter_of_tensors(
     unexpected = [name for name in stored if not name.startswith(prefix) and name not in own_names]
     if unexpected:
         raise ValueError(
-            f"{folder / WEIGHTS_FILE}: {unexpected[0]!r} does not start with {prefix!r}; use a folder that "
-            "Hugging Face PEFT or this package saved"
+            f"{folder / WEIGHTS_FILE}: the key {unexpected[0]!r} does not start with {prefix!r}; use a folder that was "
+            "saved by Hugging Face PEFT or this package"
         )
     named = {own_names.get(name, name.removeprefix(prefix)): value for name, value in stored.items()}
-    # Drop PEFT's wrapper components, except in experts, where they distinguish weights (lora/expert_layers.py).
+    # Drop the name components of PEFT's wrappers, except in experts, where they distinguish the weights
+    # (lora/expert_layers.py).
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
     named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
@@ -202,27 +191,23 @@ def adapter_of_tensors(
 
 
 def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
-    """Return the number of rows of embedding and lm_head; None if no tensor of the adapter shows it."""
+    """Return the vocabulary size; None if it does not follow from the shape of a tensor."""
     by_rows = [*(f"{table}.weight" for table in TABLES), "lm_head.lora_B.weight"]
     axes = {**dict.fromkeys(by_rows, 0), "model.embed_tokens.lora_embedding_A": 1}
     return next((tensors[name].shape[axis] for name, axis in axes.items() if name in tensors), None)
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
-    """Check that embedding and lm_head do not have an adapter that the method does not support.
-
-    Raises:
-        ValueError: lm_head has an adapter other than trainable tokens, or the embedding has LoRA factors.
-    """
+    """Check that a method other than LoRA does not adapt the embedding or lm_head."""
     for layer, found in (
         ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
         ("the embedding", [name for name in names if ".lora_embedding_" in name]),
     ):
         if found:
             raise ValueError(
-                f"{file}: the adapter changes {layer} ({', '.join(found)}), which cannot have an adapter of this "
-                "method: the loss and tied layers read its weight directly; train it in full instead "
-                "(modules_to_save), or merge the adapter in Hugging Face PEFT"
+                f"{file}: the adapter changes {layer} ({', '.join(found)}), but this method cannot adapt {layer}, "
+                "because the loss and tied layers read its weight directly; train it in full (modules_to_save), or "
+                "merge the adapter in Hugging Face PEFT"
             )
 
 
@@ -240,10 +225,10 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
 
 
 def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> dict[str, np.ndarray]:
-    """Return the tensors of a PaddleNLP folder with names that start with "model.", or its file `array`."""
+    """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array in the file `array`."""
     if array is not None:
         if not (folder / array).is_file():
-            raise ValueError(f"{folder}: {array} is missing; it is the only readable file of this method")
+            raise ValueError(f"{folder}: {array} is missing, the only file that can be read for this method")
         return {array: np.load(folder / array, allow_pickle=False).astype(np.float32)}
     index = folder / "peft_model.safetensors.index.json"
     single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))
@@ -263,7 +248,7 @@ def _read_all(source: WeightSource) -> dict[str, np.ndarray]:
 
 
 def read_tensors(tensors: Mapping[str, Any]) -> dict[str, paddle.Tensor]:
-    """Return name -> tensor on the device; lazy tensors are read from their files."""
+    """Copy tensors to the device, after reading lazy tensors from their files."""
     lazy = {name: as_lazy(tensor) for name, tensor in tensors.items()}
     return {name: paddle.to_tensor(tensor.read(), dtype=getattr(paddle, tensor.dtype)) for name, tensor in lazy.items()}
 
@@ -272,12 +257,12 @@ def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.nda
     """Copy stored tensors into an adapter's tensors; on an error, nothing is copied.
 
     Args:
-        own: the adapter's tensors, possibly sharded, keyed by their names in files.
+        own: result of `Adapter.adapter_state`; the tensors may be shards.
         stored: unsharded tensors with the same keys.
         where: source of `stored`, for error messages.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of another shape; the message names them.
+        ValueError: tensors are missing, unexpected or of another shape; the message names the tensors.
     """
     shapes = {name: full_shape(tensor) for name, tensor in own.items()}
     misshapen = [

@@ -1,4 +1,4 @@
-"""Copies of an embedding's adapter tensors that Hugging Face PEFT's files contain for a tied lm_head.
+"""Tensors that Hugging Face PEFT stores for a tied lm_head: copies of the tensors of an adapted embedding.
 
 | tensor of the embedding | copy |
 | --- | --- |
@@ -37,7 +37,7 @@ def with_tied_copies(
     replaced: Collection[str],
     tensors: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Return an adapter's tensors with the copies that PEFT stores for a tied lm_head.
+    """Return an adapter's tensors, and the copies that PEFT stores for a tied lm_head.
 
     Args:
         model: the base model.
@@ -66,7 +66,7 @@ def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray]
     """Return the tensors of a file without the copies for a tied lm_head.
 
     Raises:
-        ValueError: a copy differs from the embedding's tensor, so embedding and lm_head are not tied.
+        ValueError: a copy differs from the embedding's tensor, so the embedding and lm_head were not tied in training.
     """
     if not model.config.tie_word_embeddings:
         return dict(tensors)
@@ -79,7 +79,7 @@ def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray]
         if name not in result and name == TIED:
             result = {name: value, **result}
         if name not in result or not np.array_equal(result[name], value):
-            raise ValueError(f"{where}: {copy} differs from {name}, and the base ties them; {TIE_REMEDY}")
+            raise ValueError(f"{where}: {copy} differs from {name}, but the base ties them; {TIE_REMEDY}")
     return result
 
 
@@ -89,5 +89,5 @@ def ties_factors(config: PeftConfig) -> bool:
 
 
 def trains_rows_beside_method(layer: AdapterLayer, config: PeftConfig) -> bool:
-    """Return whether a layer trains token rows as an option of another method; PEFT then uses longer keys."""
+    """Return whether a layer trains token rows in addition to the adapter's method; PEFT then uses longer keys."""
     return isinstance(layer, TrainableTokens) and config.trainable_token_indices is not None

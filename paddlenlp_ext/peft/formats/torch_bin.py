@@ -1,8 +1,8 @@
 """Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
 
-The file is a ZIP archive: `data.pkl` is a pickle of the dict of tensors, `data/<key>` has the bytes of a storage.
-Unpickling calls the functions that the pickle names. A file of tensors names only functions that build tensors from
-storages. A file that names any other function is rejected before that function is imported. PyTorch is not needed.
+The file is a ZIP archive. `data.pkl` is a pickle of the dict of tensors, and `data/<key>` has the bytes of a storage.
+Unpickling imports and calls the functions that the pickle names. For tensors, the pickle names only functions that
+build tensors from storages. A file that names another function is rejected before the import. PyTorch is not needed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STORAGES = {
 
 
 class _RebuildTensor:
-    """Replacement for `torch._utils._rebuild_tensor_v2`; pickles cannot set its attributes."""
+    """Replacement for `torch._utils._rebuild_tensor_v2`, without attributes that a pickle could set."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class _RebuildTensor:
     ) -> np.ndarray:
         numbers = (offset, *size, *stride)
         if not isinstance(storage, np.ndarray) or not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise pickle.UnpicklingError("a tensor has no storage, or its shape is not made of whole numbers")
+            raise pickle.UnpicklingError("a tensor has no storage, or sizes that are not whole numbers")
         if len(size) != len(stride):
             raise pickle.UnpicklingError(f"a tensor has {len(size)} sizes and {len(stride)} strides")
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
@@ -110,11 +110,11 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
     """Read a dict of tensors that `torch.save` wrote, as a dict of arrays; floating-point arrays become float32.
 
     Raises:
-        ValueError: the file is damaged, was written before PyTorch 1.6, or holds objects other than named tensors; none
-            of its code has run.
+        ValueError: the file is damaged, was written before PyTorch 1.6, or contains objects other than named tensors;
+            code in the file has not run.
     """
     if not zipfile.is_zipfile(path):
-        raise ValueError(f"{path}: is not a ZIP archive, as PyTorch writes since 1.6; {_REMEDY}")
+        raise ValueError(f"{path}: not a ZIP archive, the format of PyTorch 1.6 and later; {_REMEDY}")
     try:
         with zipfile.ZipFile(path) as archive:
             data = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
@@ -128,7 +128,7 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
     ) as error:
         raise ValueError(f"{path}: cannot be read as tensors ({error}); {_REMEDY}") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds a {type(content).__name__}, not a dict of tensors; {_REMEDY}")
+        raise ValueError(f"{path}: contains a {type(content).__name__}, not a dict of tensors; {_REMEDY}")
     wrong = [name for name, value in content.items() if not isinstance(name, str) or not isinstance(value, np.ndarray)]
     if wrong:
         raise ValueError(f"{path}: {wrong[0]!r} is not a tensor; {_REMEDY}")

@@ -1,4 +1,4 @@
-"""LoRA layers for the stacked weights of experts and for routers, the targets of `target_parameters`.
+"""LoRA layers for stacked expert weights and for routers, which `target_parameters` selects.
 
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
@@ -10,7 +10,8 @@ Hugging Face PEFT adapts parameters instead of layers, and concatenates the fact
     experts.gate_up_proj.lora_B [E, out, r]   experts.base_layer.lora_B [out, r * E], grouped by rank
     experts.down_proj.lora_A, ...             experts.lora_A, ...
 
-PEFT wraps the module once for each adapted parameter, so the parameter wrapped last has the shortest name.
+PEFT wraps the module once for each adapted parameter. Each wrapper adds ".base_layer" to the names of the parameters
+wrapped earlier, so the parameter wrapped last has the shortest name.
 
 Shapes: N rows, sorted by expert, E experts, r rank, in/out features of a weight.
 """
@@ -61,7 +62,7 @@ class LoRAExperts(WeightAdapter):
         self.lora_B = Factor(np.zeros((experts, outputs, rank), np.float32), base.compute_dtype)
 
     def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return one output per fused projection, like `GroupedLinear`; experts without tokens get zero gradients."""
+        """Return one output per fused projection, like `GroupedLinear`."""
         results = self.base(x_NI, starts)
         inner_NR = grouped_linear(x_NI, self.lora_A.weight, starts)[0] * self.scaling
         updates = grouped_linear(inner_NR, self.lora_B.weight, starts, self.base.parts)
@@ -73,7 +74,6 @@ class LoRAExperts(WeightAdapter):
         return self.base.weight_value() + paddle.matmul(b, a) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard both factors along the experts if the base is sharded by experts."""
         return dict.fromkeys(self.own_state(), 0 if style == "experts" else None)
 
 
@@ -110,9 +110,9 @@ def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 def parameter_names(model: nn.Layer) -> dict[str, str]:
-    """Map the parameter names that `target_parameters` can contain to layer names, in the model's order.
+    """Return a dict from the parameter names allowed in `target_parameters` to layer names, in the model's order.
 
-    The parameter names follow transformers and PEFT; stacked expert weights are named like their layers.
+    The parameter names are the names in transformers. A stacked expert weight is named like its layer.
     """
     names = {}
     for name, layer in model.named_sublayers():
@@ -125,7 +125,7 @@ def parameter_names(model: nn.Layer) -> dict[str, str]:
 
 
 def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[str]:
-    """Return the names of the layers whose parameter matches an entry of `requested`, in full or as a suffix.
+    """Return the names of the layers whose parameter name is, or ends with, an entry of `requested`.
 
     Raises:
         ValueError: an entry matches nothing.
@@ -140,14 +140,14 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
             raise ValueError(
                 f"target_parameters: {entry!r} matches no weight of experts or of a router"
                 f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
-                "Linear layers are named in the target modules."
+                "Name linear layers in target_modules."
             )
         chosen.update(found)
     return [layer for name, layer in names.items() if name in chosen]
 
 
 def shortest_parameters(layers: Collection[str], model: nn.Layer) -> list[str]:
-    """Return short entries of `target_parameters` that match exactly the parameters of `layers`."""
+    """Return short values of `target_parameters` that match exactly the parameters of `layers`."""
     names = parameter_names(model)
     chosen = [name for name, layer in names.items() if layer in layers]
     others = {_within_layer(name) for name in names if name not in chosen}
@@ -162,7 +162,7 @@ def _within_layer(name: str) -> str:
 # -- files ------------------------------------------------------------------------------------------------------------
 @paddle.no_grad()
 def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an adapter's tensors in their form in files: expert tensors get PEFT's names and shapes."""
+    """Convert an adapter's tensors to their form in files: expert tensors get PEFT's names and shapes."""
     located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
     adapted: dict[str, set[str]] = {}
     for found in located.values():
@@ -184,7 +184,7 @@ def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
 def from_stored(
     tensors: Mapping[str, np.ndarray], requested: Sequence[str], rank_of: Callable[[str], int]
 ) -> dict[str, np.ndarray]:
-    """Invert `to_stored`: return the tensors of a PEFT file with the names and shapes used in memory.
+    """Convert the tensors of a PEFT file to the names and shapes used in memory (inverse of `to_stored`).
 
     Args:
         tensors: stored tensors.
@@ -207,7 +207,7 @@ def from_stored(
         if depth >= len(weights):
             raise ValueError(
                 f"{name}: target_parameters in adapter_config.json ({', '.join(requested) or 'none'}) does not name "
-                "its weight; add the entry that the adapter was trained with"
+                "the adapted weight; add the entry that the adapter was trained with"
             )
         weight = weights[len(weights) - 1 - depth]
         own[f"{experts}.{weight}.{found['factor']}"] = _split_by_expert(
@@ -217,11 +217,7 @@ def from_stored(
 
 
 def _split_by_expert(name: str, value: np.ndarray, rank: int, is_a: bool) -> np.ndarray:
-    """Reshape a factor from [E * r, in] to [E, r, in], or from [out, r * E] to [E, out, r].
-
-    Raises:
-        ValueError: the size of the concatenated axis is not a multiple of the rank.
-    """
+    """Reshape a factor from [E * r, in] to [E, r, in], or from [out, r * E] to [E, out, r]."""
     joined = value.shape[0 if is_a else 1]
     if joined % rank:
         raise ValueError(

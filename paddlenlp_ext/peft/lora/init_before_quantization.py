@@ -1,10 +1,10 @@
-"""LoRA initialized from full-precision weights before the base is quantized, without the initial factors.
+"""LoRA initialized from full-precision weights: the base is quantized after subtracting the factors A' and B'.
 
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
-PiSSA, OLoRA and LoftQ share this module. The removed factors A' and B' depend on W in full precision, so they are
-computed while W is loaded, before quantization. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B,
--B'] of rank 2r over the original base (`subtracted_init.py`).
+PiSSA, OLoRA and LoftQ use this module. A' and B' depend on W in full precision, so they are computed when W is loaded,
+before quantization. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B, -B'] of rank 2r over the
+original base (`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -24,7 +24,6 @@ from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.leading_svd import leading_svd, require_triplets
 from paddlenlp_ext.peft.lora.subtracted_init import A_START, B_START, LoRALinearWithInit, SubtractedInitConfig
 from paddlenlp_ext.peft.modules_to_save import excluded_targets
-from paddlenlp_ext.peft.target_modules import ALL_LINEAR
 from paddlenlp_ext.quantization.quantize_weight import QuantizeDequantize
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.layer_name_patterns import matches
@@ -37,7 +36,7 @@ SVD_CHOICES = ("fast", "exact")
 
 
 class InitialFactors(NamedTuple):
-    """Initial factors A [r, in] and B [out, r] of a layer, and the factors A' and B' removed from its base."""
+    """Initial factors A [r, in] and B [out, r] of a layer, and the factors A' and B' to subtract from the base."""
 
     a: paddle.Tensor
     b: paddle.Tensor
@@ -70,13 +69,13 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         return {}
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with other options, which shares `initial_factors`."""
+        """Return a copy with changed options that shares `initial_factors`."""
         changed = super().replace(**changes)
         changed.__dict__["initial_factors"] = self.initial_factors
         return changed
 
     def with_source(self, factors_source: str, over_residual: bool = False) -> InitBeforeQuantizationConfig:
-        """Return a copy for a stored adapter, with `factors_source` and `over_residual` set."""
+        """Return a copy with the given `factors_source` and `over_residual`."""
         config = self.replace()
         config.factors_source, config.over_residual = factors_source, over_residual
         return config
@@ -94,7 +93,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         quantize_dequantize: QuantizeDequantize,
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return W - s B' A', from stored factors if available: recomputed factors may differ between devices."""
+        """Return W - s B' A'. Stored factors are preferred, because recomputed factors may differ between devices."""
         keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if stored is not None and all(key in stored for key in keys):
             if not self.over_residual:
@@ -130,7 +129,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         """Return whether the linear layer `name` is adapted."""
         if excluded_targets(self, [name]):
             return False
-        if self.target_modules is None or self.target_modules == (ALL_LINEAR,):
+        if self.target_modules is None:
             return True
         return any(matches(entry, name, "lora_target_modules") for entry in self.target_modules)
 

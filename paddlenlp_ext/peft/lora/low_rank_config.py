@@ -1,4 +1,4 @@
-"""Base configs of LoRA and its variants: the options, scales and file fields that all variants share.
+"""Base configs of LoRA and its variants.
 
     y = x W^T + s (dropout(x) A^T) B^T        s = alpha / r, or alpha / sqrt(r) with rsLoRA
 
@@ -23,7 +23,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.layers import Factor, adapter_layers, generator_for
-from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig
+from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig, dropout_option
 from paddlenlp_ext.peft.lora.layers import LoRALinearT
 from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.target_modules import by_pattern, shortest_targets, targets_from_peft
@@ -35,22 +35,18 @@ IGNORED_PEFT_FIELDS = frozenset(
 """Fields of Hugging Face PEFT's files that do not affect results: settings of unused features, and metadata."""
 IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 _SAME_BASE_INITS = (True, "gaussian", "eva", "orthogonal")
-"""PEFT's initializations that leave the base unchanged: a stored adapter is a plain LoRA."""
+"""PEFT's initializations that do not change the base's weights, so a stored adapter is a plain LoRA."""
 _UNREADABLE_INITS = {
-    "corda": "subtracts factors from the base that depend on sampled data and are not in the file, and PEFT does not "
-    "load such a file either; save it from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion",
-    "mica": "trains A only, which is not available; set init_lora_weights to true in the file to load it as a LoRA",
+    "corda": "subtracts factors from the base that depend on sampled data and are not in the file; save the adapter "
+    "from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion",
+    "mica": "trains only A, which is not available; set init_lora_weights to true in the file to load it as a LoRA",
 }
 _LORA_ONLY = "variants of LoRA do not have it; leave it out"
 
 
 @dataclass(kw_only=True)
 class LowRankConfig(LayerRanksConfig):
-    """Options shared by LoRA and all its variants.
-
-    Raises:
-        ValueError: an option is out of range.
-    """
+    """Options shared by LoRA and all its variants."""
 
     peft_type: ClassVar[str] = "LORA"
     refines: ClassVar[str | None] = "lora"
@@ -67,14 +63,7 @@ class LowRankConfig(LayerRanksConfig):
         above=0,
         arguments=("alpha",),
     )
-    lora_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        key="lora_dropout",
-        minimum=0,
-        below=1,
-        arguments=("dropout",),
-    )
+    lora_dropout: float = dropout_option("lora_dropout")
     use_rslora: bool = option(
         False, help="rsLoRA: scale by alpha / sqrt(rank), for large ranks", key="rslora", arguments=("rslora",)
     )
@@ -115,16 +104,16 @@ class LowRankConfig(LayerRanksConfig):
 
     @property
     def starts_from_weights(self) -> bool:  # type: ignore[override]
-        """Return whether initialization reads base weights, which trained token rows do."""
+        """Return True if token rows are trained, because they start as rows of the base's weights."""
         return self.trainable_token_indices is not None
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:
-        """Return rank r and scaling s of the layer `name`."""
+        """Return the rank r and the scale s of the layer `name`."""
         rank, alpha = self.rank_and_alpha(name)
         return rank, alpha / rank**0.5 if self.use_rslora else alpha / rank
 
     def rank_and_alpha(self, name: str) -> tuple[int, float]:
-        """Return rank r and alpha of the layer `name`; for a router, patterns match the name of its weight."""
+        """Return the rank r and alpha of the layer `name`; for a router, patterns match the name of the weight."""
 
         def value(pattern: Mapping[str, Any], default: Any) -> Any:
             return by_pattern(pattern, name, by_pattern(pattern, f"{name}.weight", default))
@@ -166,14 +155,14 @@ class LowRankConfig(LayerRanksConfig):
 
     @classmethod
     def shared_options(cls, fields: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-        """Return the options shared by all variants from the fields of adapter_config.json.
+        """Return the options shared by all variants, given the fields of adapter_config.json.
 
         Args:
             fields: fields of adapter_config.json.
-            read: names of further fields that the subclass reads.
+            read: names of the additional fields that the subclass reads.
 
         Raises:
-            ValueError: an unread field has an effect, or the base of the stored adapter cannot be restored.
+            ValueError: a field that is not read has an effect, or the file lacks initial factors of the adapter.
         """
         own = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
         own |= {"layers_to_transform", "layers_pattern", "trainable_token_indices", *IGNORED_PEFT_FIELDS}
@@ -243,7 +232,7 @@ class RandomInitConfig(LowRankConfig):
             raise ValueError("init_lora_weights=False is not available: B starts at zero; leave it out")
 
     def with_initial_a(self, layer: LoRALinearT, name: str, seed: int) -> LoRALinearT:
-        """Return a new layer after drawing A from the distribution that `init_lora_weights` selects."""
+        """Draw A of a new layer from the distribution that `init_lora_weights` selects; return the layer."""
         if self.init_lora_weights == "gaussian":
             generator = generator_for(seed, f"{name}.lora_A.weight")
             a = generator.standard_normal((layer.rank, layer.in_features)) / layer.rank
@@ -255,11 +244,11 @@ class RandomInitConfig(LowRankConfig):
 
 
 TARGETS_OF_TENSORS: tuple[str, ...] = ()
-"""Marker for a file whose `target_modules` is null: the targets are the layers of its tensors."""
+"""Marker for a file whose `target_modules` is null; the names of the stored tensors determine the targets."""
 
 
 def resolve_targets(targets: tuple[str, ...] | None, names: Collection[str]) -> tuple[str, ...] | None:
-    """Return `targets`; if it is `TARGETS_OF_TENSORS`, return the layers of the LoRA tensors `names` instead."""
+    """Return `targets`, or the layers of the LoRA tensors `names` if `targets` is `TARGETS_OF_TENSORS`."""
     if targets != TARGETS_OF_TENSORS:
         return targets
     return tuple(dict.fromkeys(name.partition(".lora_")[0] for name in names if ".lora_" in name))

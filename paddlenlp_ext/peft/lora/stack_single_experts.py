@@ -1,16 +1,16 @@
 """Conversion of adapters with one LoRA per expert to LoRA on stacked expert weights.
 
-Hugging Face PEFT writes such adapters with transformers 4. gate_proj and up_proj are separate layers in these files and
-one weight in memory, whose update has the sum of the two ranks:
+With transformers 4, Hugging Face PEFT writes one LoRA per expert and projection. gate_proj and up_proj are separate
+layers in these files, but one weight in memory. The rank of its update is the sum of the two ranks:
 
     in files, expert e                           in memory
     experts.e.gate_proj    A_g [g, in]           gate_up_proj   A[e] = [A_g]    B[e] = [B_g   0 ]
     experts.e.up_proj      A_u [u, in]                                 [A_u]           [ 0   B_u]
     experts.e.down_proj    A [r, in]             down_proj      A[e] = A        B[e] = B
 
-Experts and projections missing from the file get zero factors. Factors of lower rank are padded with zeros. If scales
-differ, B is multiplied by the ratio of the scales. Every expert's update equals the update in the file. Routers, which
-are linear layers in these files, become entries of `target_parameters`.
+Experts and projections missing from the file get zero factors. Factors of lower rank are padded with zeros. If the
+scales of experts differ, B is multiplied by the ratio of the scales, so that the update of each expert is unchanged.
+Routers, which are linear layers in these files, become entries of `target_parameters`.
 
 Shapes: E experts, r rank, in/out features of a weight.
 """
@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPart, split_layer
+from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPlace, split_layer
 
 _FACTOR = re.compile(r"(?P<layer>.+)\.(?P<factor>lora_[AB])\.weight")
 
@@ -35,8 +35,8 @@ class StackedAdapter:
 
     Attributes:
         tensors: all tensors of the adapter, keyed by their names in memory.
-        layers: names of the stacked weights and routers.
-        parameters: names of the same weights in `target_parameters`.
+        layers: names of the layers with stacked weights and of the routers.
+        parameters: names of the stacked weights and router weights in `target_parameters`.
         ranks, alphas: `rank_pattern` and `alpha_pattern` for the stacked weights and routers.
     """
 
@@ -52,7 +52,7 @@ class _Single:
     """LoRA factors of one projection of one expert, with alpha and scale s."""
 
     name: str
-    place: ExpertPart
+    place: ExpertPlace
     a: np.ndarray
     b: np.ndarray
     alpha: float
@@ -80,7 +80,7 @@ def stack_single_experts(
     """
     stored: dict[str, np.ndarray] = {}
     factors: dict[str, dict[str, np.ndarray]] = {}
-    places: dict[str, ExpertPart] = {}
+    places: dict[str, ExpertPlace] = {}
     routers: dict[str, str] = {}  # name in the file -> name in memory
     for name, value in tensors.items():
         found = _FACTOR.fullmatch(name)
@@ -130,7 +130,7 @@ def _router_of(layer: str, base: Any) -> str | None:
 
 
 def _single(
-    name: str, place: ExpertPart, factors: Mapping[str, np.ndarray], rank_and_alpha: tuple[int, float], rslora: bool
+    name: str, place: ExpertPlace, factors: Mapping[str, np.ndarray], rank_and_alpha: tuple[int, float], rslora: bool
 ) -> _Single:
     missing = {"lora_A", "lora_B"} - factors.keys()
     if missing:
@@ -145,11 +145,7 @@ def _single(
 
 
 def _num_experts(singles: Iterable[_Single], base: Any) -> int:
-    """Return the number of experts in the layer that the factors belong to.
-
-    Raises:
-        ValueError: a factor belongs to an expert that the base does not have.
-    """
+    """Return the number of experts in the layer of the factors."""
     number = 0
     for single in singles:
         index = int(re.findall(r"\d+", split_layer(single.place.stack)[0])[0])
@@ -164,16 +160,16 @@ def _num_experts(singles: Iterable[_Single], base: Any) -> int:
 
 
 def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], with the scale of the first expert."""
+    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], for the scale of the first expert."""
     first = singles[0]
-    ranks = [0] * first.place.num_parts
+    ranks = [0] * first.place.num_projections
     for single in singles:
-        ranks[single.place.part] = max(ranks[single.place.part], len(single.a))
+        ranks[single.place.projection] = max(ranks[single.place.projection], len(single.a))
     rows, rank = len(first.b), sum(ranks)
     a = np.zeros((num_experts, rank, first.a.shape[1]), first.a.dtype)
-    b = np.zeros((num_experts, rows * first.place.num_parts, rank), first.b.dtype)
+    b = np.zeros((num_experts, rows * first.place.num_projections, rank), first.b.dtype)
     for single in singles:
-        expert, part = single.place.expert, single.place.part
+        expert, part = single.place.expert, single.place.projection
         start = sum(ranks[:part])
         columns, outputs = slice(start, start + len(single.a)), slice(part * rows, (part + 1) * rows)
         a[expert, columns] = single.a
@@ -184,7 +180,7 @@ def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.n
 def _shortened(
     patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
 ) -> dict[str, tuple[int, float]]:
-    """Drop patterns that equal the default, and name the rest without the decoder layer if all layers agree."""
+    """Drop patterns with the default value; shorten names to the name in the decoder layer if all layers agree."""
     short = {name: split_layer(name)[1] for name in patterns}
     within: dict[str, set[tuple[int, float]]] = {}
     for name, values in patterns.items():

@@ -7,11 +7,12 @@ Two comparisons of logits on fixed prompts verify the merge:
 | 1 | model merged in memory | base with adapter | errors in the merge formula |
 | 2 | model loaded from the merged files | model merged in memory, rounded to the files' dtypes | errors in the files |
 
-The output folder gets its final name only after both steps. Because the second comparison is between rounded weights,
-its tolerance is the same for bfloat16 and float32; the effect of rounding is reported separately.
+The output folder gets its final name after both steps. Both models of the second comparison have rounded weights, so
+its tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
 
-An adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces the trained
-model. On request, it is merged into the original weights, and the difference from the trained model is measured.
+By default, an adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces
+the trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference
+from the trained model is measured.
 """
 
 from __future__ import annotations
@@ -55,12 +56,12 @@ logger = get_logger("paddlenlp_ext.peft")
 
 MergeBase = Literal["dequantized", "original"]
 _LARGE_DIFFERENCE = {
-    "dequantized": "the adapter changes logits by %.3g and rounding the merged weights by %.3g, so most of the "
-    "training is lost; --dtype float32 keeps it",
-    "original": "the adapter changes logits by %.3g and merging into the original weights by %.3g, so the result is "
-    "far from the trained model; leave out --merge_into to get the trained model",
+    "dequantized": "the adapter changes logits by %.3g, but rounding the merged weights changes them by %.3g, so most "
+    "of the training is lost; pass --dtype float32",
+    "original": "the adapter changes logits by %.3g, but merging into the original weights changes logits by %.3g, so "
+    "the result is far from the trained model; leave out --merge_into to get the trained model",
 }
-# Allowed difference of a logit, relative to the largest logit (at least 1), due to the summation order in float32.
+# Allowed difference of a logit, relative to the largest logit (at least 1); float32 sums depend on the summation order.
 TOLERANCE = 1e-4
 _PROMPT_SHAPE = (4, 24)
 
@@ -96,24 +97,25 @@ def merge_adapter(
 ) -> MergeReport:
     """Write the merged model of an adapter and its base as a Hugging Face folder, and verify it.
 
-    Writing needs memory for the adapter and one tensor of the base; the comparisons need memory for one float32 model.
+    Peak memory is one float32 model (for the comparisons) plus the adapter.
 
     Args:
         adapter: adapter folder.
         output: folder to create.
-        load_model: function that loads a folder or file as a float32 model, as `AutoModelForCausalLM.from_pretrained`
-            does. It gets `quantization_config` and `before_quantizing` if the base was quantized in training,
-            `config_overrides` if the base's config was changed, and `task_type` for a reward model.
+        load_model: function that loads a folder or file as a float32 model, such as
+            `AutoModelForCausalLM.from_pretrained`. It is called with `quantization_config` and `before_quantizing` if
+            the base was quantized in training, with `config_overrides` if the base's config was changed, and with
+            `task_type` for a reward model.
         base: base model; None: the base model that the adapter names.
-        dtype: dtype of the merged weights; None: the dtype of each tensor in the base.
+        dtype: dtype of the merged weights; None: each tensor keeps its dtype in the base.
         overwrite: replace an existing model at `output`.
-        allow_pickle: as for `read_adapter`.
-        merge_base: weights to merge the adapter into if the base was quantized in training.
+        allow_pickle: read pickled weights, as in `read_adapter`.
+        merge_base: weights into which the adapter is merged if the base was quantized in training.
 
     Raises:
         ValueError: the base model is not found; the adapter belongs to another model, has no effect or cannot be
             merged; `output` exists; `merge_base` is "original" for a base that is stored quantized; or logits
-            differ by more than the tolerance. In all cases, nothing is written.
+            differ by more than the tolerance. After an error, nothing is written.
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
@@ -147,7 +149,7 @@ def merge_adapter(
         write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
         round_to_stored(merged, target.config.from_files(open_weights(draft)))
         expected = _logits(merged, input_ids)
-        del merged  # one model at a time
+        del merged  # free the memory before loading another model
         written = _logits(load_model(draft), input_ids)
         _require_equal(written, expected, "the merged files", "the model merged in memory")
         difference = _largest(written - trained.adapted_logits)
@@ -164,7 +166,7 @@ class _AdaptedBase:
     Attributes:
         model: base model with the adapter.
         source: weights of the base model.
-        stored: stored adapter, renamed to the decoder's layers.
+        stored: stored adapter, with the layer names of the decoder.
         modules: result of `tensors_by_module`.
         config: config of the base model, which converts tensors between memory and files.
         base_logits, adapted_logits: logits of the prompts without and with the adapter.
@@ -179,7 +181,7 @@ class _AdaptedBase:
     adapted_logits: np.ndarray
 
     def pop_model(self) -> PeftModel:
-        """Return the model and drop the reference to it, so that its memory can be freed."""
+        """Return the model and drop this object's reference, so that the caller can free the model's memory."""
         model, self.model = self.model, None
         assert model is not None
         return model
@@ -213,11 +215,7 @@ def _load_adapted(
 def _describe_target(
     merge_base: MergeBase, base: Path, stored: AdapterFiles, quantization: QuantizationConfig | None
 ) -> str:
-    """Describe the weights that the adapter is merged into.
-
-    Raises:
-        ValueError: the original weights are requested, but the base is stored quantized.
-    """
+    """Describe the weights into which the adapter is merged."""
     saved = from_quantization_config(read_model_config(base).get("quantization_config"))
     trained_over = stored.quantization or saved
     if merge_base == "original" and saved is not None:
@@ -258,7 +256,7 @@ def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> Non
 
 
 def _prompts(vocab_size: int) -> paddle.Tensor:
-    """Return prompts of fixed random token ids, so that comparisons are reproducible."""
+    """Return prompts of random token ids that are the same in every run."""
     return paddle.to_tensor(np.random.default_rng(0).integers(0, vocab_size, _PROMPT_SHAPE))
 
 

@@ -5,8 +5,8 @@
 
 The update has the form of a singular value decomposition. The loss includes `orth_reg_weight` times the mean of
 ||P^T P - I|| and ||Q Q^T - I|| over all layers, which keeps P and Q nearly orthonormal. Every layer starts with rank
-r0. The least important singular values are then set to zero until `target_r` per layer remain on average
-(`method_internals/adalora_rank_allocator.py`). A finished run saves only the remaining triplets.
+r0. During training, the least important singular values are set to zero until `target_r` per layer remain on average
+(`method_internals/adalora_rank_allocator.py`). The final adapter has only the remaining triplets.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -36,7 +36,7 @@ from paddlenlp_ext.peft.layers import (
     generator_for,
     take_ranks,
 )
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option
 from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PEFT_FIELDS, TARGETS_OF_TENSORS, resolve_targets
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import (
     BudgetSchedule,
@@ -52,21 +52,50 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 
-_INIT_STD = 0.02  # standard deviation of P's and Q's entries
-_EPSILON = 1e-5  # added to the rank in alpha / rank, as PEFT does
+_INIT_STD = 0.02  # standard deviation of the entries of P and Q
+_EPSILON = 1e-5  # added to the rank in alpha / rank, as in PEFT
 _MASK = "kept"
 
 
 @dataclass(eq=False)
 class AdaLoRAAdapter(Adapter):
-    """Adapter that prunes singular values after each step and saves their importance averages in checkpoints."""
+    """Adapter that prunes singular values after each step, and saves the importance averages in checkpoints."""
 
     peft_config: AdaLoRAConfig
 
     def __post_init__(self) -> None:
         self.importance = ImportanceAverages(self.peft_config.beta1, self.peft_config.beta2)
         self.masks: dict[str, np.ndarray] = {}
-        """Layer -> bool [r], False for singular values that the last selection pruned; empty before any selection."""
+        """Layer -> bool [r], False for singular values that the last selection pruned; empty before a selection."""
+        self._offer_allocation()
+
+    def _offer_allocation(self) -> None:
+        """Give the base model Hugging Face PEFT's method for training loops: `base_model.update_and_allocate(step)`."""
+        self.base_model.update_and_allocate = self.update_and_allocate
+
+    def attach(self) -> None:
+        super().attach()
+        self._offer_allocation()
+
+    def detach(self) -> None:
+        super().detach()
+        delattr(self.base_model, "update_and_allocate")
+
+    def update_and_allocate(self, global_step: int) -> None:
+        """Update the importance averages, and prune singular values at the steps of the schedule.
+
+        Call it between the update of the optimizer and the clearing of the gradients. `total_step` of the config is the
+        length of the run.
+
+        Args:
+            global_step: number of the optimizer step, counted from 1.
+
+        Raises:
+            ValueError: the config has no `total_step`, or the schedule leaves no step for pruning.
+        """
+        if self.peft_config.total_step is None:
+            raise ValueError("update_and_allocate: the length of the run is unknown; pass total_step to AdaLoraConfig")
+        self.after_step(global_step, self.peft_config.total_step, 0.0)
 
     def layers(self) -> dict[str, AdaLoRALinear]:
         """Return the adapted layers with a rank above 0, by name."""
@@ -85,7 +114,7 @@ class AdaLoRAAdapter(Adapter):
         return paddle.stack(errors).sum() * (self.peft_config.orth_reg_weight / (2 * len(self.layers())))
 
     def plan_steps(self, total_steps: int) -> None:
-        """Fill in unset schedule steps in this adapter's config, which is saved; the run's config stays unchanged."""
+        """Fill in unset steps of the schedule in this adapter's config, which is saved with the adapter."""
         self.peft_config = self.peft_config.for_run(total_steps)
         self._schedule(total_steps)
 
@@ -94,15 +123,9 @@ class AdaLoRAAdapter(Adapter):
         return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the importance averages, and prune singular values at the steps of the schedule.
-
-        Args:
-            step: optimizer step just taken, counted from 1.
-            total_steps: optimizer steps of the run.
-            learning_rate: unused.
-        """
+        """Update the importance averages, and prune singular values at the steps of the schedule."""
         layers, schedule = self.local_layers(), self._schedule(total_steps)
-        if step < schedule.last_update_step or step == 1:  # a run of one step has no earlier gradients
+        if step < schedule.last_update_step or step == 1:  # without step 1, a run of one step would have no averages
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.updates_ranks(step):
             scores, stage = self.importance.scores(layers), self.base_model.model.stage
@@ -115,12 +138,11 @@ class AdaLoRAAdapter(Adapter):
             self.importance.averages.clear()
 
     def training_state(self) -> dict[str, paddle.Tensor]:
-        """Return the importance averages and the last selection of singular values."""
+        """Return the importance averages, and the masks of the last selection of singular values."""
         masks = {f"{name}.{_MASK}": paddle.to_tensor(mask.astype(np.float32)) for name, mask in self.masks.items()}
         return {**self.importance.averages, **masks}
 
     def restore_training_state(self, tensors: Mapping[str, np.ndarray]) -> None:
-        """Restore the importance averages and the selection from the result of `training_state`."""
         masks = {name: value for name, value in tensors.items() if name.endswith(f".{_MASK}")}
         self.masks = {name.removesuffix(f".{_MASK}"): value != 0 for name, value in masks.items()}
         self.importance.averages, layers = {}, self.local_layers()
@@ -156,9 +178,6 @@ class AdaLoRAConfig(LinearTargetsConfig):
 
     >>> AdaLoRAConfig(init_r=12, target_r=4).lora_alpha
     24
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "ADALORA"
@@ -178,14 +197,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         arguments=("alpha",),
         key="adalora_alpha",
     )
-    lora_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        minimum=0,
-        below=1,
-        arguments=("dropout",),
-        key="adalora_dropout",
-    )
+    lora_dropout: float = dropout_option("adalora_dropout")
     tinit: int | None = option(None, help="initial steps without rank pruning; unset: 10 % of the run", minimum=0)
     tfinal: int | None = option(None, help="final steps with fixed ranks; unset: 30 % of the run", minimum=0)
     deltaT: int = option(  # noqa: N815 - name in Hugging Face PEFT
@@ -198,7 +210,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     total_step: int | None = None
     """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)
-    """`<layer>.lora_E` -> for each of the `init_r` triplets, whether the adapter has it; unlisted layers have all."""
+    """`<layer>.lora_E` -> `init_r` flags, True for the triplets in the adapter; other layers have all triplets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -271,7 +283,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
             "beta1": self.beta1,
             "beta2": self.beta2,
             "orth_reg_weight": self.orth_reg_weight,
-            "total_step": self.total_step or tinit + tfinal + 1,  # PEFT cannot load an adapter without it
+            "total_step": self.total_step or tinit + tfinal + 1,  # PEFT requires a value
             "rank_pattern": self.rank_pattern or None,
             "bias": "none",
             "fan_in_fan_out": False,
@@ -287,7 +299,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
         read |= {"layers_to_transform", "layers_pattern"}
-        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these too
+        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # ignored by PEFT's AdaLoRA
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         check_values(fields, {"rank_pattern": FLAGS_BY_LAYER}, "the adapter's config")
         pattern = fields.get("rank_pattern") or {}
@@ -305,13 +317,11 @@ AdaLoraConfig = AdaLoRAConfig  # the spelling of Hugging Face PEFT
 
 
 class AdaLoRALinear(LinearAdapter):
-    """Linear layer with an update of the form P Λ Q; with rank 0 it equals its base.
+    """Linear layer with an update of the form P Λ Q; with rank 0, it computes the same as its base.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, the rank of the update.
         scaling: s, the factor of the update.
-        dropout: dropout probability on the adapter input during training.
         seed, name: determine the initial values of P and Q.
     """
 
@@ -323,14 +333,13 @@ class AdaLoRALinear(LinearAdapter):
             for leaf, shape in (("lora_A", (rank, self.in_features)), ("lora_B", (self.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
-        # Always float32: pruning must zero the value that the optimizer updates, not a rounded copy.
+        # float32, so that the optimizer updates this tensor (which pruning sets to zero) and not a float32 master copy.
         self.lora_E = self.create_parameter(
             [rank, 1], dtype="float32", default_initializer=nn.initializer.Constant(0.0)
         )
         self.lora_B = self.new_parameter(b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         if self.rank == 0:
             return self.base(x)
         inner = self.apply_dropout(x)
@@ -339,13 +348,12 @@ class AdaLoRALinear(LinearAdapter):
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the factors s Λ Q and P; for rank 0, zeros of rank 1, because readers reject rank 0."""
+        """Return the factors s Λ Q and P; for rank 0, zeros of rank 1, because a LoRA file cannot have rank 0."""
         if self.rank == 0:
             return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard P along the base's outputs and Q along its inputs; Λ is replicated."""
         a_axis, b_axis = factor_axes(style)
         return {"lora_A": a_axis, "lora_E": None, "lora_B": b_axis}
 

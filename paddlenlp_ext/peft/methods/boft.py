@@ -1,10 +1,10 @@
-"""BOFT: Orthogonal Butterfly, OFT with a product of sparse rotations and a scale of each output (Liu et al. 2023).
+"""BOFT: Orthogonal Butterfly, OFT with a product of sparse rotations and a scale for each output (Liu et al. 2023).
 
     y = s * (x R W^T) + b        R = M_(m-1) ... M_1 M_0        M_i = P_i D_i P_i^T
     merged: diag(s) W R^T        D_i = I and s = 1 at the start
 
-arXiv:2311.06243. D_i is block-diagonal; its blocks are Cayley transforms (I - Q)(I + Q)^-1 of Q = (A - A^T) / 2, with
-A [b, b] trained. The butterfly permutation P_i interleaves the half blocks of 2^i blocks, so that m factors connect the
+arXiv:2311.06243. D_i is block-diagonal. Its blocks are Cayley transforms (I - Q)(I + Q)^-1 of Q = (A - A^T) / 2, where
+A [b, b] is trained. The butterfly permutation P_i interleaves the half blocks of 2^i blocks, so that m factors mix the
 features of 2^(m-1) blocks. With one factor, R is the rotation of OFT.
 
 Shapes: m factors, k blocks of b features, k * b = in; out features of the adapted linear.
@@ -23,7 +23,7 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear, require_complete_units
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear, require_whole_blocks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.oft import cayley, chosen_block_size, rotate_blocks
 from paddlenlp_ext.peft.registry import PEFT_METHODS
@@ -106,9 +106,9 @@ class BOFTConfig(LinearTargetsConfig):
         span = size * 2 ** (self.boft_n_butterfly_factor - 1)
         if self.boft_n_butterfly_factor > 1 and (size % 2 or in_features % span):
             raise ValueError(
-                f"boft_butterfly_factors={self.boft_n_butterfly_factor} needs an even block size b with "
-                f"{2 ** (self.boft_n_butterfly_factor - 1)} * b dividing in_features={in_features} of {name}, but b is "
-                f"{size}; lower it, {remedy}"
+                f"boft_butterfly_factors={self.boft_n_butterfly_factor} requires an even block size b, and "
+                f"in_features={in_features} of {name} must be a multiple of "
+                f"{2 ** (self.boft_n_butterfly_factor - 1)} * b, but b is {size}; lower it, {remedy}"
             )
         return size
 
@@ -117,7 +117,7 @@ class BOFTConfig(LinearTargetsConfig):
         return BOFTLinear(base, block_size, self.boft_n_butterfly_factor, self.boft_dropout)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False for the scales: weight decay pulls to 0, and their neutral value is 1."""
+        """Return False for the scales, whose neutral value is 1: weight decay would pull them to 0."""
         return not parameter_name.endswith("boft_s")
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -151,7 +151,6 @@ class BOFTLinear(LinearAdapter):
     """Linear layer with rotated inputs and scaled outputs.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         block_size: b, a divisor of `in_features`.
         factors: m; for m > 1, b is even and b * 2^(m-1) divides `in_features`.
         block_dropout: fraction of the blocks of one random factor that a training step replaces by the identity.
@@ -189,20 +188,14 @@ class BOFTLinear(LinearAdapter):
         return rotated * self.boft_s.astype("float32") - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the blocks along the inputs, the scales along the outputs."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         return {"boft_R": 1 if style == "rowwise" else None, "boft_s": 0 if style == "colwise" else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that no group of blocks that the factors mix is divided between ranks.
-
-        Raises:
-            ValueError: features that the factors mix are on different ranks.
-        """
         super().set_tensor_parallel_shard(style, group)
         span = self.block_size * 2 ** (self.factors - 1)
         remedy = "lower boft_block_size or boft_butterfly_factors"
-        require_complete_units(group, self.in_features, "inputs", span, "the inputs that BOFT's factors mix,", remedy)
+        require_whole_blocks(self, "inputs", span, "the inputs that BOFT's factors mix,", remedy)
 
     def _rotate(self, x: paddle.Tensor, blocks: paddle.Tensor, factor: int) -> paddle.Tensor:
         """Return x M_i [..., in] for the blocks [k, b, b] of D_i."""
@@ -212,9 +205,9 @@ class BOFTLinear(LinearAdapter):
         return _transpose_groups(rotate_blocks(_transpose_groups(x, 2, mixed, half), blocks), mixed, 2, half)
 
     def _drop_blocks(self, blocks: paddle.Tensor) -> paddle.Tensor:
-        """Replace a fraction of the blocks of one random factor by the identity, as Hugging Face PEFT does in training.
+        """Replace a fraction of the blocks of one random factor by the identity, as in Hugging Face PEFT.
 
-        If the blocks are sharded, every rank draws the same mask for all blocks and uses its slice.
+        If the blocks are sharded, every rank draws the mask of all blocks and uses its slice.
         """
         if not self.block_dropout or not self.training:
             return blocks
@@ -228,6 +221,6 @@ class BOFTLinear(LinearAdapter):
 
 
 def _transpose_groups(x: paddle.Tensor, rows: int, columns: int, width: int) -> paddle.Tensor:
-    """Split x [..., in] into runs of `width` features, and transpose each [rows, columns] grid of runs."""
+    """Split x [..., in] into groups of `width` adjacent features, and transpose each [rows, columns] grid of groups."""
     parts = x.reshape([-1, rows, columns, width]).transpose([0, 2, 1, 3])
     return parts.reshape(x.shape)

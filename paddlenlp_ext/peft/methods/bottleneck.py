@@ -1,4 +1,4 @@
-"""Bottleneck adapters: a small two-layer network after, or parallel to, the attention and feed-forward sublayers.
+"""Bottleneck adapters: a small two-layer network after or parallel to attention and feed-forward sublayers.
 
     f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act from `activation`
     h = sublayer(x)        x is the normalized input, h the output before the residual connection
@@ -33,7 +33,6 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style
 
 KINDS = ("houlsby", "parallel")
 LOCATIONS = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}
@@ -48,9 +47,6 @@ class BottleneckConfig(PeftConfig):
 
     >>> BottleneckConfig(size=16, where="mlp").kind
     'houlsby'
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "BOTTLENECK_ADAPTER"
@@ -90,10 +86,6 @@ class BottleneckConfig(PeftConfig):
         assert isinstance(base, (AttentionLayer, FeedForward, MixtureOfExperts))
         return BottleneckAdapter(base, self, seed, name)
 
-    def warm_start(self, stored: PeftConfig) -> BottleneckConfig:
-        assert isinstance(stored, BottleneckConfig)
-        return stored.replace(path=self.path, dropout=self.dropout)
-
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {name: getattr(self, name) for name in _FIELDS}
 
@@ -132,13 +124,9 @@ class BottleneckAdapter(AdapterLayer):
             inner = F.dropout(inner, self.dropout, training=self.training)
         return h + self.adapter_up(self.activation(self.adapter_down(inner))) * self.scale
 
-    def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate all parameters, because input and output are unsharded hidden states."""
-        return dict.fromkeys(self.own_state())
-
 
 def _output_of(base: Sublayer) -> tuple[int, paddle.dtype]:
-    """Return number and dtype of the output features of a sublayer."""
+    """Return the number and the dtype of the output features of a sublayer."""
     if isinstance(base, MixtureOfExperts):
         return base.router_layer.weight.shape[1], base.experts.down_proj.compute_dtype
     last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj

@@ -1,10 +1,10 @@
-"""HiRA: Hadamard High-Rank Adaptation, an update of W by its elementwise product with B A (Huang et al. 2025).
+"""HiRA: Hadamard High-Rank Adaptation, where the update is the elementwise product of W and B A (Huang et al. 2025).
 
     y = x W^T + b + dropout(x) delta^T        delta W = W * (B A)
     A [r, in] Kaiming-uniform, B [out, r] = 0 at the start
 
-ICLR 2025, https://openreview.net/forum?id=TwJrTz9cRS. The update has up to r times the rank of W. A and B have the same
-shapes as in LoRA; there is no scale.
+ICLR 2025, https://openreview.net/forum?id=TwJrTz9cRS. The rank of the update is at most r times the rank of W. The
+update has no scale.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -19,11 +19,10 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, factor_axes, kaiming_uniform
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option, rank_option
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -37,31 +36,14 @@ class HiRAConfig(LinearTargetsConfig):
 
     >>> HiRAConfig(r=16, hira_dropout=0.1).r
     16
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "HIRA"
     targets_key: ClassVar[str] = "hira_target_modules"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"hira_dropout"}
 
-    r: int = option(
-        32,
-        help="rank r of the matrix that multiplies the weight",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="hira_rank",
-    )
-    hira_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        minimum=0,
-        below=1,
-        key="hira_dropout",
-        arguments=("dropout",),
-    )
+    r: int = rank_option(32, "hira_rank", "rank r of the matrix that multiplies the weight")
+    hira_dropout: float = dropout_option("hira_dropout")
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         return HiRALinear(base, self.r, self.hira_dropout, seed, name)
@@ -80,7 +62,7 @@ class HiRAConfig(LinearTargetsConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> HiRAConfig:
         read = {"r", "hira_dropout", "target_modules", "layers_to_transform", "layers_pattern"}
-        # init_weights describes initial values only; PEFT 0.21 ignores rank_pattern for linear layers.
+        # `init_weights` affects only initial values. PEFT 0.21 ignores `rank_pattern` for linear layers.
         refuse_unread_fields(fields, read | {"init_weights", "rank_pattern"})
         return cls(
             r=fields.get("r", 32),
@@ -96,9 +78,7 @@ class HiRALinear(LinearAdapter):
     """Linear layer whose update is the elementwise product of its weight and a low-rank matrix.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, the rank of the matrix.
-        dropout: dropout probability on the adapter input during training.
         seed, name: determine the initial values of A.
     """
 
@@ -109,7 +89,7 @@ class HiRALinear(LinearAdapter):
         self.hira_B = self.new_parameter(np.zeros((self.out_features, rank), np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; a pass takes r * in * out multiplications to compute the update."""
+        """Map x [..., in] to [..., out]; computing delta W takes r * in * out multiplications in each pass."""
         return self.base(x) + product_with_update(self.apply_dropout(x), self._update, self.hira_A, self.hira_B)
 
     def delta_weight(self) -> paddle.Tensor:
@@ -117,7 +97,6 @@ class HiRALinear(LinearAdapter):
         return self._update(self.hira_A, self.hira_B)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard B along the base's outputs and A along its inputs."""
         a_axis, b_axis = factor_axes(style)
         return {"hira_A": a_axis, "hira_B": b_axis}
 

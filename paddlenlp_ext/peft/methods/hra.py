@@ -2,14 +2,13 @@
 
     W' = W H_1 H_2 ... H_r        H_i = I - 2 u_i u_i^T / |u_i|^2        U = [u_1, ..., u_r] [in, r]
 
-arXiv:2405.17484. H is orthogonal, so it preserves the norms of the rows of W and the angles between them. The product
-of reflections is applied in compact WY form with 2 * r * in multiplications per token, as many as LoRA needs for a
-square W:
+arXiv:2405.17484. H = H_1 ... H_r is orthogonal, so W H has the same row norms and angles between rows as W. H is
+applied in compact WY form with 2 * r * in multiplications per token (as many as LoRA for a square W):
 
     y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
-    T^-1 = I / 2 + the part of D U^T U D above its diagonal
+    T^-1 = I / 2 + the strict upper triangle of D U^T U D
 
-With `apply_GS` the u_i are orthonormalized first. H then depends only on the space that they span:
+With `apply_GS` the u_i are orthonormalized first. H then depends only on the span of the u_i:
 
     C = 2 (U^T U)^-1
 
@@ -18,7 +17,7 @@ With `apply_GS` the u_i are orthonormalized first. H then depends only on the sp
 | even r | pairs of equal columns | I: each pair of reflections cancels |
 | odd r, or `apply_GS` | independent columns | not I: the model does not start as its base |
 
-H - I has rank r, so the update of a given W is low-rank: delta W = -(W U) C^T U^T.
+H - I has rank r, so the update is low-rank: delta W = -(W U) C^T U^T.
 
 Shapes: r reflections, in/out features of the adapted linear.
 """
@@ -38,7 +37,7 @@ from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, as_linear, kaiming_uniform
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, rank_option
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
@@ -51,22 +50,12 @@ class HRAConfig(LinearTargetsConfig):
 
     >>> HRAConfig(r=8, apply_GS=True).apply_GS
     True
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "HRA"
     targets_key: ClassVar[str] = "hra_target_modules"
 
-    r: int = option(
-        8,
-        help="number r of reflections per layer; if r is even, the model starts as its base",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="hra_rank",
-    )
+    r: int = rank_option(8, "hra_rank", "number r of reflections per layer; if r is even, the model starts as its base")
     apply_GS: bool = option(  # noqa: N815 - name in Hugging Face PEFT
         False,
         help="orthonormalize the reflections of a layer; the model then does not start as its base",
@@ -89,7 +78,7 @@ class HRAConfig(LinearTargetsConfig):
         return HRALinear(base, self.r, self.apply_GS, seed, name)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False: weight decay shortens vectors, and only their directions matter."""
+        """Return False: weight decay shortens vectors, but H depends only on their directions."""
         return False
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -117,7 +106,6 @@ class HRALinear(LinearAdapter):
     """Linear layer whose input is reflected r times.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, the number of reflections.
         gram_schmidt: orthonormalize the vectors of the reflections.
         seed, name: determine the initial values.
@@ -127,28 +115,27 @@ class HRALinear(LinearAdapter):
         super().__init__(base)
         self.gram_schmidt = gram_schmidt
         pairs = rank % 2 == 0 and not gram_schmidt
-        # PEFT's initialization of a matrix [in, columns] has the bound 1 / sqrt(columns); the scale has no effect.
+        # As in PEFT, the bound is 1 / sqrt(columns). H does not depend on the scale of U.
         start = kaiming_uniform((self.in_features, rank // 2 if pairs else rank), seed, f"{name}.hra_u")
         self.hra_u = self.new_parameter(np.repeat(start, 2, axis=1) if pairs else start)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         u = self.hra_u.astype(x.dtype)
         projected = self.reduce_over_inputs(paddle.matmul(x, u))
         coefficients = paddle.matmul(projected, self.coefficient_matrix().astype(x.dtype))
-        # Each rank multiplies its shard of the inputs, so the gradients of the coefficients are summed over ranks.
+        # Each rank multiplies the coefficients by its shard of U, so their gradients are summed over the ranks.
         coefficients = self.copy_over_inputs(coefficients)
         return self.base(x - paddle.matmul(coefficients, u, transpose_y=True))
 
     def coefficient_matrix(self) -> paddle.Tensor:
         """Return C, float32 [r, r], with x H^T = x - (x U) C U^T."""
         with paddle.amp.auto_cast(enable=False):
-            u = self.hra_u.astype("float64")  # U^T U has the squared condition number of U
+            u = self.hra_u.astype("float64")  # the condition number of U^T U is the square of the condition number of U
             gram = self.reduce_over_inputs(paddle.matmul(u, u, transpose_x=True))
             inverse_norms = paddle.diagonal(gram).rsqrt()
             scales = inverse_norms.unsqueeze(0) * inverse_norms.unsqueeze(1)
             cosines = gram * scales
-            # Paddle 3.3's gradients of solve and triangular_solve crash or are wrong if the right side is constant.
+            # In Paddle 3.3, gradients of solve and triangular_solve crash or are wrong for a constant right-hand side.
             if self.gram_schmidt:
                 inner = 2 * paddle.linalg.inv(cosines)
             else:
@@ -162,6 +149,5 @@ class HRALinear(LinearAdapter):
         return u.T, -moved
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard U along the inputs."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         return {"hra_u": 0 if style == "rowwise" else None}

@@ -69,12 +69,8 @@ class IA3Config(PeftConfig):
         entries = self.feedforward_modules or ()
         return IA3Linear(base, any(matches(entry, name, "ia3_feedforward_modules") for entry in entries))
 
-    def warm_start(self, stored: PeftConfig) -> IA3Config:
-        assert isinstance(stored, IA3Config)
-        return stored.replace(path=self.path)
-
     def decays(self, parameter_name: str) -> bool:
-        """Return False: weight decay pulls to 0, and the neutral value of a scale is 1."""
+        """Return False: weight decay would pull the scales to 0, but their neutral value is 1."""
         return False
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -106,7 +102,6 @@ class IA3Linear(LinearAdapter):
     """Linear layer with a trained scale on each input or output feature.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         scales_input: scale the input instead of the output.
     """
 
@@ -117,7 +112,7 @@ class IA3Linear(LinearAdapter):
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out] in the base's dtype, which may differ from the scales' under autocast."""
+        """Map x [..., in] to [..., out] in the dtype of the base; under autocast, the scales may have another dtype."""
         scales = self.ia3_l.flatten()
         if self.scales_input:
             return self.base(x * scales.astype(x.dtype))
@@ -125,18 +120,17 @@ class IA3Linear(LinearAdapter):
         return out * scales.astype(out.dtype)
 
     def delta_weight(self) -> paddle.Tensor:
-        """Return W * (l - 1), float32 [out, in], with l as a row or a column."""
+        """Return W * (l - 1), float32 [out, in], where l is a row [1, in] or a column [out, 1]."""
         return self.base.weight_value() * (self.ia3_l.astype("float32") - 1)
 
     def delta_bias(self) -> paddle.Tensor | None:
-        """Return b * (l - 1), float32 [out], or None if inputs are scaled or there is no bias."""
+        """Return b * (l - 1), float32 [out]; None if the input is scaled or the base has no bias."""
         bias = getattr(self.base, "bias", None)
         if bias is None or self.scales_input:
             return None
         return bias.astype("float32") * (self.ia3_l.astype("float32").flatten() - 1)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the scales if the scaled features are sharded."""
         axes: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
         assert style in axes, f"a linear cannot be sharded {style}"
         return {"ia3_l": axes[style] if axes[style] == int(self.scales_input) else None}

@@ -1,10 +1,10 @@
-"""LN tuning: only the scales of the normalization layers are trained (Zhao et al. 2023, arXiv:2312.11420).
+"""LN tuning: train only the scales of the normalization layers (Zhao et al. 2023, arXiv:2312.11420).
 
     y = x / sqrt(mean(x^2) + epsilon) * w        w [D] starts as the base's scale
 
-The paper trains the scale and bias of LayerNorm. The models here have RMS norms (the formula above; in Gemma the scale
-is 1 + w) or layer norms without bias (Cohere), whose only parameter is w. Merging replaces the base's w, so the merged
-model gives bitwise equal results.
+The paper trains the scale and the bias of LayerNorm. The only parameter of the norms here is w: they are RMS norms (the
+formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces the base's w, so the
+merged model gives bitwise the same results as the model with the adapter.
 
 Shapes: D length of the normalized axis.
 """
@@ -60,10 +60,6 @@ class LNTuningConfig(PeftConfig):
         assert isinstance(base, RMSNorm | LayerNorm)
         return TunedNorm(base)
 
-    def warm_start(self, stored: PeftConfig) -> LNTuningConfig:
-        assert isinstance(stored, LNTuningConfig)
-        return stored.replace(path=self.path)
-
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "target_modules": shortest_targets([name for name, _ in adapter_layers(model)], model),
@@ -96,7 +92,6 @@ class TunedNorm(WeightAdapter):
         return self.ln_tuning_layers.weight if self.enabled else self.base.weight
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., D] to [..., D]."""
         return self.base.normalize(x, self.weight)
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

@@ -5,9 +5,9 @@ Introduced as FedPara (Hyeon-Woo et al. 2021, arXiv:2108.06098), used for fine-t
     y = x W^T + x delta^T        delta W = s (A1 B1) * (A2 B2)        s = alpha / r
     A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
 
-The rank of the update is up to r^2: delta W = s A B. The r^2 columns of A are the products of a column of A1 and a
-column of A2; the r^2 rows of B are the products of a row of B1 and a row of B2. If r^2 is small, the forward pass uses
-A and B instead of delta W.
+The rank of the update is at most r^2: delta W = s A B. The r^2 columns of A [out, r^2] are the products of a column of
+A1 and a column of A2. The r^2 rows of B [r^2, in] are the products of a row of B1 and a row of B2. If r^2 is small, the
+forward pass uses A and B instead of delta W.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -23,6 +23,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.peft.layers import LinearAdapter, factor_axes, kaiming_uniform
+from paddlenlp_ext.peft.linear_method_config import rank_option
 from paddlenlp_ext.peft.lycoris_config import LycorisConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.sharding_spec import Style
@@ -35,22 +36,12 @@ class LoHaConfig(LycorisConfig):
 
     >>> LoHaConfig(r=4).alpha
     4
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "LOHA"
     targets_key: ClassVar[str] = "loha_target_modules"
 
-    r: int = option(
-        8,
-        help="rank r of both products; the update has rank up to r * r",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="loha_rank",
-    )
+    r: int = rank_option(8, "loha_rank", "rank r of both products; the update has rank up to r * r")
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: rank", above=0)
 
     def __post_init__(self) -> None:
@@ -65,8 +56,7 @@ class LoHaLinear(LinearAdapter):
     """Linear layer with an update that is an elementwise product of two low-rank matrices.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
-        rank: r, the rank of the update.
+        rank: r, the rank of both matrices.
         scaling: s, the factor of the update.
         seed, name: determine the initial values.
     """
@@ -84,7 +74,7 @@ class LoHaLinear(LinearAdapter):
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out], with A and B or with delta W, whichever is cheaper."""
+        """Map x [..., in] to [..., out]; A and B are used instead of delta W if this is cheaper."""
         if not self.uses_factors():
             delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)
@@ -102,14 +92,13 @@ class LoHaLinear(LinearAdapter):
         return self._hadamard_delta(*self._in_float32())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Return s B [r^2, in] and A [out, r^2], or None if r^2 reaches full rank."""
+        """Return s B [r^2, in] and A [out, r^2]; None if r^2 is at least the number of inputs or outputs."""
         if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
             return None
         inner, outer = _khatri_rao_factors(*self._in_float32())
         return inner * self.scaling, outer
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard A1 and A2 along the base's outputs, B1 and B2 along its inputs."""
         in_axis, out_axis = factor_axes(style)
         return {"hada_w1_a": out_axis, "hada_w1_b": in_axis, "hada_w2_a": out_axis, "hada_w2_b": in_axis}
 

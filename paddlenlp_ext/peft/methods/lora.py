@@ -20,11 +20,11 @@
 
 | variant | option | change | source |
 | --- | --- | --- | --- |
-| rsLoRA | `use_rslora` | s = alpha / sqrt(r), so that the update does not shrink at high ranks | arXiv:2312.03732 |
+| rsLoRA | `use_rslora` | s = alpha / sqrt(r), so that high ranks do not shrink the update | arXiv:2312.03732 |
 | LoRA+ | `lora_plus_scale` | multiplies the learning rate of B | arXiv:2402.12354 |
 | experts, routers | `target_parameters` | adapted by the layers in lora/expert_layers.py | Hugging Face PEFT |
 | embedding, lm_head | `target_modules` | adapted by the layers in lora/layers.py | Hugging Face PEFT |
-| Gaussian A | `init_lora_weights` | A starts as N(0, 1/r^2), as in Hugging Face PEFT | arXiv:2106.09685 |
+| Gaussian A | `init_lora_weights` | A ~ N(0, 1/r^2) at the start | arXiv:2106.09685, Hugging Face PEFT |
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -66,7 +66,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def _variant(name: str) -> Any:
-    """Declare the switch of a variant; with True the constructor returns the variant's config."""
+    """Declare the switch of a variant; if the switch is True, the constructor returns the variant's config."""
     return field(default=False, repr=False, compare=False, metadata={"variant": name})
 
 
@@ -75,7 +75,7 @@ def _variant(name: str) -> Any:
 class LoRAConfig(RandomInitConfig):
     """Options of LoRA, rsLoRA and LoRA+.
 
-    The switch of a variant returns the variant's config, and so does Hugging Face PEFT's `init_lora_weights`:
+    The switch of a variant, or Hugging Face PEFT's `init_lora_weights`, selects the variant's config:
 
     >>> LoRAConfig(r=4, lora_alpha=8).lora_alpha
     8
@@ -179,7 +179,7 @@ class LoRAConfig(RandomInitConfig):
         )
 
     def for_tensors(self, names: Collection[str]) -> LowRankConfig:
-        # without target_modules, a file with target_parameters adapts only those
+        # With `target_parameters` and without `target_modules`, a file adapts no linear layers.
         return self if self.target_parameters else super().for_tensors(names)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
@@ -194,7 +194,7 @@ class LoRAConfig(RandomInitConfig):
         if stacked is None:
             return self, dict(tensors)
         if self.lora_dropout:
-            logger.warning("lora_dropout=%g is not available for experts, and is 0 from here on", self.lora_dropout)
+            logger.warning("lora_dropout=%g is not available for experts; using 0", self.lora_dropout)
         linears = [name for name in stacked.tensors if name.partition(".lora_")[0] not in stacked.layers]
         config = self.replace(
             lora_dropout=0.0,

@@ -2,8 +2,8 @@
 
     y = x W^T + b + (x_0 + x_1 + ... + x_(n-1)) D        D [r, out] = 0 at the start
 
-arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features; the last shard
-may be shorter. Each shard W_j [out, r] of the weight is updated by the same D^T.
+arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features (the last shard
+may be shorter). D^T is added to each shard W_j [out, r] of the weight.
 
 | `init_weights` | parameter | updated shard or block of W | rank of the update |
 | --- | --- | --- | --- |
@@ -29,14 +29,8 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import (
-    LinearAdapter,
-    ShardGroup,
-    adapter_layers,
-    first_features,
-    require_complete_units,
-)
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, first_features, require_whole_blocks
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option, rank_option
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -52,23 +46,13 @@ class MiSSConfig(LinearTargetsConfig):
 
     >>> MiSSConfig(r=16, init_weights="bat").mini_r
     1
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "MISS"
     targets_key: ClassVar[str] = "miss_target_modules"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"miss_dropout"}
 
-    r: int = option(
-        32,
-        help="input features per shard; the rank of the update",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="miss_rank",
-    )
+    r: int = rank_option(32, "miss_rank", "input features per shard; the rank of the update")
     init_weights: str = option(
         "balance",
         help="variant: balance; mini (miss_mini_rank trained columns); bat (the update also depends on the weight)",
@@ -83,14 +67,7 @@ class MiSSConfig(LinearTargetsConfig):
         arguments=("mini_rank",),
         key="miss_mini_rank",
     )
-    miss_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        minimum=0,
-        below=1,
-        key="miss_dropout",
-        arguments=("dropout",),
-    )
+    miss_dropout: float = dropout_option("miss_dropout")
 
     def __post_init__(self) -> None:
         if self.init_weights is True:  # Hugging Face PEFT's init_weights
@@ -109,7 +86,7 @@ class MiSSConfig(LinearTargetsConfig):
         return stored.replace(path=self.path, miss_dropout=dropout)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rename tensors from Bone, the method's name in older versions of Hugging Face PEFT."""
+        """Rename the tensors of Bone, as older versions of Hugging Face PEFT call the method."""
         return {re.sub(r"\.bone_block$", ".miss_block", name): value for name, value in tensors.items()}
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -131,7 +108,7 @@ class MiSSConfig(LinearTargetsConfig):
         variant = fields.get("init_weights", True)
         return cls(
             r=fields.get("r", 64),
-            init_weights="balance" if variant in (True, False) else variant,  # False in PEFT: random initial values
+            init_weights="balance" if variant in (True, False) else variant,  # False in PEFT: random start
             mini_r=fields.get("mini_r", 1),
             miss_dropout=0.0 if variant == "bat" else fields.get("miss_dropout", 0.0),
             target_modules=targets_from_peft(fields),
@@ -155,10 +132,9 @@ class _MiSSLayer(LinearAdapter):
 
 
 class MiSSLinear(_MiSSLayer):
-    """Linear layer that adds a small matrix applied to the sum of the input's shards (balance and mini).
+    """Linear layer that adds the product of D and the sum of the input's shards (balance and mini).
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         config: options of the method.
         name: name of the layer, for errors.
 
@@ -183,25 +159,19 @@ class MiSSLinear(_MiSSLayer):
         return self.base(x) + paddle.matmul(shards, self._matrix())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the 0-1 matrix [r, in] that adds up the shards, and D^T [out, r]."""
+        """Return D^T [out, r], and the 0-1 matrix [r, in] that sums the shards of the input."""
         row_of_input = (np.arange(self.in_features) + first_features(self)[1]) % self.rank
         sums = (row_of_input == np.arange(self.rank)[:, None]).astype(np.float32)
         return paddle.to_tensor(sums), self._matrix().astype("float32").T
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard D along the outputs; the columns of mini are replicated."""
         return {"miss_block": 1 if style == "colwise" and self.columns is None else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that each rank's outputs begin with the first column of mini.
-
-        Raises:
-            ValueError: a repetition of the columns is divided between ranks.
-        """
         super().set_tensor_parallel_shard(style, group)
         if self.columns is not None:
             remedy = f"set it to a divisor of {self.out_features}"
-            require_complete_units(group, self.out_features, "outputs", self.columns, "miss_mini_rank", remedy)
+            require_whole_blocks(self, "outputs", self.columns, "miss_mini_rank", remedy)
 
     def _matrix(self) -> paddle.Tensor:
         """Return D [r, out]."""
@@ -214,7 +184,6 @@ class MiSSBatLinear(_MiSSLayer):
     """Linear layer whose blocks W_ij [r, r] become W_ij + W_ij B_i + B_i (bat).
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         config: options of the method.
         name: name of the layer, for errors.
 
@@ -234,7 +203,6 @@ class MiSSBatLinear(_MiSSLayer):
         self.miss_block = self.new_parameter(np.zeros(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         return self.base(x) + product_with_update(x, self._update, self.miss_block)
 
     def delta_weight(self) -> paddle.Tensor:
@@ -242,19 +210,12 @@ class MiSSBatLinear(_MiSSLayer):
         return self._update(self.miss_block)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard B along the outputs."""
         return {"miss_block": 0 if style == "colwise" else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that no block is divided between ranks.
-
-        Raises:
-            ValueError: a block is divided between ranks.
-        """
         super().set_tensor_parallel_shard(style, group)
         for kind, features in (("inputs", self.in_features), ("outputs", self.out_features)):
-            remedy = f"set it to a divisor of {features}"
-            require_complete_units(group, features, kind, self.rank, "miss_rank", remedy)
+            require_whole_blocks(self, kind, self.rank, "miss_rank", f"set it to a divisor of {features}")
 
     def _update(self, blocks: paddle.Tensor) -> paddle.Tensor:
         blocks = blocks.astype("float32")
@@ -265,7 +226,10 @@ class MiSSBatLinear(_MiSSLayer):
 
 
 def fold_features(x: paddle.Tensor, width: int, first: int = 0) -> paddle.Tensor:
-    """Sum the features of x [..., in] whose indices, counted from `first`, are equal modulo `width`: [..., width]."""
+    """Return [..., width], where feature i is the sum of the features of x [..., in] whose index is i modulo `width`.
+
+    The indices of the features of x start at `first`.
+    """
     rows = x.reshape([-1, x.shape[-1]])
     left = first % width
     right = -(left + x.shape[-1]) % width

@@ -2,17 +2,17 @@
 
     y = x W^T + unfold(A fold(dropout(x)))        A [q, q] = 0        q = round(sqrt((in + out) r))
 
-One square matrix A replaces LoRA's two matrices, with as many parameters as a LoRA of rank r. The input is split into
-n = ceil(in / q) groups of q features; the last group is padded with the first features of the input. A maps each group
-to q outputs, and the results are concatenated and truncated to `out` features. There is no scale and no alpha.
+One square matrix A has as many parameters as the two matrices of a LoRA of rank r. `fold` splits the input into
+n = ceil(in / q) groups of q features, and pads the last group with the first features of the input. A maps each group
+to q outputs. `unfold` concatenates the outputs and truncates them to `out` features. The update has no scale.
 
-| folding | formula | output | q | the paper's choice for |
+| folding | formula | output | q | recommended in the paper for |
 | --- | --- | --- | --- | --- |
 | rotated | y_j = A R_j x_j | y_0 y_1 ... y_(n-1) y_0 ... | even | small ranks |
 | sharing | y = A (x_0 + ... + x_(n-1)) | y y y ... | any | large ranks |
 
-R_j rotates the pairs (k, k + q/2) by j * 10000^(-2k/q), as rotary embedding does at position j, so that A acts
-differently on each group.
+R_j rotates the pairs (k, k + q/2) by j * 10000^(-2k/q), like a rotary position embedding for position j, so that A
+distinguishes the groups.
 
 Shapes: q side of A, n groups of the input, m groups of the output, in/out features of the adapted linear.
 """
@@ -34,7 +34,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option, rank_option
 from paddlenlp_ext.peft.lora.low_rank_config import IGNORED_PADDLENLP_FIELDS
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -50,9 +50,6 @@ class MoRAConfig(LinearTargetsConfig):
 
     >>> MoRAConfig(r=8, folding="sharing").r
     8
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "MORA"
@@ -64,22 +61,8 @@ class MoRAConfig(LinearTargetsConfig):
         "tensor_parallel_degree": "a layer's features are folded together, and a shard has only a part of them"
     }
 
-    r: int = option(
-        8,
-        help="rank of a LoRA with the same number of parameters",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="lora_rank",
-    )
-    lora_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        minimum=0,
-        below=1,
-        key="lora_dropout",
-        arguments=("dropout",),
-    )
+    r: int = rank_option(8, "lora_rank", "rank of a LoRA with the same number of parameters")
+    lora_dropout: float = dropout_option("lora_dropout")
     folding: str = option(
         "rotated",
         help="how features are grouped: rotated (for small ranks) or sharing (for large ranks)",
@@ -138,10 +121,8 @@ class MoRALinear(LinearAdapter):
     """Linear layer with a square update matrix over folded features.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, which determines q.
         folding: one of `FOLDINGS`.
-        dropout: dropout probability on the adapter input during training.
     """
 
     cos: paddle.Tensor
@@ -160,7 +141,7 @@ class MoRALinear(LinearAdapter):
             self.register_buffer("sin", paddle.to_tensor(sin), persistable=False)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; rotation and folding are applied to the matrices, which are smaller than x."""
+        """Map x [..., in] to [..., out]; rotation and folding are applied to A, which is smaller than x."""
         inner = self.apply_dropout(x)
         num_results = -(-self.out_features // self.size)
         if self.rotated:
@@ -174,11 +155,11 @@ class MoRALinear(LinearAdapter):
         return self.base(x) + (paddle.concat(results, axis=-1) if num_results > 1 else results[0])
 
     def _map_groups(self, x: paddle.Tensor, blocks: list[paddle.Tensor]) -> list[paddle.Tensor]:
-        """Return A R_j x_j [..., q] for each block A R_j; the last group is padded with the first inputs."""
+        """Return A R_j x_j [..., q] for the given blocks A R_j; the last group is padded with the first inputs."""
         last = self.in_features - (self.num_groups - 1) * self.size
         groups = x.split([self.size] * (self.num_groups - 1) + [last], axis=-1)
         results = []
-        for group, block in zip(groups, blocks, strict=False):  # further groups have no output
+        for group, block in zip(groups, blocks, strict=False):  # groups without a block have no output
             block, width = block.astype(self.dtype), group.shape[-1]
             result = paddle.matmul(group, block[:, :width], transpose_y=True)
             if width < self.size:
@@ -188,7 +169,7 @@ class MoRALinear(LinearAdapter):
         return results
 
     def _matrices(self, count: int) -> list[paddle.Tensor]:
-        """Return A R_j, float32 [q, q], for the first `count` groups; A itself without rotation."""
+        """Return A R_j, float32 [q, q], for the first `count` groups; without rotation, A for each group."""
         a = self.lora_A.weight.astype("float32")
         if not self.rotated:
             return [a] * count
@@ -197,7 +178,7 @@ class MoRALinear(LinearAdapter):
         return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in rotations]
 
     def delta_weight(self) -> paddle.Tensor:
-        """Return the update matrix, float32 [out, in]: blocks for the groups of y and x, truncated and folded."""
+        """Return the update, float32 [out, in]: blocks for the groups of outputs and inputs, truncated and folded."""
         size, n, m = self.size, self.num_groups, -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(n, m))
@@ -214,14 +195,14 @@ class MoRALinear(LinearAdapter):
         """
         if style != "replicated":
             raise ValueError(
-                f"MoRA folds all features of a layer together, and a {style} shard has only a part; use another "
-                "method with tensor parallelism, or tensor_parallel_degree 1"
+                f"MoRA folds all features of a layer together, but a {style} shard has only some of the features; use "
+                "another method with tensor parallelism, or tensor_parallel_degree 1"
             )
         return {"lora_A.weight": None}
 
 
 def square_size(in_features: int, out_features: int, rank: int, even: bool) -> int:
-    """Return the side q of a square matrix with about as many elements as both factors of a LoRA of rank `rank`."""
+    """Return the side q of a square matrix with about as many elements as the two factors of a LoRA of rank `rank`."""
     size = int(math.sqrt((in_features + out_features) * rank) + 0.5)
     return max(2, size // 2 * 2) if even else size
 

@@ -1,12 +1,12 @@
-"""OFT: Orthogonal Finetuning, a trained block-diagonal rotation of the input of a linear (Qiu et al. 2023).
+"""OFT: Orthogonal Finetuning, a trained block-diagonal rotation of a linear layer's input (Qiu et al. 2023).
 
     y = (x R) W^T + b        R = (I - Q)(I + Q)^-1, Q = -Q^T        Q = 0 at the start
     merged: W R^T
 
-arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal and preserves the norms of the rows
-of W and the angles between them. With `num_cayley_neumann_terms` R is a polynomial in Q instead, the default in Hugging
-Face PEFT. The polynomial needs no inverse, but is orthogonal only for small Q. The two forms rotate in opposite
-directions, in PEFT too.
+arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal, and W R^T has the same row norms and
+angles between rows as W. With `num_cayley_neumann_terms`, R is a polynomial in Q, which is the default in Hugging Face
+PEFT. The polynomial needs no inverse, but is orthogonal only for small Q. As in PEFT, the polynomial rotates in the
+opposite direction of the Cayley transform.
 
 Shapes: k blocks of b features, k * b = in; the parameter has the b (b - 1) / 2 values above each block's diagonal.
 """
@@ -26,14 +26,7 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.layers import (
-    Factor,
-    LinearAdapter,
-    ShardGroup,
-    adapter_layers,
-    as_linear,
-    require_complete_units,
-)
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers, as_linear, require_whole_blocks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -104,7 +97,7 @@ class OFTConfig(LinearTargetsConfig):
         """Return the divisor of `in_features` nearest to the configured block size; on a tie, the smaller divisor.
 
         Raises:
-            ValueError: the nearest divisor is 1, and a single feature cannot be rotated.
+            ValueError: the block size would be 1, and a single feature cannot be rotated.
         """
         requested = self.r if self.oft_block_size is None else self.oft_block_size
         assert requested is not None
@@ -144,11 +137,8 @@ class OFTConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> OFTConfig:
         read = {"r", "oft_block_size", "block_share", "use_cayley_neumann", "num_cayley_neumann_terms"}
         read |= {"target_modules", "layers_to_transform", "layers_pattern"}
-        read |= {
-            "init_weights",
-            "module_dropout",
-            "eps",
-        }  # settings of initialization and training, and of coft, which is rejected
+        # Settings of initialization, of training, and of `coft`, which is rejected if it is on.
+        read |= {"init_weights", "module_dropout", "eps"}
         refuse_unread_fields(fields, read)
         version = [int(part) for part in re.findall(r"\d+", str(fields.get("peft_version") or "0.0"))[:2]]
         if fields.get("use_cayley_neumann", True) and version < [0, 18]:
@@ -170,10 +160,9 @@ class OFTLinear(LinearAdapter):
     """Linear layer with a block-diagonal rotation of its input.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         block_size: b, a divisor of `in_features`.
         block_share: use one block's parameters for all blocks.
-        neumann_terms: 0 for the exact Cayley transform, otherwise as in `cayley_series`.
+        neumann_terms: number of terms of `cayley_series`; 0: exact Cayley transform.
     """
 
     positions: paddle.Tensor
@@ -211,23 +200,17 @@ class OFTLinear(LinearAdapter):
         return rotate_blocks(weight, self.rotation().transpose([0, 2, 1])) - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard the blocks along the inputs; a shared block is replicated."""
         assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Check that no block is divided between ranks.
-
-        Raises:
-            ValueError: a block is divided between ranks.
-        """
         super().set_tensor_parallel_shard(style, group)
         remedy = f"set oft_block_size to a divisor of {self.in_features}"
-        require_complete_units(group, self.in_features, "inputs", self.block_size, "OFT's block size", remedy)
+        require_whole_blocks(self, "inputs", self.block_size, "OFT's block size", remedy)
 
 
 def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
-    """Multiply x [..., in] by the block-diagonal matrix of `blocks` [k or 1, b, b]."""
+    """Multiply x [..., in] by the block-diagonal matrix of `blocks` [k, b, b]; one block [1, b, b] is repeated."""
     num_blocks, size, _ = blocks.shape
     if num_blocks == 1:
         return paddle.matmul(x.reshape([-1, size]), blocks[0]).reshape(x.shape)
@@ -236,13 +219,13 @@ def rotate_blocks(x: paddle.Tensor, blocks: paddle.Tensor) -> paddle.Tensor:
 
 
 def cayley(skew: paddle.Tensor) -> paddle.Tensor:
-    """Return the Cayley transform (I + Q)^-1 (I - Q) of a skew-symmetric Q [..., b, b]; the two factors commute."""
+    """Return the Cayley transform (I + Q)^-1 (I - Q) of a skew-symmetric Q [..., b, b]."""
     eye = paddle.eye(skew.shape[-1])
     return paddle.linalg.solve(eye + skew, eye - skew)
 
 
 def chosen_block_size(method: str, block_size: int | None, num_blocks: int | None, default: int) -> int | None:
-    """Return the block size: None if the number of blocks is set instead, `default` if neither is set.
+    """Return `block_size`, or `default` if neither the block size nor the number of blocks is set.
 
     Raises:
         ValueError: both are set.

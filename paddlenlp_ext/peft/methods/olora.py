@@ -3,9 +3,10 @@
     W = Q R        A0 = R_r / sqrt(s),  B0 = Q_r / sqrt(s),  s B0 A0 = Q_r R_r
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA that starts from the QR decomposition of each weight: Q_r is an orthonormal basis of the first r columns of W, and
-R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT does not divide by s, so it subtracts s Q_r R_r. Its
-files (`init_lora_weights: "olora"`) are loaded in this form, with A0 and B0 recomputed from the base.
+OLoRA is a LoRA that starts from the QR decomposition of each weight. Q_r is an orthonormal basis of the first r columns
+of W, and R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT starts with A0 = R_r and B0 = Q_r, and
+subtracts s Q_r R_r. When a file of PEFT (`init_lora_weights: "olora"`) is loaded, A0 and B0 are recomputed from the
+base in this form.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -17,7 +18,7 @@ from typing import ClassVar
 
 import paddle
 
-from paddlenlp_ext.peft.leading_svd import require_triplets
+from paddlenlp_ext.peft.leading_svd import require_finite, require_triplets
 from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
@@ -29,9 +30,6 @@ class OLoRAConfig(InitFromWeightsConfig):
 
     >>> OLoRAConfig(r=4).lora_alpha
     4
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "olora"
@@ -40,6 +38,7 @@ class OLoRAConfig(InitFromWeightsConfig):
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         rank, scaling = self.rank_and_scaling(name)
         require_triplets(rank, weight.shape, name)
+        require_finite(weight, name)
         a, b = orthonormal_factors(weight, rank)
         root = 1.0 if self.factors_source == "recomputed" else scaling**0.5
         return a / root, b / root
@@ -49,7 +48,7 @@ class OLoRAConfig(InitFromWeightsConfig):
 def orthonormal_factors(weight: paddle.Tensor, rank: int) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return R_r [r, in] and Q_r [out, r] of the QR decomposition of a weight, float32 [out, in].
 
-    Only the first r columns, which determine Q_r, are decomposed, in float64.
+    The QR decomposition of the first r columns is computed in float64, because Q_r depends only on these columns.
     """
     weight = weight.astype("float64")
     q, _ = paddle.linalg.qr(weight[:, :rank])

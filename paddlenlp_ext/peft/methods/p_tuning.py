@@ -1,11 +1,11 @@
-"""P-tuning: input vectors before every document, computed by a small trained network (Liu et al. 2021).
+"""P-tuning: prompt vectors before every document, computed by a small trained network (Liu et al. 2021).
 
-    prompt = MLP(E)                    mlp: D -> F -> F -> D, ReLU between; the default of Hugging Face PEFT
-    prompt = MLP(LSTM(E))              lstm: bidirectional LSTM of width F, then 2 F -> 2 F -> D
+    prompt = MLP(E)                    mlp: D -> F -> F -> D with ReLU; the default, as in Hugging Face PEFT
+    prompt = MLP(LSTM(E))              lstm: bidirectional LSTM of width F, then MLP 2 F -> 2 F -> D
 
-arXiv:2103.10385. E [P, D] is trained too. The model uses the prompt as in prompt tuning (prompt_tuning.py). Hugging
-Face PEFT stores the computed prompt without the network, so training that continues from a PEFT folder trains the
-prompt itself (`encoder_reparameterization_type` "none").
+arXiv:2103.10385. E [P, D] and the network are trained. The model uses the prompt as in prompt tuning
+(prompt_tuning.py). Files of Hugging Face PEFT contain the prompt without the network. Training that starts from such a
+file trains the prompt directly (`encoder_reparameterization_type` "none").
 
 | tensor | start |
 | --- | --- |
@@ -35,12 +35,14 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import AdapterLayer, generator_for
+from paddlenlp_ext.peft.layers import generator_for
 from paddlenlp_ext.peft.methods.prompt_tuning import (
     EMBEDDING,
     STORED,
     PromptAdapter,
     PromptConfig,
+    PromptLayer,
+    num_tokens_option,
     shape_fields,
     shape_fields_read,
 )
@@ -53,13 +55,13 @@ _ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
 class PTuningAdapter(PromptAdapter):
-    """Adapter that computes the input vectors before every document with a trained network."""
+    """Adapter with prompt vectors that a trained network computes."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the last hidden states of the tokens, [B, S, D]; takes the arguments of `PromptAdapter`."""
         decoder = self.base_model.model
         if self.base_model.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
-            paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # the same seed on all ranks; see `Decoder`
+            paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # all ranks must draw the same mask
         return super().hidden_states(*args, **kwargs)
 
 
@@ -83,14 +85,7 @@ class PTuningConfig(PromptConfig):
         "encoder_dropout",
     }
 
-    num_virtual_tokens: int = option(
-        20,
-        help="number of virtual tokens",
-        minimum=1,
-        maximum=65536,
-        key="p_tuning_num_tokens",
-        arguments=("num_tokens",),
-    )
+    num_virtual_tokens: int = num_tokens_option("p_tuning_num_tokens")
     encoder_reparameterization_type: str = option(
         "mlp",
         help="network that computes the vectors: mlp, lstm, or none (the vectors are trained directly)",
@@ -156,14 +151,14 @@ class PTuningConfig(PromptConfig):
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prompt [P, D] and the network's tensors, with which training can be continued."""
+        """Return the prompt [P, D], and the network's tensors, which are needed to continue training."""
         if self.encoder_reparameterization_type == "none":
             return {STORED: tensors[f"{EMBEDDING}.{STORED}"]}
         own = {name.removeprefix(_ENCODER): tensor.astype("float32") for name, tensor in tensors.items()}
         return {STORED: compute_prompt(own), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PTuningConfig:
-        """Return a config without a network if the file has only the prompt, like PEFT's files."""
+        """Return a config without a network if the file has only the prompt, as files of PEFT do."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return self.replace(
@@ -174,7 +169,7 @@ class PTuningConfig(PromptConfig):
         )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`; the prompt is dropped if the file also has the network that computes it."""
+        """Convert tensors to their form in memory (inverse of `to_stored`), without the computed prompt."""
         if self.encoder_reparameterization_type == "none":
             return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
         return {name: value for name, value in tensors.items() if name != STORED}
@@ -183,8 +178,8 @@ class PTuningConfig(PromptConfig):
 PromptEncoderConfig = PTuningConfig  # the name in Hugging Face PEFT
 
 
-class ComputedPrompt(AdapterLayer):
-    """Token embedding that also computes the prompt vectors; token embeddings are unchanged.
+class ComputedPrompt(PromptLayer):
+    """Token embedding that computes the prompt vectors with the prompt network.
 
     Args:
         base: token embedding.
@@ -202,26 +197,16 @@ class ComputedPrompt(AdapterLayer):
         else:
             self.prompt_encoder = _PromptEncoder(self.shape, config, seed, name, dtype)
 
-    @property
-    def weight(self) -> paddle.Tensor:
-        """Embedding table of the base; a tied lm_head uses it too."""
-        return self.base.weight
-
     def vectors(self) -> paddle.Tensor:
-        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use the prompt."""
         if not self.is_on_stage:
             return paddle.zeros(self.shape, self.own_parameters()[0].dtype)
         if hasattr(self, STORED):
             return self.prompt_embeddings
         return compute_prompt(dict(self.prompt_encoder.named_parameters()), self.dropout if self.training else 0.0)
 
-    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map input_ids [...] to embeddings [..., D]."""
-        return self.base(input_ids)
-
 
 class _PromptEncoder(nn.Layer):
-    """Parameters of the prompt network, with PyTorch's names ("_" for "."); `compute_prompt` is the forward pass."""
+    """Parameters of the prompt network, with PyTorch's names ("_" for "."). `compute_prompt` is the forward pass."""
 
     def __init__(
         self, shape: tuple[int, int], config: PTuningConfig, seed: int, name: str, dtype: paddle.dtype | str

@@ -3,24 +3,25 @@
     W = U S V^T        A0 = sqrt(S_r / s) V_r^T,  B0 = U_r sqrt(S_r / s),  s B0 A0 = U_r S_r V_r^T
     y = x (W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
-LoRA that trains the r leading singular triplets of each weight; the residual W - s B0 A0 stays frozen. s is 1 unless
-`lora_alpha` is set. W is not overwritten with the residual (`lora/subtracted_init.py` explains why). A0 and B0 are
-stored with the adapter, so that the SVD is never recomputed.
+PiSSA is a LoRA that trains the r leading singular triplets of each weight. The residual W - s B0 A0 is frozen. s is 1
+unless `lora_alpha` is set. The layer keeps W, and subtracts s B0 A0 (`lora/subtracted_init.py`). A0 and B0 are
+stored with the adapter, so the SVD is computed only once.
 
-A quantized base stores the quantized residual, as in the paper: the residual is smaller than W, and so is its error.
+As in the paper, a quantized base stores the quantized residual. The residual is smaller than W, so its quantization
+error is smaller.
 
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 Files contain a plain LoRA of rank 2r over the original base. Files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
-and PaddleNLP (`pissa: true`) do not contain A0 and B0, which are recomputed from the base with a full SVD, as in PEFT.
-For "pissa_niter_N" PEFT runs a randomized SVD again, which approximates the full SVD.
+and PaddleNLP (`pissa: true`) do not contain A0 and B0. As in PEFT, A0 and B0 are then recomputed from the base with a
+full SVD. Files with "pissa_niter_N" are refused: they were trained over the residual of a randomized SVD, which cannot
+be recomputed.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -33,9 +34,6 @@ from paddlenlp_ext.peft.lora.init_before_quantization import SVD_CHOICES, princi
 from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig
 from paddlenlp_ext.peft.lora.low_rank_config import LowRankConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.logging import get_logger
-
-logger = get_logger("paddlenlp_ext.peft")
 
 
 @PEFT_METHODS.register("pissa")
@@ -45,15 +43,15 @@ class PiSSAConfig(InitFromWeightsConfig):
 
     >>> PiSSAConfig(r=4, svd="exact").lora_alpha
     4
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     variant: ClassVar[str] = "pissa"
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
-    missing_init_reason: ClassVar[str] = "is not known; PEFT has 'pissa' and 'pissa_niter_N'"
+    missing_init_reason: ClassVar[str] = (
+        "subtracts factors from the base that are not in the file, and PEFT computes other factors each time it loads "
+        "the file; save the adapter from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion"
+    )
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"svd"}
 
     svd: str = option(
@@ -71,22 +69,10 @@ class PiSSAConfig(InitFromWeightsConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields describe PiSSA, including PEFT's "pissa_niter_N" and PaddleNLP's `pissa`."""
+        """Return whether the fields describe PiSSA: PEFT's "pissa" or "pissa_niter_N", or PaddleNLP's `pissa`."""
         init = fields.get("init_lora_weights")
         by_peft = isinstance(init, str) and init.startswith("pissa")
         return by_peft or super().claims(fields) or bool(fields.get("pissa"))
-
-    @classmethod
-    def from_adapter_config(cls, fields: Mapping[str, Any]) -> LowRankConfig:
-        init = fields.get("init_lora_weights")
-        if re.fullmatch(r"pissa_niter_\d+", str(init)):
-            logger.warning(
-                "init_lora_weights=%r: the file lacks the initial factors, which a randomized SVD computed; they are "
-                "recomputed with a full SVD (Hugging Face PEFT runs a new randomized SVD at each loading)",
-                init,
-            )
-            fields = {**fields, "init_lora_weights": cls.variant}
-        return super().from_adapter_config(fields)
 
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LowRankConfig:

@@ -1,7 +1,7 @@
 """Prefix tuning: trained keys and values before every document, in every layer (Li and Liang 2021, arXiv:2101.00190).
 
     attention(q, [K_prefix; K], [V_prefix; V])        [K_prefix, V_prefix] of layer i: trained [P, 2, K, H]
-    with `prefix_projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i), all of it trained
+    with `prefix_projection`: [K_prefix, V_prefix] = tanh(E W_1^T + b_1) W_2(i)^T + b_2(i); E, W and b are trained
 
 | tensor | shape | start |
 | --- | --- | --- |
@@ -10,11 +10,11 @@
 | W_1, b_1 | [F, K H], [F] | Kaiming-uniform, 0 |
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
-The prefix has the shape of the model's keys, so grouped-query attention needs no special case. With latent attention it
-consists of latents and shared keys [P, L + R] (nn/latent_attention.py). The prefix has positions 0 to P-1, and the
-positions of a document begin at P, as in Hugging Face PEFT. A sliding window treats the prefix like other positions.
-Trained keys are not rotated. With `prefix_projection` every layer computes keys and values
-from E, so that recomputing one layer does not involve the others.
+The prefix has one key and value per key-value head, as in grouped-query attention. With latent attention the prefix
+consists of latents and shared keys [P, L + R] (nn/latent_attention.py). As in Hugging Face PEFT, the prefix has the
+positions 0 to P-1, the positions of a document begin at P, and trained keys are not rotated. A sliding window treats
+the prefix like other positions. With `prefix_projection` every layer computes its keys and values from E, so that each
+layer can be recomputed separately in the backward pass.
 
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection
 (`encoder_hidden_size`).
@@ -56,7 +56,7 @@ _ENCODER = "prefix_encoder."
 
 @dataclass(eq=False)
 class PrefixAdapter(Adapter):
-    """Adapter with a prefix before every document."""
+    """Adapter that adds the prefix to the attention of every document."""
 
     peft_config: PrefixTuningConfig
 
@@ -76,7 +76,7 @@ class PrefixAdapter(Adapter):
                 layer.encoder = (encoder,)
 
     def _layers_with_values(self) -> list[PrefixAttention]:
-        """Return the layers of this pipeline stage; none in a dry run, where the base has no values."""
+        """Return the layers of this pipeline stage, or no layers in a dry run, where the base has no values."""
         return [
             layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.o_proj)
         ]
@@ -99,7 +99,7 @@ class PrefixAdapter(Adapter):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states [B, S, D] for the base model's arguments; positions do not count the prefix."""
+        """Return the last hidden states [B, S, D]; `position_ids` start after the prefix, at 0."""
         if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:
@@ -112,10 +112,10 @@ class PrefixAdapter(Adapter):
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load the adapter's tensors; one tensor for all layers and unshifted prefixes are accepted too.
+        """Load the adapter's tensors, after converting tensors in PEFT's layout and unshifted prefixes.
 
         Args:
-            tensors: name -> value; `prompt_embeddings` [P, layers * 2 * K * H] has the prefixes of all layers.
+            tensors: name -> value; PEFT's `prompt_embeddings` [P, layers * 2 * K * H] has the prefixes of all layers.
             where: source of the tensors, for errors.
 
         Raises:
@@ -135,7 +135,7 @@ class PrefixAdapter(Adapter):
                 converted[f"{name}.prefix"] = part.reshape(len(part), *layer.base.prefix_shape)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
             attention, value = layers[name.rpartition(".")[0]].base, converted.pop(name)
-            # A prefix of another size is rejected below, like other wrong shapes.
+            # The check of shapes in `super().load_tensors` rejects a prefix of another size.
             has_size = isinstance(attention, Attention) and value.shape[-1] == attention.head_dim
             converted[name.replace(self.UNSHIFTED, "prefix")] = (
                 self._shift_keys(value, attention) if has_size else value
@@ -143,11 +143,7 @@ class PrefixAdapter(Adapter):
         super().load_tensors(converted, where)
 
     def _shift_keys(self, prefix_P2KH: np.ndarray, attention: AttentionLayer) -> np.ndarray:
-        """Rotate the keys by P positions, so that attention scores stay the same for document positions from P on.
-
-        Raises:
-            ValueError: the layer norms queries and keys after the rotation, which does not commute with the norm.
-        """
+        """Rotate the keys by P positions, so that attention scores stay equal if documents start at P instead of 0."""
         if attention.qk_norm is not None and attention.qk_norm.after_rotation:
             raise ValueError(
                 "a prefix trained with positions from 0 cannot be used in a model with QK norms after the rotation; "
@@ -157,7 +153,8 @@ class PrefixAdapter(Adapter):
         num_tokens = keys_1PKH.shape[1]
         rotations = self.base_model.model.rotary(paddle.full([1, num_tokens], num_tokens, dtype="int64"))
         cos_1PH, sin_1PH = rotations[attention.layer_index]
-        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())  # YaRN scales queries and keys
+        # YaRN multiplies cosines and sines by an attention scale, which the stored keys already include.
+        amplitude = float((cos_1PH[0, 0, 0] ** 2 + sin_1PH[0, 0, 0] ** 2).sqrt())
         if not attention.rotates:
             amplitude = 1.0
         rotated = (attention.rotate(keys_1PKH, cos_1PH, sin_1PH) / amplitude)[0].numpy()
@@ -165,7 +162,7 @@ class PrefixAdapter(Adapter):
 
     @staticmethod
     def projected(tensors: Mapping[str, paddle.Tensor]) -> list[paddle.Tensor]:
-        """Compute the keys and values of each layer, [P, 2 * K * H], from the tensors of a projection."""
+        """Compute the keys and values of each layer, [P, 2 * K * H], from the tensors of the projection."""
         encoder = [tensors[f"prefix_encoder.{name}"] for name in ("embedding", "weight", "bias")]
         hidden_PF = project(*encoder).tanh()
         names = [name.removesuffix("_weight") for name in sort_by_layer(tensors) if name.endswith(".prefix_weight")]
@@ -184,9 +181,6 @@ class PrefixTuningConfig(PeftConfig):
 
     >>> PrefixTuningConfig(num_virtual_tokens=30, prefix_projection=True).init
     'vocab'
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     starts_from_weights: ClassVar[bool] = True
@@ -240,10 +234,6 @@ class PrefixTuningConfig(PeftConfig):
             hidden_size = self.encoder_hidden_size or prefix_width(base)
         return PrefixAttention(base, self.num_virtual_tokens, hidden_size, self.dropout, seed, name)
 
-    def warm_start(self, stored: PeftConfig) -> PrefixTuningConfig:
-        assert isinstance(stored, PrefixTuningConfig)
-        return stored.replace(path=self.path, dropout=self.dropout)
-
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         shape = model.config
@@ -261,26 +251,21 @@ class PrefixTuningConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
-        read |= {
-            "num_layers",
-            "num_attention_heads",
-            "token_dim",
-            "init_weights",
-        }  # implied by the tensors and the model
+        read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}  # follow from tensors and model
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")
         refuse_unread_fields(fields, read)
         return cls(
             num_virtual_tokens=required_field(fields, "num_virtual_tokens"),
-            init="random",  # the stored tensors overwrite it
+            init="random",  # the stored tensors replace the initial values
             prefix_projection=bool(fields.get("prefix_projection")),
             encoder_hidden_size=fields.get("encoder_hidden_size"),
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H].
+        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H], and the tensors of a projection.
 
-        The tensors of a projection are included, so that training can be continued.
+        The tensors of the projection are needed to continue training.
         """
         if not self.prefix_projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}
@@ -288,13 +273,13 @@ class PrefixTuningConfig(PeftConfig):
         return {STORED: paddle.concat(per_layer, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
-        """Return a config without projection if the file has only the projected prefix, like PEFT's files."""
+        """Return a config without projection if the file has only the computed prefix, as files of PEFT do."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return self.replace(prefix_projection=False, encoder_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Invert `to_stored`; the prefix is dropped if the file also has the projection that computes it."""
+        """Convert tensors to their form in memory (inverse of `to_stored`), without a computed prefix."""
         return {name: value for name, value in tensors.items() if not (self.prefix_projection and name == STORED)}
 
     @classmethod
@@ -304,7 +289,7 @@ class PrefixTuningConfig(PeftConfig):
 
     @classmethod
     def tensors_from_paddlenlp(cls, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], trained with document positions starting at 0.
+        """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], which was trained with document positions from 0.
 
         Raises:
             ValueError: the array has another shape.

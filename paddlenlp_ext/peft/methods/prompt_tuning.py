@@ -2,8 +2,9 @@
 
     decoder([prompt; E(tokens)])        prompt [P, D] trained, E the frozen embedding
 
-The prompt has positions 0 to P-1, and the positions of a document begin at P. Attention is causal, so the hidden states
-of the prompt do not depend on the documents. A pack therefore contains the prompt once, and all documents attend to it:
+The prompt has the positions 0 to P-1, and the positions of a document begin at P. Attention is causal, so the hidden
+states of the prompt do not depend on the documents. A packed row contains the prompt once, and all documents attend to
+the prompt:
 
     row        | prompt | document 1 | document 2 |
     positions  | 0..P-1 | P..        | P..        |
@@ -36,7 +37,6 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_keys_and_values
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.sharding_spec import Style
 
 STORED = "prompt_embeddings"
 INIT_CHOICES = ("vocab", "random", "text")
@@ -45,11 +45,7 @@ EMBEDDING = "model.embed_tokens"
 
 
 class PromptAdapter(Adapter):
-    """Adapter with input vectors before every document.
-
-    The embedding's adapter returns the vectors (`vectors`); `num_virtual_tokens` of the config is the number of
-    vectors.
-    """
+    """Adapter with prompt vectors before every document; the embedding is wrapped by a `PromptLayer`."""
 
     peft_config: Any
 
@@ -61,12 +57,10 @@ class PromptAdapter(Adapter):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states of the tokens, [B, S, D].
-
-        Takes the base model's arguments; positions do not count the prompt vectors.
+        """Return the last hidden states of the tokens [B, S, D]; takes the arguments of the base model.
 
         Raises:
-            ValueError: the document lengths do not add up to the row lengths.
+            ValueError: the sum of the document lengths differs from the row length.
         """
         if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
@@ -96,7 +90,7 @@ class PromptAdapter(Adapter):
         if position_ids is None:
             position_ids = paddle.to_tensor(layout.positions())
         positions_1T = position_ids.reshape([1, -1]) + num_prompt
-        # One call for all positions: with some RoPE scalings, the angles depend on the largest position.
+        # Prompt and documents use one call, because the angles of some RoPE scalings depend on the largest position.
         rotations = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
         inputs = dataclasses.replace(inputs, rotations=rotations, num_shared=num_prompt)
         tokens_BSD = decoder.embed(input_ids)
@@ -105,13 +99,13 @@ class PromptAdapter(Adapter):
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_prompt:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of hidden states in the decoder: the prompt vectors and all rows form one sequence."""
+        """Return the shape of the hidden states between two layers: one sequence of the prompt vectors and all rows."""
         return [1, self.peft_config.num_virtual_tokens + batch * length, self.base_model.config.hidden_size]
 
 
 @dataclass(eq=False)
 class PromptTuningAdapter(PromptAdapter):
-    """Adapter whose input vectors are trained directly."""
+    """Adapter with directly trained prompt vectors."""
 
     def __post_init__(self) -> None:
         embedding = self.base_model.model.embed_tokens
@@ -120,7 +114,7 @@ class PromptTuningAdapter(PromptAdapter):
 
 
 def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
-    """Return the fields of adapter_config.json with the shapes of the prompt [num_tokens, D] and the model."""
+    """Return the fields of adapter_config.json that describe the shapes of the prompt [num_tokens, D] and the model."""
     shape = model.config
     return {
         "num_virtual_tokens": num_tokens,
@@ -132,14 +126,20 @@ def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
 
 
 def shape_fields_read(fields: Mapping[str, Any]) -> set[str]:
-    """Return the names of the `shape_fields` that are read or can be ignored."""
+    """Return the names of `shape_fields` with supported values."""
     read = {"num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim"}
     return read | {"num_transformer_submodules"} if fields.get("num_transformer_submodules") in (None, 1) else read
 
 
+def num_tokens_option(key: str) -> Any:
+    """Declare the option for the number of prompt vectors, with the JSON key `key`."""
+    help = "number of virtual tokens"
+    return option(20, help=help, minimum=1, maximum=65536, key=key, arguments=("num_tokens",))
+
+
 @dataclass(kw_only=True)
 class PromptConfig(PeftConfig):
-    """Options that methods with input vectors before every document share."""
+    """Options shared by the methods with prompt vectors before every document."""
 
     mergeable: ClassVar[bool] = False
     own_keys: ClassVar[Mapping[str, str]] = {STORED: STORED}
@@ -173,14 +173,7 @@ class PromptTuningConfig(PromptConfig):
         "tokenizer_name_or_path",
     }
 
-    num_virtual_tokens: int = option(
-        20,
-        help="number of virtual tokens",
-        minimum=1,
-        maximum=65536,
-        key="prompt_tuning_num_tokens",
-        arguments=("num_tokens",),
-    )
+    num_virtual_tokens: int = num_tokens_option("prompt_tuning_num_tokens")
     prompt_tuning_init: str = option(
         "vocab",
         help="initialization: embeddings of random tokens (vocab) or of a text (text), or random values (random)",
@@ -205,16 +198,12 @@ class PromptTuningConfig(PromptConfig):
             raise ValueError(
                 f"prompt_tuning_init={self.prompt_tuning_init!r} with "
                 f"prompt_tuning_init_text={self.prompt_tuning_init_text!r}: "
-                "set prompt_tuning_init to 'text' and give a text, or leave both out"
+                "set prompt_tuning_init to 'text' and pass a text, or leave both out"
             )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PromptEmbedding:
         assert isinstance(base, Embedding)
         return PromptEmbedding(base, self.num_virtual_tokens, self.prompt_tuning_init, seed, name)
-
-    def warm_start(self, stored: PeftConfig) -> PromptTuningConfig:
-        assert isinstance(stored, PromptTuningConfig)
-        return stored.replace(path=self.path)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
@@ -236,8 +225,26 @@ class PromptTuningConfig(PromptConfig):
         return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
 
 
-class PromptEmbedding(AdapterLayer):
-    """Token embedding with additional prompt vectors; token embeddings are unchanged.
+class PromptLayer(AdapterLayer):
+    """Token embedding that also holds the prompt vectors; the embeddings of tokens are unchanged."""
+
+    base: Embedding
+
+    @property
+    def weight(self) -> paddle.Tensor:
+        """Embedding table of the base, which a tied lm_head also uses."""
+        return self.base.weight
+
+    def vectors(self) -> paddle.Tensor:
+        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use the prompt."""
+        raise NotImplementedError
+
+    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
+        return self.base(input_ids)
+
+
+class PromptEmbedding(PromptLayer):
+    """Token embedding with trained prompt vectors.
 
     Args:
         base: token embedding.
@@ -261,13 +268,7 @@ class PromptEmbedding(AdapterLayer):
         else:
             self.init_from_tokens(generator.integers(0, base.weight.shape[0], num_tokens))
 
-    @property
-    def weight(self) -> paddle.Tensor:
-        """Embedding table of the base; a tied lm_head uses it too."""
-        return self.base.weight
-
     def vectors(self) -> paddle.Tensor:
-        """Return the prompt vectors [P, D]; zeros on later pipeline stages, which do not use the prompt."""
         prompt_PD = self.prompt_embeddings
         return prompt_PD if self.is_on_stage else paddle.zeros(prompt_PD.shape, prompt_PD.dtype)
 
@@ -275,24 +276,12 @@ class PromptEmbedding(AdapterLayer):
         """Set each prompt vector to the embedding of a token."""
         self._set(self.base(paddle.to_tensor(token_ids)).astype("float32").numpy())
 
-    def adapter_forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map input_ids [...] to embeddings [..., D]."""
-        return self.base(input_ids)
-
-    def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate the prompt vectors, as hidden states are."""
-        return dict.fromkeys(self.own_state())
-
     def _set(self, value: np.ndarray) -> None:
         self.prompt_embeddings.set_value(paddle.to_tensor(value).astype(self.prompt_embeddings.dtype))
 
 
 def _token_ids(config: PromptTuningConfig, model_name: str | None) -> np.ndarray:
-    """Return the tokens of the initial text, truncated or repeated to the number of prompt vectors.
-
-    Raises:
-        ValueError: there is no tokenizer, or the text has no tokens.
-    """
+    """Return the token ids of the initial text, truncated or repeated to the number of prompt vectors."""
     name = config.tokenizer_name_or_path or model_name
     if name is None:
         raise ValueError(

@@ -9,14 +9,14 @@ so it cannot be merged. `method_internals/reft_interventions.py` implements the 
     tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
     changed                        ^^  ^^          ^^
 
-Positions count from the first token of the prompt, without padding and the other documents of a pack. In a prompt
-shorter than n + m, every position is changed once.
+Positions are counted within each document, from the first token of the prompt; padding does not count. In a prompt
+with fewer than n + m tokens, every position is changed once.
 
 | pass | prompt |
 | --- | --- |
-| training | everything before the last answer of the document, including earlier turns of a conversation |
+| training | all tokens before the last answer of the document, including earlier turns of a conversation |
 | generation | the prompt; generated tokens are not changed |
-| other | `prompt_lengths` if passed, else the full document |
+| other | the first `prompt_lengths` tokens; by default, the full document |
 
 Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
@@ -64,7 +64,7 @@ class Document:
 
     Attributes:
         origin: index of position 0 in the flattened batch; out of range if position 0 is in the cache.
-        begin, end: the pass computes the positions from begin to end - 1.
+        begin, end: first position that the forward pass computes, and last position plus 1.
         prompt_length: number of positions of the prompt.
     """
 
@@ -78,7 +78,7 @@ def parse_positions(text: str) -> PositionSpec:
     """Parse the option `position`: "f7+l7", "f7" or "l3".
 
     Raises:
-        ValueError: the text has another form, or selects no position.
+        ValueError: the text has another format, or selects no position.
     """
     counts: dict[str, int] = {}
     for part in text.replace(" ", "").split("+"):
@@ -100,18 +100,17 @@ def packed_documents(
     prompt_lengths: Sequence[Sequence[int]] | None,
     document_parents: DocumentParents | None = None,
 ) -> list[Document]:
-    """Return the documents of a pass without a cache.
+    """Return the documents of a forward pass without a cache.
 
     Args:
         document_lengths: lengths of the documents in each row of the batch.
-        prompt_lengths: prompt length of each document, 0 to change nothing; None: the full document is prompt. The
-            length includes the positions of the parent document; a parent's length includes prompt positions in its
-            branches.
-        document_parents: the document that each document continues, if any.
+        prompt_lengths: prompt length of each document; 0: no position is changed; None: the full document is prompt.
+            If a document continues a parent document, the length includes the positions of the parent. The length of a
+            parent includes the prompt positions in the documents that continue it.
+        document_parents: parent of each document: the document that it continues, or None.
 
     Raises:
-        ValueError: the prompt lengths do not match the documents, or are missing although documents continue other
-            documents.
+        ValueError: the prompt lengths do not match the documents, or are missing although documents have parents.
     """
     layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
     starts, lengths = (x.tolist() for x in layout.documents())
@@ -134,12 +133,12 @@ def packed_documents(
 def cached_documents(
     key_starts: Sequence[int], num_seen: int, num_new: int, prompt_ends: Sequence[int]
 ) -> list[Document]:
-    """Return the documents of a pass with a cache, one per row.
+    """Return the documents of a forward pass with a cache, one document per row.
 
     Args:
         key_starts: column of the first token of each row.
-        num_seen: columns in the cache before the pass.
-        num_new: columns of the pass.
+        num_seen: number of columns in the cache before the forward pass.
+        num_new: number of columns that the forward pass computes.
         prompt_ends: column at which the prompt of each row ends.
     """
     return [
@@ -154,7 +153,7 @@ def cached_documents(
 
 
 def selected_indices(documents: Sequence[Document], positions: PositionSpec) -> np.ndarray:
-    """Return the indices to change in the flattened batch, int64, ascending and unique."""
+    """Return the selected positions as indices into the flattened batch, int64, ascending and unique."""
     chosen: list[int] = []
     for document in documents:
         head_end = min(positions.first, document.prompt_length)
@@ -170,7 +169,7 @@ _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bia
 
 
 class ReftAdapter(Adapter):
-    """Adapter that selects the positions to change in a forward pass and passes them to the layers."""
+    """Adapter that selects the positions to change, and passes the positions to the layers."""
 
     peft_config: ReFTConfig
 
@@ -186,9 +185,9 @@ class ReftAdapter(Adapter):
         """Return the last hidden states [B, S, D].
 
         Args:
-            input_ids, position_ids, document_lengths, cache, document_parents: as in the base model.
-            prompt_lengths: prompt length of each document, for each row of the batch; None: the full document or,
-                with a cache, the positions before its `prompt_end`.
+            input_ids, position_ids, document_lengths, cache, document_parents: arguments of the base model.
+            prompt_lengths: prompt length of each document, for each row of the batch; None: the full document, or
+                with a cache the positions before `cache.prompt_end`.
 
         Raises:
             ValueError: the prompt lengths do not match the documents, or both prompt lengths and a cache are passed.
@@ -199,7 +198,7 @@ class ReftAdapter(Adapter):
             documents = packed_documents(rows, prompt_lengths, document_parents)
         elif prompt_lengths is not None:
             raise ValueError(
-                "prompt_lengths and cache exclude each other; leave out prompt_lengths, the cache records the prompts"
+                "prompt_lengths cannot be combined with a cache, which records the prompts; leave out prompt_lengths"
             )
         else:
             seen = cache.length
@@ -223,9 +222,6 @@ class ReFTConfig(PeftConfig):
 
     >>> ReFTConfig(position="f2+l2", layers="0;3").rank
     8
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "REFT"
@@ -302,10 +298,6 @@ class ReFTConfig(PeftConfig):
         )
         return ReftLayer(base, intervention, self.dropout)
 
-    def warm_start(self, stored: PeftConfig) -> ReFTConfig:
-        assert isinstance(stored, ReFTConfig)
-        return stored.replace(path=self.path, dropout=self.dropout)
-
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {field: getattr(self, field) for field in _FIELDS}
 
@@ -317,7 +309,7 @@ class ReFTConfig(PeftConfig):
 
 @dataclass(frozen=True)
 class SelectedPositions:
-    """Positions that one forward pass changes: indices int64 [P] into the flattened batch, or None."""
+    """Positions that a forward pass changes: `index` [P] into the flattened batch, int64; None: no positions."""
 
     index: paddle.Tensor | None
 
@@ -337,7 +329,7 @@ class ReftLayer(AdapterLayer):
         self.dropout = dropout
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; `inputs` has the positions, so that recompute changes the same ones."""
+        """Map x [B, S, D] to [B, S, D]; recomputation changes the same positions, because `inputs` has them."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
         assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftAdapter.hidden_states"
@@ -351,11 +343,7 @@ class ReftLayer(AdapterLayer):
 
 
 def _layer_numbers(layers: str) -> list[int] | None:
-    """Return the layer numbers in "0;1;2", ascending, or None for "all".
-
-    Raises:
-        ValueError: the text has another form.
-    """
+    """Return the layer numbers in a string such as "0;1;2", in ascending order; None for "all"."""
     text = layers.replace(" ", "") if isinstance(layers, str) else ""
     if text == "all":
         return None

@@ -1,10 +1,10 @@
-"""SHiRA: Sparse High Rank Adapters, a trained change of a few elements of each weight (Bhardwaj et al. 2024).
+"""SHiRA: Sparse High Rank Adapters, a trained update of a few elements of each weight (Bhardwaj et al. 2024).
 
     y = x W^T + b + x S^T        S [out, in] has r (in + out) nonzero elements, 0 at the start
 
 arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, but the rank of S is not limited. The
-positions of the values are random and are stored with the values. For the same seed Hugging Face PEFT draws other
-positions, but it uses the stored positions when it loads an adapter.
+positions of the nonzero elements are random, and are stored with the values. Hugging Face PEFT draws other positions
+for the same seed, but loads the stored positions.
 
 Shapes: k = r (in + out) trained values, in/out features of the adapted linear.
 """
@@ -24,14 +24,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import (
-    LinearAdapter,
-    adapter_layers,
-    adapter_layers_of,
-    first_features,
-    generator_for,
-)
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, first_features, generator_for
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, rank_option
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -39,13 +33,13 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class SHiRAAdapter(Adapter):
-    """Adapter that checks the positions of a stored adapter against the sizes of its layers."""
+    """Adapter that checks whether stored positions are inside the weights of the layers."""
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         for name, layer in adapter_layers_of(self.base_model, SHiRALinear):
             positions = tensors.get(f"{name}.shira_indices")
             if positions is None or positions.ndim != 2 or len(positions) != 2:
-                continue  # the check of shapes reports it
+                continue  # `super().load_tensors` reports the missing tensor or wrong shape
             if (positions < 0).any() or (positions >= np.array(layer.full_size)[:, None]).any():
                 raise ValueError(
                     f"{where}: {name}.shira_indices has positions outside the weight {list(layer.full_size)}; the "
@@ -61,9 +55,6 @@ class SHiRAConfig(LinearTargetsConfig):
 
     >>> SHiRAConfig(r=16, random_seed=1).r
     16
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "SHIRA"
@@ -71,14 +62,7 @@ class SHiRAConfig(LinearTargetsConfig):
     adapter_class: ClassVar[type[TrainingHooks] | None] = SHiRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
-    r: int = option(
-        8,
-        help="rank of a LoRA with the same number of parameters",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="shira_rank",
-    )
+    r: int = rank_option(8, "shira_rank", "rank of a LoRA with the same number of parameters")
     random_seed: int | None = option(None, help="seed of the positions; unset: the run's seed", minimum=0)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
@@ -119,7 +103,6 @@ class SHiRALinear(LinearAdapter):
     """Linear layer with a sparse update.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         rank: r, which determines the number of trained values.
         seed, name: determine the positions.
 
@@ -144,7 +127,7 @@ class SHiRALinear(LinearAdapter):
         self.shira_weight = self.new_parameter(np.zeros(count, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the product with S is dense, because Paddle's sparse products are slower."""
+        """Map x [..., in] to [..., out]; S is a dense matrix, because Paddle's sparse products are slower."""
         return self.base(x) + product_with_update(x, self._update, self.shira_weight)
 
     def delta_weight(self) -> paddle.Tensor:
@@ -152,7 +135,6 @@ class SHiRALinear(LinearAdapter):
         return self._update(self.shira_weight)
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Replicate values and positions; each rank uses the positions inside its shard of the weight."""
         return {"shira_weight": None, "shira_indices": None}
 
     def _update(self, values: paddle.Tensor) -> paddle.Tensor:
@@ -161,7 +143,7 @@ class SHiRALinear(LinearAdapter):
         first_output, first_input = first_features(self)
         rows, columns = indices[0] - first_output, indices[1] - first_input
         inside = (rows >= 0) & (rows < self.out_features) & (columns >= 0) & (columns < self.in_features)
-        # Values of other shards go to an extra element, so that no shape depends on the positions.
+        # Values of other shards are written to an extra element, so that shapes do not depend on the positions.
         flat = paddle.where(inside, rows * self.in_features + columns, paddle.full_like(rows, size))
         elements = paddle.scatter(paddle.zeros([size + 1]), flat, values.astype("float32"))
         return elements[:size].reshape([self.out_features, self.in_features])

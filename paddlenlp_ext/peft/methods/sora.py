@@ -7,10 +7,10 @@ The optimizer updates A, B and g. After each step, with η the learning rate of 
 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
-This is the proximal step for the loss plus λ |g|_1: gates that do not reduce the loss shrink to zero, which removes
-their rank. `penalty` also adds the mean |g| to the loss, as the published code does. That code calls both values
-`sparse_lambda` and uses λ itself as the threshold, without η (docs/adapters.md). A finished run saves the ranks with
-nonzero gates as a plain LoRA, with g multiplied into A.
+T is the proximal step for the loss plus λ |g|_1. Gates that do not reduce the loss shrink to zero, which removes their
+rank. λ is `sparse_lambda`. As in the published code, `penalty` times the mean |g| is added to the loss. The published
+code calls both options `sparse_lambda`, and its threshold is λ without the factor η (docs/adapters.md). The final
+adapter is a plain LoRA with the ranks of the nonzero gates, and with g multiplied into A.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -34,17 +34,9 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import (
-    Factor,
-    LinearAdapter,
-    adapter_layers,
-    adapter_layers_of,
-    factor_axes,
-    generator_for,
-    kaiming_uniform,
-    take_ranks,
-)
+from paddlenlp_ext.peft.layers import adapter_layers, adapter_layers_of, generator_for, take_ranks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.lora.layers import LoRALinear
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
@@ -55,7 +47,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 class SoRAAdapter(Adapter):
-    """Adapter that shrinks the gates after each step and saves a finished run as a LoRA."""
+    """Adapter that shrinks the gates after each step, and saves the final adapter as a LoRA."""
 
     peft_config: SoRAConfig
 
@@ -75,12 +67,7 @@ class SoRAAdapter(Adapter):
 
     @paddle.no_grad()
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Apply the proximal step to the gates.
-
-        Args:
-            step, total_steps: unused.
-            learning_rate: learning rate of the step, before `gate_scale`.
-        """
+        """Apply the proximal step to the gates."""
         threshold = learning_rate * self.peft_config.gate_scale * self.peft_config.sparse_lambda
         for layer in self.layers().values():
             if layer.is_on_stage:
@@ -116,9 +103,6 @@ class SoRAConfig(LinearTargetsConfig):
 
     >>> SoRAConfig(r=16).alpha
     32
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "SORA"
@@ -158,7 +142,7 @@ class SoRAConfig(LinearTargetsConfig):
         return self.replace(**shape)
 
     def finished_lora_config(self, ranks: Mapping[str, int]) -> LoRAConfig:
-        """Return the config of a LoRA with these ranks (layer -> rank) and this method's scale."""
+        """Return the config of a LoRA with the given ranks (layer -> rank) and the scale of this config."""
         assert self.alpha is not None
         scaling, common_rank = self.alpha / self.r, Counter(ranks.values()).most_common(1)[0][0]
         others = {name: rank for name, rank in ranks.items() if rank != common_rank}
@@ -195,29 +179,16 @@ class SoRAConfig(LinearTargetsConfig):
         )
 
 
-class SoRALinear(LinearAdapter):
-    """Linear layer with a gated low-rank update.
-
-    Args:
-        base: linear layer to adapt, plain or quantized.
-        rank: r, the rank of the update.
-        scaling: s, the factor of the update.
-        dropout: dropout probability on the adapter input during training.
-        seed, name: determine the initial values of A and g.
-    """
+class SoRALinear(LoRALinear):
+    """Linear layer with a gated low-rank update; takes the arguments of `LoRALinear`."""
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
-        super().__init__(base)
-        self.rank, self.scaling, self.dropout = rank, scaling, dropout
-        a = kaiming_uniform((rank, self.in_features), seed, f"{name}.lora_A.weight")
-        self.lora_A = Factor(a, self.dtype)
-        self.lora_B = Factor(np.zeros((self.out_features, rank), np.float32), self.dtype)
+        super().__init__(base, rank, scaling, dropout, seed, name)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
-        # Always float32: shrinking must change the value that the optimizer updates, not a rounded copy.
+        # float32, so that the optimizer updates this tensor, which the proximal step shrinks, and not a master copy.
         self.gate = new_parameter(self, gate, "float32")
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True)
         inner = inner * (self.gate * self.scaling).astype(inner.dtype)
@@ -229,9 +200,7 @@ class SoRALinear(LinearAdapter):
         return self.lora_A.weight.astype("float32") * gate, self.lora_B.weight.astype("float32")
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard B along the base's outputs and A along its inputs; the gate is replicated."""
-        a_axis, b_axis = factor_axes(style)
-        return {"lora_A.weight": a_axis, "lora_B.weight": b_axis, "gate": None}
+        return {**super().sharding_axes(style), "gate": None}
 
 
 def gated_to_lora(

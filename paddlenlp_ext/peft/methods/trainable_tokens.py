@@ -1,8 +1,8 @@
 """Trainable tokens: train only the embedding rows of a few tokens, such as chat markers.
 
-`peft/trainable_token_indices.py` has the layer. The method has the same name in Hugging Face PEFT. If lm_head is tied
-to the embedding, the rows are replaced there too. An untied lm_head is adapted only if `target_modules` names it, with
-separate rows. Merging writes the rows into the table.
+`TrainableTokens` in `peft/trainable_token_indices.py` is the adapter layer. A tied lm_head uses the trained rows of the
+embedding. An untied lm_head is adapted only if `target_modules` names it, and has separate rows. Merging writes the
+rows into the weight.
 """
 
 from __future__ import annotations
@@ -70,10 +70,6 @@ class TrainableTokensConfig(PeftConfig):
         assert isinstance(base, (Embedding, Linear))
         return TrainableTokens(base, token_ids(self.token_indices, _KEY))
 
-    def warm_start(self, stored: PeftConfig) -> TrainableTokensConfig:
-        assert isinstance(stored, TrainableTokensConfig)
-        return stored.replace(path=self.path)
-
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         return {
             "token_indices": list(token_ids(self.token_indices, _KEY)),
@@ -89,6 +85,6 @@ class TrainableTokensConfig(PeftConfig):
         )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Drop PEFT's second copy of the rows, which it stores for an lm_head tied to the embedding."""
+        """Drop the copy of the rows that PEFT stores for a tied lm_head."""
         is_tied = not any(target.endswith("lm_head") for target in self.target_modules or ())
         return {name: value for name, value in tensors.items() if not (is_tied and name.startswith("lm_head."))}

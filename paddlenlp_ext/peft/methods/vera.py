@@ -9,12 +9,12 @@
 | d | [r] | d_initial | trained, one per layer |
 | b | [out] | 0 | trained, one per layer |
 
-`projection_prng_key` and the sizes determine A and B. For the same `projection_prng_key`, they are bitwise equal to the
-matrices of Hugging Face PEFT, so both libraries load adapters that were saved without A and B. PEFT draws them with
-`torch.Generator().manual_seed(key)`: the Mersenne Twister MT19937 with its original 32-bit seeding (Matsumoto and
-Nishimura 1998), which NumPy has too. `Tensor.uniform_` of float32 uses the low 24 bits of each output.
+`projection_prng_key` and the shapes determine A and B, which are bitwise equal to the matrices of Hugging Face PEFT.
+Adapters saved without A and B can therefore be loaded in both libraries. PEFT draws A and B with
+`torch.Generator().manual_seed(key)`, the Mersenne Twister MT19937 with 32-bit seeding (Matsumoto and Nishimura 1998).
+NumPy has the same generator. PyTorch's `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 
-Shapes: r rank, in/out features of the adapted linear, max in/max out their largest values over all layers.
+Shapes: r rank, in/out features of the adapted linear, max in/max out maximum of in/out over all layers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers_of, as_linear, factor_axes, first_features
-from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
+from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option, rank_option
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
@@ -49,7 +49,7 @@ class Projections:
         rank, widest_in, widest_out: r, max in and max out.
         key: seed of the values.
         dtype: dtype of the base.
-        stored: save the matrices with the adapter, not only `key`.
+        stored: save `a` and `b` with the adapter, in addition to `key`.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Projections:
         self.a, self.b = self._draw(rank, widest_in, widest_out)
 
     def redraw(self, key: int) -> None:
-        """Replace the values in place by the values of another key."""
+        """Draw `a` and `b` again with another key, in place."""
         self.key = key
         rank, widest_in = self.a.shape
         for old, new in zip((self.a, self.b), self._draw(rank, widest_in, self.b.shape[0]), strict=True):
@@ -74,7 +74,7 @@ class Projections:
 
 
 class TorchUniform:
-    """Generator of uniform float32 numbers that are bitwise equal to PyTorch's on the CPU.
+    """Generator of uniform float32 values that are bitwise equal to the values of PyTorch's generator on the CPU.
 
     Args:
         key: seed; only the low 32 bits are used.
@@ -84,15 +84,15 @@ class TorchUniform:
         self._bits = np.random.RandomState(key & 0xFFFFFFFF)
 
     def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
-        """Draw numbers from U(-bound, bound) in memory order."""
+        """Draw an array from U(-bound, bound), in memory order."""
         raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
         low, high = np.float32(-bound), np.float32(bound)
-        # Computed in float64 and rounded once, as PyTorch's fused multiply-add does.
+        # PyTorch uses a fused multiply-add, which rounds once. Computing in float64 gives the same result.
         return (raw * 2.0**-24 * float(high - low) + float(low)).astype(np.float32)
 
 
 class VeRAAdapter(Adapter):
-    """Adapter that resumes with the shared matrices of the checkpoint instead of the run's key."""
+    """Adapter that resumes with the shared matrices of the checkpoint, even if the run has another key."""
 
     peft_config: VeRAConfig
 
@@ -118,9 +118,6 @@ class VeRAConfig(LinearTargetsConfig):
 
     >>> VeRAConfig(r=256, save_projection=False).d_initial
     0.1
-
-    Raises:
-        ValueError: an option is out of range.
     """
 
     peft_type: ClassVar[str] = "VERA"
@@ -132,25 +129,11 @@ class VeRAConfig(LinearTargetsConfig):
         *("alpha", "d_initial", "projection_prng_key", "vera_dropout"),
     }
 
-    r: int = option(
-        8,
-        help="rank r of the shared matrices; a layer trains r + out_features values",
-        minimum=1,
-        maximum=65536,
-        arguments=("rank",),
-        key="vera_rank",
-    )
+    r: int = rank_option(8, "vera_rank", "rank r of the shared matrices; a layer trains r + out_features values")
     alpha: float | None = option(
         None, help="scale alpha / rank of PaddleNLP; VeRA has no scale, so only vera_rank is allowed"
     )
-    vera_dropout: float = option(
-        0.0,
-        help="dropout on the adapter's input during training",
-        minimum=0,
-        below=1,
-        key="vera_dropout",
-        arguments=("dropout",),
-    )
+    vera_dropout: float = dropout_option("vera_dropout")
     d_initial: float = option(0.1, help="initial value of every element of d", above=0)
     projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
     save_projection: bool = option(True, help="save the shared matrices with the adapter, not only their seed")
@@ -197,7 +180,7 @@ class VeRAConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
         read |= {"layers_to_transform", "layers_pattern"}
-        if fields.get("init_weights") is True:  # describes initial values only
+        if fields.get("init_weights") is True:  # affects only initial values
             read.add("init_weights")
         refuse_unread_fields(fields, read)
         return cls(
@@ -212,10 +195,9 @@ class VeRAConfig(LinearTargetsConfig):
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
-            "PaddleNLP's VeRA has a separate matrix A in each layer, computed from the weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}) or random, and does not save it, so this folder is not enough to "
-            "rebuild the adapter; merge it with PaddleNLP's merge_vera_params.py and continue from the merged "
-            "model, or train it again"
+            "PaddleNLP's VeRA has a matrix A in each layer, random or computed from the weights (pissa_init="
+            f"{fields.get('pissa_init', False)!r}), but does not save it, so the adapter cannot be loaded; merge it "
+            "with PaddleNLP's merge_vera_params.py and continue from the merged model, or train it again"
         )
 
 
@@ -226,10 +208,8 @@ class VeRALinear(LinearAdapter):
     """Linear layer with a random low-rank update scaled by two trained vectors.
 
     Args:
-        base: linear layer to adapt, plain or quantized.
         projections: shared matrices, in the dtype of the base.
         d_initial: initial value of d.
-        dropout: dropout probability on the adapter input during training.
     """
 
     def __init__(self, base: nn.Layer, projections: Projections, d_initial: float, dropout: float) -> None:
@@ -240,7 +220,7 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; b scales the rows of B, so the backward pass needs no saved output."""
+        """Map x [..., in] to [..., out]; b scales B instead of the output, so the output is not saved for backward."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)
@@ -256,7 +236,6 @@ class VeRALinear(LinearAdapter):
         return {"vera_A": self.projections.a, "vera_B": self.projections.b} if self.projections.stored else {}
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Shard b along the outputs; A and B are replicated, and each rank reads its rows and columns."""
         return {"vera_lambda_d": None, "vera_lambda_b": factor_axes(style)[1]}
 
     def _input_columns(self) -> paddle.Tensor:

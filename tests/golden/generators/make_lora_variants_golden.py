@@ -19,7 +19,7 @@ import numpy as np
 import peft
 import torch
 
-from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE, NITER_CASE
+from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
 from tests.golden.cases.model_cases import make_inputs
 from tests.golden.generators.make_peft_golden import FOLDER, build, trained
 from tests.golden.generators.make_weight_adapter_golden import measure
@@ -55,25 +55,7 @@ def main() -> None:
         np.savez_compressed(folder / "golden.npz", **golden)
         size = sum(file.stat().st_size for file in folder.iterdir())
         print(f"{case}: loss {golden['loss']:.6f}, {len(trained(model))} tensors, {size // 1024} KiB")
-    write_niter(FOLDER / "llama_pissa_niter")
     np.savez_compressed(FOLDER.parent / "lora_ga_gradients.npz", **gradients())
-
-
-def write_niter(folder: Path) -> None:
-    """Write an adapter with a randomized initialization, and the logits after PEFT has loaded it."""
-    shutil.rmtree(folder, ignore_errors=True)
-    config = peft.LoraConfig(task_type="CAUSAL_LM", **NITER_CASE["lora"])
-    torch.manual_seed(0)
-    model = peft.get_peft_model(build(NITER_CASE["base"]), config)
-    for parameter in trained(model).values():
-        parameter.data *= 1.25
-    model.save_pretrained(folder)
-    (folder / "README.md").unlink()
-    loaded = peft.PeftModel.from_pretrained(build(NITER_CASE["base"]), folder)
-    input_ids, _ = make_inputs(NITER_CASE["base"])
-    with torch.no_grad():
-        logits = loaded(input_ids=torch.from_numpy(input_ids), use_cache=False).logits.numpy()
-    np.savez_compressed(folder / "golden.npz", logits=logits)
 
 
 _float32_svd, _float32_qr = torch.linalg.svd, torch.linalg.qr

@@ -90,7 +90,7 @@ def test_from_pretrained_adapter_of_a_layer_without_adapters_names_the_layer(lay
     named = {f"base_model.model.{name}": tensor for name, tensor in model.adapter_state().items()}
     named |= {f"base_model.model.{name}": np.zeros(shape, np.float32) for name, shape in tensors.items()}
     write_safetensors(tmp_path / "adapter_model.safetensors", named)
-    with pytest.raises(ValueError, match=rf"changes {layer} \({'.*'.join(tensors)}\), which cannot have an adapter"):
+    with pytest.raises(ValueError, match=rf"changes {layer} \({'.*'.join(tensors)}\), but this method cannot adapt"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
@@ -254,7 +254,7 @@ def test_failed_load_leaves_model_unchanged(loader: str, tmp_path: Path):
     model = tiny_model()
     model.model.norm.weight.stop_gradient = True
     names, frozen = list(state_of(model)), [p.stop_gradient for p in model.parameters()]
-    with pytest.raises(ValueError, match=r"28 misshapen|lora_rank=30 is more than"):
+    with pytest.raises(ValueError, match=r"28 misshapen|lora_rank=30 exceeds"):
         if loader == "from_pretrained":
             PeftModel.from_pretrained(model, tmp_path / "bad")
         elif loader == "path":

@@ -93,7 +93,7 @@ def test_read_torch_tensors_runs_no_code_of_the_file(tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "entries", "message"),
     [
-        ([1, 2], {}, "holds a list, not a dict of tensors"),
+        ([1, 2], {}, "contains a list, not a dict of tensors"),
         ({"w": 3}, {}, "'w' is not a tensor"),
         ({"w": Call(None, "module", "x", "0", "cpu", 1)}, {}, "'module' is not the storage of a tensor"),
         ({}, {"byteorder": b"big"}, "big-endian"),
@@ -110,7 +110,7 @@ def test_read_torch_tensors_other_content_is_named(content: object, entries: dic
         ((0, (5, 6), (6, 1)), "exceeds its storage of 24 elements"),
         ((1, (4, 6), (6, 1)), "exceeds its storage of 24 elements"),
         ((0, (2,), (10**12,)), "exceeds its storage of 24 elements"),
-        ((0, (2,), (-1,)), "not made of whole numbers"),
+        ((0, (2,), (-1,)), "sizes that are not whole numbers"),
         ((0, (2, 2), (1,)), "2 sizes and 1 strides"),
     ],
 )

@@ -135,11 +135,11 @@ def test_lora_head_dropout_changes_the_training_loss_only():
         (
             "llama",
             LoRAConfig(**ROWS, modules_to_save=["embed_tokens"], trainable_token_indices=[3]),
-            "embed_tokens is also modules_to_save; train the rows of the table in one way only",
+            "embed_tokens is also in modules_to_save; remove model.embed_tokens from one of the two",
         ),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices=[61]), "embed_tokens: 61 is not below .* vocab_size 61"),
-        ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "'norm' has no row for each token"),
-        ("qwen2", LoRAConfig(**ROWS, trainable_token_indices={"lm_head": [3]}), "list the tokens of embed_tokens only"),
+        ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "the rows of 'norm' are not tokens"),
+        ("qwen2", LoRAConfig(**ROWS, trainable_token_indices={"lm_head": [3]}), "list only the tokens of embed_tokens"),
         (
             "qwen2",
             LoRAConfig(target_modules=["embed_tokens"], modules_to_save=["lm_head"]),

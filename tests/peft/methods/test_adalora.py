@@ -77,7 +77,7 @@ def test_adalora_each_step_has_peft_importance_budget_and_ranks(case: str, tmp_p
         np.testing.assert_allclose(float(loss), golden["losses"][step - 1], rtol=1e-5)
         loss.backward()
         optimizer.step()
-        model.hooks.after_step(step, total, LEARNING_RATE)
+        model.base_model.update_and_allocate(step)
         optimizer.clear_grad()
         assert schedule.budget(step) == golden["budgets"][step - 1]
         for name, layer in model.adapter.layers().items():
@@ -90,7 +90,9 @@ def test_adalora_each_step_has_peft_importance_budget_and_ranks(case: str, tmp_p
                 compared += 1
     assert compared == sum(name.startswith("score:") for name in golden) > 0
     shared.check_tensors(model.adapter_state(), shared.part_of(golden, "trained"))
-    shared.close(model(shared.ids_of(CASES[case]["base"])), golden["last_logits"])
+    # The rounding of all optimizer steps adds up, and depends on the processor.
+    logits = model(shared.ids_of(CASES[case]["base"])).numpy()
+    np.testing.assert_allclose(logits, golden["last_logits"], rtol=0, atol=2 * shared.TOLERANCE)
 
     model.save_finished(tmp_path)
     written, _ = shared.check_config_fields(tmp_path, FOLDER / case / "finished")
@@ -306,3 +308,10 @@ def test_adalora_half_precision_base_keeps_singular_values_float32(tmp_path: Pat
     for name, layer in theirs.items():
         assert layer.rank == 2
         shared.close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)
+
+
+def test_update_and_allocate_needs_total_step_and_the_active_adapter():
+    model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=4, target_r=2))
+    with pytest.raises(ValueError, match="pass total_step to AdaLoraConfig"):
+        model.base_model.update_and_allocate(1)
+    assert not hasattr(model.unload(), "update_and_allocate")

@@ -93,11 +93,11 @@ def test_boft_weight_decay_spares_the_scales():
         ({"num_blocks": 36}, "boft_num_blocks=36 would rotate single features of model.layers.0"),
         (
             {"num_blocks": 4, "butterfly_factors": 2},
-            r"even block size b with 2 \* b dividing .*=36 .*, but b is 9;",
+            r"even block size b, .*=36 .* multiple of 2 \* b, but b is 9;",
         ),
         (
             {"butterfly_factors": 3},
-            r"boft_butterfly_factors=3 needs an even .* 4 \* b dividing .*=36 .* b is 4;",
+            r"boft_butterfly_factors=3 requires an even .*=36 .* multiple of 4 \* b, but b is 4;",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_gradient_factors_small_gradient_uses_last_triplets():
     u, _, v_t = np.linalg.svd(gradient.numpy(), full_matrices=False)
     np.testing.assert_allclose(np.abs(a.numpy()), 6**0.25 * np.abs(v_t[:4]), atol=1e-4)
     np.testing.assert_allclose(np.abs(b.numpy()), 6**0.25 * np.abs(u[:, 2:6]), atol=1e-4)
-    with pytest.raises(ValueError, match=r"lora_rank=7 is more than the .* singular values of w"):
+    with pytest.raises(ValueError, match=r"lora_rank=7 exceeds the .* singular values of w"):
         gradient_factors(gradient, 7, 1.0, "w")
     with pytest.raises(ValueError, match="w: the gradient of the first batches is not finite"):
         gradient_factors(gradient * float("nan"), 4, 1.0, "w")

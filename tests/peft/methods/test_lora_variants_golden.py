@@ -5,6 +5,8 @@ The adapters are written by tests/golden/generators/make_lora_variants_golden.py
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +22,7 @@ from paddlenlp_ext.peft.methods.olora import OLoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.golden import DATA
-from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE, NITER_CASE
+from tests.golden.cases.lora_variant_cases import CASES, GRADIENT_CASE
 from tests.golden.cases.peft_cases import EPSILON, LEARNING_RATE, STEPS
 from tests.peft.methods import golden_checks as shared
 
@@ -107,11 +109,14 @@ def test_pissa_peft_conversion_to_lora_gives_equal_model():
     shared.close(converted(shared.ids_of(base)), shared.golden_of(DATA / "adapters" / "llama_pissa")["logits"])
 
 
-def test_pissa_randomized_start_is_read_with_a_full_svd(caplog: pytest.LogCaptureFixture):
-    folder = DATA / "adapters" / "llama_pissa_niter"
-    model = PeftModel.from_pretrained(evaluated_base(NITER_CASE["base"]), folder)
-    shared.close(model(shared.ids_of(NITER_CASE["base"])), shared.golden_of(folder)["logits"])
-    assert "init_lora_weights='pissa_niter_400'" in caplog.text
+@pytest.mark.parametrize("init", ["pissa_niter_4", "pissa_niter_400"])
+def test_pissa_file_with_randomized_start_is_refused(tmp_path: Path, init: str):
+    folder = shutil.copytree(DATA / "adapters" / "llama_pissa", tmp_path / "adapter")
+    config = folder / "adapter_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "init_lora_weights": init}))
+    message = f"init_lora_weights='{init}' subtracts factors .* path_initial_model_for_weight_conversion"
+    with pytest.raises(ValueError, match=message):
+        PeftModel.from_pretrained(evaluated_base(CASES["llama_pissa"]["base"]), folder)
 
 
 @pytest.mark.parametrize("rslora", [False, True])

@@ -87,7 +87,7 @@ def test_pissa_training_lowers_loss():
 
 
 def test_pissa_rank_above_weight_size_raises():
-    with pytest.raises(ValueError, match=r"lora_rank=16 is more than the .* singular values of .*k_proj.*\[12, 36\]"):
+    with pytest.raises(ValueError, match=r"lora_rank=16 exceeds the .* singular values of .*k_proj.*\[12, 36\]"):
         adapted(rank=16)
 
 
@@ -97,7 +97,7 @@ def test_pissa_peft_file_without_initial_factors_raises(tmp_path: Path):
     fields = json.loads((tmp_path / "adapter_config.json").read_text())
     del fields["paddlenlp_ext"]
     (tmp_path / "adapter_config.json").write_text(json.dumps({**fields, "init_lora_weights": "pissa_fast"}))
-    with pytest.raises(ValueError, match="'pissa_fast' is not known; PEFT has 'pissa'"):
+    with pytest.raises(ValueError, match="init_lora_weights='pissa_fast' subtracts factors from the base"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 

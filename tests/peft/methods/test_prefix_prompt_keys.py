@@ -91,7 +91,7 @@ def test_prefix_prompt_json_defaults_equal_config_class(keys: dict[str, Any], ex
     [
         ({"prefix_tuning": True, "num_prefix_tokens": 0}, "num_prefix_tokens: 0 is out of range"),
         ({"prefix_tuning": True, "prefix_init": "zero"}, "prefix_init"),
-        ({"prompt_tuning": True, "prompt_tuning_init": "text"}, "to 'text' and give a text"),
+        ({"prompt_tuning": True, "prompt_tuning_init": "text"}, "to 'text' and pass a text"),
         ({"adapter": True, "adapter_where": "head"}, "adapter_where"),
         ({"adapter": True, "prefix_tuning": True}, "adapter and prefix_tuning are both on"),
     ],

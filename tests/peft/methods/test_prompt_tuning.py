@@ -128,8 +128,8 @@ def test_prompt_document_lengths_not_matching_rows_raise():
     [
         ({"num_tokens": 0}, "num_tokens: 0 is out of range"),
         ({"init": "words"}, 'init: "words" is not one of: vocab, random, text'),
-        ({"init": "text"}, "to 'text' and give a text"),
-        ({"init_text": "do it"}, "to 'text' and give a text"),
+        ({"init": "text"}, "to 'text' and pass a text"),
+        ({"init_text": "do it"}, "to 'text' and pass a text"),
     ],
 )
 def test_prompt_config_value_out_of_range_raises(options: dict, message: str):

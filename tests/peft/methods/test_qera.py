@@ -209,7 +209,7 @@ def test_qera_config_value_out_of_range_raises(config: dict[str, Any], message: 
 
 
 def test_qera_rank_above_layer_size_raises(original: Path):
-    with pytest.raises(ValueError, match=r"lora_rank=20 is more than the .* singular values of .*k_proj"):
+    with pytest.raises(ValueError, match=r"lora_rank=20 exceeds the .* singular values of .*k_proj"):
         initialized(original, rank=20)
 
 

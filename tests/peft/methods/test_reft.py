@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.method_internals.reft_interventions import (
 from paddlenlp_ext.peft.methods.reft import ReFTConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.trainer.forward_backward import loss_sum
-from paddlenlp_ext.utils.labels import prompt_lengths_of
+from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 from tests.common.adapters import INPUT_IDS, logits_of, loss_of, tiny_model, train
 
 GENERATOR = np.random.default_rng(5)
@@ -128,9 +128,9 @@ def test_reft_packed_and_padded_rows_match_single_rows():
         assert abs(float(loss_sum(model, packed)[0]) - losses[0]) > 0.01
 
 
-def test_prompt_lengths_of_branches_count_from_the_start_of_their_parent():
+def test_compute_prompt_lengths_branches_count_from_the_start_of_their_parent():
     labels = np.array([[-100, -100, -100, 7, 8, 9, 5, -100, -100]])
-    assert prompt_lengths_of(labels, [[3, 2, 2, 2]], [[None, 0, 0, None]]) == ((4, 4, 4, 0),)
+    assert compute_prompt_lengths(labels, [[3, 2, 2, 2]], [[None, 0, 0, None]]) == ((4, 4, 4, 0),)
 
 
 def test_reft_branches_without_prompt_lengths_raise():
