@@ -150,7 +150,7 @@ PAGE = """\
 
 To lower the peak:
 
-| part | key |
+| component | key |
 |---|---|
 | activations | `"recompute": true`, then `"offload_recompute_inputs": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
 | optimizer | `"optim": "adamw_8bit"`, `"adamw_mini"` or `"muon"` ([optimizers.md](optimizers.md)), or an adapter |
@@ -166,14 +166,15 @@ Memory peaks at one of two points:
 
 ## Prediction and measurement
 
-The measurement is the largest resident size of a process that loads a model, SmolLM2-135M if no family is named, and makes two
-optimizer steps:
+The measured value is the peak resident memory of a process that loads a model and runs two optimizer steps:
 
-- models of other families have random weights, 12 layers and a hidden size of 512;
-- with several processes, the figures are for the largest one; each replica has these documents;
-- random documents, all in one batch row; every token is a target token;
+- the model is SmolLM2-135M if no family is named; models of other families have random weights, 12 layers and a
+  hidden size of 512;
+- with several processes, the value is for the process with the largest peak, and each replica has the listed
+  documents;
+- documents are random and in one batch row, and every token is a target token;
 - LoRA has rank 8 on all linear layers;
-- GB are 10^9 bytes. Memory does not depend on the load of the machine.
+- 1 GB is 10^9 bytes.
 
 `python -m benchmarks.memory docs/memory.md` writes this page.
 
@@ -185,22 +186,23 @@ Predicted components, GB:
 
 {parts}
 
-| part | contents |
+| component | contents |
 |---|---|
 | process | Python, Paddle and their libraries, before any tensor |
 | weights | model and adapter; quantized weights in their packed form |
 | optimizer | moments of the trained weights; 8 bytes per weight with AdamW |
 | activations | tensors that the forward pass saves for the backward pass; proportional to the tokens of a micro-batch |
-| working | the larger of two temporary parts: hidden states of the target positions and logits of a chunk of them (256, or as many as 512 MiB hold with Triton), or the backward pass of one layer with its recomputed activations |
+| working | the larger of two temporary amounts: hidden states of the target positions and logits of one chunk of target positions (256 positions, or up to 512 MiB with Triton); or the backward pass of one layer with its recomputed activations |
 | gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
 | allocator_cache | freed memory that the allocator retains |
 
-The allocator retains at most a sixteenth of the peak use of the C++ library's blocks. Paddle's own ops allocate on the
-C heap, where few freed pieces fit a later request; pieces of 32 MiB or more are returned to the system. The estimate
-therefore counts smaller pieces in use on the heap twice, which errs on the high side. Without the C++ library
-([cpu.md](cpu.md)) all tensors are on the heap, and a frozen linear layer saves its input. The estimate then adds 0.7
-times the memory in use for full training, and 1.75 times with adapters, whose small results fragment the freed memory.
-Peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
+The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap,
+where few freed blocks fit a later request. Blocks of 32 MiB or more are returned to the system. The estimate
+therefore counts smaller heap blocks twice, which overestimates the peak. Without the C++ library
+([cpu.md](cpu.md)), all tensors are on the heap, and a frozen linear layer saves its input. The estimate then adds
+0.7 times the memory in use for full fine-tuning. With adapters, whose small tensors fragment the freed memory, it
+adds 1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a
+Xeon, rank 8, a vocabulary of 8,000):
 
 | hidden x layers | tokens | trained | measured | estimate |
 |---|---|---|---|---|
@@ -209,15 +211,15 @@ Peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a voc
 | 384 x 12 | 1,536 | all weights | 1,471 MB | 1,435 MB |
 | 384 x 12 | 1,536 | LoRA | 1,706 MB | 1,719 MB |
 
-## Inputs of recomputed layers off the device
+## Offloading the inputs of recomputed layers
 
 `"recompute": true` saves one input per layer: 4 bytes x hidden size per token, 566 MB for 8,192 tokens of SmolLM2-135M.
-`"offload_recompute_inputs": true` keeps them in a temporary file on the CPU, and in pinned host memory with a GPU (two calls of
-Paddle, not run on a GPU). Results have the same bits.
+`"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU, and to pinned host
+memory if training on a GPU (not run on a GPU). Results are bitwise equal.
 
-Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, 5 % of them target tokens:
+The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, with 5 % target tokens:
 
-| keys | peak GB, 8 documents of 1,024 tokens | one document of 8,192 |
+| keys | peak GB, 8 documents of 1,024 tokens | peak GB, one document of 8,192 tokens |
 |---|---|---|
 | `recompute` | 1.76 | 1.76 |
 | `recompute`, `offload_recompute_inputs` | 1.36 | 1.40 |
@@ -226,18 +228,20 @@ Peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, 5 % of them targe
         --recompute true [--offload_recompute_inputs true]
     2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and b4b3582 (one document)
 
-- `TMPDIR` chooses the folder. It must be on a disk: files of a tmpfs are in main memory, which the log warns of.
-- The file has no name, so nothing is left behind after an error or a killed process. A full disk stops the run with a message.
-- It needs `recompute_granularity` `full`. Inputs of layers in `no_recompute_layers` and regions of `refined_recompute` stay in
-  memory.
+- `TMPDIR` sets the folder of the temporary file. The folder must be on a disk, because files of a tmpfs are in main
+  memory. The log warns of a tmpfs.
+- The file is unlinked, so the system removes it after an error or a killed process. A full disk stops the run with
+  an error.
+- Offloading needs `recompute_granularity` `full`. Inputs of layers in `no_recompute_layers` and regions of
+  `refined_recompute` stay in memory.
 
 ## Limits
 
-- An adapter that is not fused with its linear layer, such as DoRA and PiSSA, saves more per token than LoRA.
-  `paddlenlp_ext/trainer/memory/adapter_activations.py` has the table.
-- The prediction for GPUs has not been compared with a run. It does not include the allocator's cache. Of the Triton
-  kernels ([gpu.md](gpu.md)) it counts the larger chunks of the loss; the activations that they do not save are still
-  included.
+- Adapters that are not fused with their linear layers, such as DoRA and PiSSA, save more activations per token than
+  LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` has a table.
+- The prediction for GPUs has not been compared with a run. It does not include the cache of the allocator. It
+  includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that these kernels
+  do not save.
 """
 
 

@@ -231,7 +231,7 @@ def paper_table() -> str:
 HEAD = """# Communication and memory of parallel layouts
 
 Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks/parallel_cost_model.py`;
-`tests/benchmarks/test_parallel_cost_model.py` compares them with numbers computed by hand.
+`tests/benchmarks/test_parallel_cost_model.py` compares them with values computed by hand.
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |
@@ -243,23 +243,23 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 | stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
 | stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
-b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. Collectives
-are counted as rings. With LoRA only the adapter trains, and stages 2 and 3 do not shard its gradients.
+b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. Bytes are
+for ring collectives. With LoRA, only the adapter is trained, and stages 2 and 3 do not shard its gradients.
 """
 MEASURED = """
 ## Formula and measurement
 
-Llama with 8 layers, D 256, and a tied vocabulary of 4,096. Two steps of 4 micro-batches of 128 tokens, distributed over the
-replicas; fp32, AdamW, gloo on one machine.
+The model is a Llama with 8 layers, D 256, and a tied vocabulary of 4,096. Each run has two steps of 4 micro-batches
+of 128 tokens, distributed over the replicas, in fp32 with AdamW, over gloo on one machine.
 
-**Communication**, formula / counted: MB per step of the process that sends most. Counted are the arguments of the collectives in
-the second step, not the traffic of gloo's own algorithms.
+**Communication** in MB per step, formula / counted, for the process that sends most. The count is the size of the
+arguments of the collectives in the second step, not the traffic of gloo.
 
 {bytes}
 
-**Memory** in MB of the process that needs most: the formula's parts, their sum, and the measured growth of the process since
-before the model was built (`VmHWM`). The growth also includes the allocator's cache, copies of gradients for communication, and
-gloo's own memory.
+**Memory** in MB, for the process that needs most: the components of the formula, their sum, and the measured growth
+of the process (`VmHWM`) since before the model was built. The growth also includes the cache of the allocator,
+copies of gradients for communication, and memory of gloo.
 
 {memory}
 
@@ -268,17 +268,19 @@ gloo's own memory.
 PAPER = """
 ## Estimates for Llama 3 8B and 70B
 
-These are estimates; no such run was made. Assumptions:
+The table contains estimates, not measurements. Assumptions:
 
-- all weights train in bf16, with gradients in bf16, and AdamW's moments and master weights in fp32 (16 bytes per parameter);
-- 512 sequences of 8,192 tokens per step, one per micro-batch; all tokens are target tokens;
-- full recompute; sequence parallelism wherever there is tensor parallelism.
+- all weights are trained in bf16, with gradients in bf16, and moments and master weights of AdamW in fp32 (16 bytes
+  per parameter);
+- a step has 512 sequences of 8,192 tokens, one per micro-batch, and all tokens are target tokens;
+- all layers are recomputed, and tensor parallelism is used with sequence parallelism.
 
-Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is given for the GPU that needs most, without
-libraries and fragmentation; "over 80" does not fit a GPU of 80 GB. The bandwidth between GPUs is ignored (tensor parallelism
-needs links within a machine).
+Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is for the GPU that needs most,
+without libraries and fragmentation. "over 80" does not fit into a GPU with 80 GB. The bandwidth between GPUs is
+ignored (tensor parallelism needs links within a machine).
 
-The state is counted as an even share, outside the forward and backward pass. The peak of a run is higher:
+The formula assumes an even shard of the state per GPU, outside the forward and backward pass. The peak of a run is
+higher:
 
 - unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding has twice an even share
   (2 GB more);

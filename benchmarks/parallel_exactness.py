@@ -113,7 +113,6 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
     "ReFT": ("reft", {"rank": 4}),
 }
 
-
 OF_A_MODEL = {"LoKr": ("lokr", {"rank": 2, "factor": 12})}
 """Options of methods for `--model`, with sizes that 3 tensor ranks divide."""
 
@@ -198,7 +197,7 @@ def is_done(case: Case, folder: Path) -> bool:
 
 HEAD = """# Exactness of parallel training
 
-Largest relative differences from one process after {steps} steps of
+The tables show the largest relative differences from a run in one process after {steps} steps of
 {model}:
 fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches per step.
 
@@ -207,9 +206,9 @@ fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches 
 - "-": the layout does not support the method ([parallel.md](parallel.md#supported-combinations));
 - an empty cell was not run.
 
-The first row of each table shows the effect of rounding only: one process whose initial weights differ by {move:.0e},
-relative. Adam divides a gradient by its own size, so that near zero its rounding becomes a step. The runs therefore use
-`adam_epsilon` {epsilon:.0e}.
+The first row of each table shows the effect of rounding: a run in one process whose initial weights differ by a
+relative {move:.0e}. Adam divides a gradient by its magnitude, which turns rounding errors of near-zero gradients
+into full-size updates. The runs therefore use `adam_epsilon` {epsilon:.0e}.
 
 Limit: 1e-5. {verdict}
 

@@ -55,9 +55,9 @@ def main(started: float, arguments: list[str]) -> None:
 
     real_load_data, real_build_trainer = run_data.load_data, build.build_trainer
 
-    def load_data(config: Any) -> Any:
+    def load_data(config: Any, *rows: Any) -> Any:
         clock.end("import the rest, read the configuration")
-        data = real_load_data(config)
+        data = real_load_data(config, *rows)
         clock.end("data")
         return data
 

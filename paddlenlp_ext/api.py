@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 
 
 class AutoPeftModelForCausalLM:
-    """Factory of language models with an adapter; use `from_pretrained`, not the constructor."""
+    """Factory of language models with an adapter; call `from_pretrained` instead of the constructor."""
 
     _base_class: Any = AutoModelForCausalLM
 
@@ -28,19 +28,20 @@ class AutoPeftModelForCausalLM:
         use_flash_attention: bool = True,
         *,
         torch_dtype: Any = None,
+        device_map: Any = None,
     ) -> PeftModel:
-        """Load an adapter and the base model that its config names, in evaluation mode.
+        """Load an adapter and the base model that the adapter config names, in evaluation mode.
 
-        If training quantized the base model, it is quantized in the same way.
+        The base model is quantized as in training.
 
         Args:
-            folder: an adapter folder.
+            folder: folder of the adapter.
             adapter_name, is_trainable: see `PeftModel.from_pretrained`.
-            dtype, use_flash_attention, torch_dtype: see `AutoModelForCausalLM.from_pretrained`.
+            dtype, use_flash_attention, torch_dtype, device_map: see `AutoModelForCausalLM.from_pretrained`.
 
         Raises:
-            ValueError: the folder has no adapter, its config names no base model, the base model is not found, or
-                adapter and base model do not match.
+            ValueError: the folder has no adapter, the adapter config does not name a base model, the base model is not
+                found, or adapter and base model do not match.
         """
         remedy = f"load the base with {cls._base_class.__name__} and pass it to PeftModel.from_pretrained"
         stored = read_adapter(folder)
@@ -56,12 +57,13 @@ class AutoPeftModelForCausalLM:
             before_quantizing=stored.before_quantizing,
             config_overrides=stored.base_overrides(base_config),
             torch_dtype=torch_dtype,
+            device_map=device_map,
         )
         return PeftModel.from_files(model, stored, adapter_name, is_trainable)
 
 
 class AutoPeftModelForSequenceClassification(AutoPeftModelForCausalLM):
-    """Factory of reward models with an adapter, which has the score head; use `from_pretrained`."""
+    """Factory of reward models with an adapter that includes the score head; call `from_pretrained`."""
 
     _base_class = AutoModelForSequenceClassification
 
@@ -72,15 +74,15 @@ def merge_adapter(
     base: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> merge.MergeReport:
-    """Merge an adapter into its base model and save the result, as `llm/merge_peft_params.py` does.
+    """Merge an adapter into its base model and save the merged model; the program is `llm/merge_peft_params.py`.
 
     Args:
-        adapter: an adapter folder.
-        output: the folder to create.
-        base: the base model; None: the model that the adapter's config names.
+        adapter: folder of the adapter.
+        output: folder to create for the merged model.
+        base: name or path of the base model; None: the model that the adapter config names.
         options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:
-        ValueError: see `peft.merge.merge_adapter.merge_adapter`. No partial output is left.
+        ValueError: see `peft.merge.merge_adapter.merge_adapter`; partial output is removed.
     """
     return merge.merge_adapter(adapter, output, load_for_task, base, **options)

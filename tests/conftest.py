@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,12 @@ import paddlenlp_ext
 
 paddlenlp_ext.configure_runtime()
 
+from paddlenlp_ext.config.device import has_gpu
 from tests.common.models import write_tiny_data, write_tiny_model
+
+if not has_gpu():
+    # Triton reads the variable when a kernel is defined, and any test may be the first to import a module of kernels.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_collection_finish() -> None:

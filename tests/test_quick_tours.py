@@ -139,6 +139,54 @@ def test_peft_adapters_are_loaded_added_and_switched(model_name: str, adapters: 
     assert np.array_equal(logits(model), sft)
 
 
+# -- PEFT, guides on LoRA and QLoRA: https://huggingface.co/docs/peft/developer_guides/quantization -------------------
+@pytest.mark.parametrize("method", ["LoraConfig", "PiSSAConfig", "LoHaConfig", "IA3Config"])
+def test_peft_all_linear_adapts_every_linear_layer_but_lm_head(model_name: str, method: str):
+    import paddlenlp_ext
+    from paddlenlp_ext.peft.target_modules import linear_names
+
+    base_model = paddlenlp_ext.AutoModelForCausalLM.from_pretrained(model_name)
+    names = linear_names(base_model)
+    config = getattr(paddlenlp_ext, method)(target_modules="all-linear")
+    assert list(paddlenlp_ext.get_peft_model(base_model, config).injected) == names
+
+
+@pytest.mark.parametrize("pattern", [{}, {"layers_pattern": "layers"}])
+@pytest.mark.parametrize("targets", [None, ["q_proj", "v_proj"], "all-linear"])
+@pytest.mark.parametrize("layers", [1, [1], [0, 1]])
+def test_peft_layers_to_transform_selects_decoder_layers(model_name: str, pattern: dict, targets, layers):
+    from paddlenlp_ext import AutoModelForCausalLM, LoraConfig, get_peft_model
+
+    base_model = AutoModelForCausalLM.from_pretrained(model_name)
+    everywhere = get_peft_model(base_model, LoraConfig(target_modules=targets)).injected
+    config = LoraConfig(target_modules=targets, layers_to_transform=layers, **pattern)
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_name), config)
+    numbers = [layers] if isinstance(layers, int) else layers
+    assert list(model.injected) == [name for name in everywhere if int(name.split(".")[2]) in numbers]
+
+
+def test_peft_layers_to_transform_that_selects_nothing_is_an_error(model_name: str):
+    from paddlenlp_ext import AutoModelForCausalLM, LoraConfig, get_peft_model
+
+    base_model = AutoModelForCausalLM.from_pretrained(model_name)
+    with pytest.raises(ValueError, match="matches no linear layer"):
+        get_peft_model(base_model, LoraConfig(target_modules=["q_proj"], layers_to_transform=[7]))
+    with pytest.raises(ValueError, match="layers are counted from 0"):
+        LoraConfig(target_modules=["q_proj"], layers_to_transform=[-1])
+    with pytest.raises(ValueError, match="layers_pattern='layers' has no effect without layers_to_transform"):
+        LoraConfig(target_modules=["q_proj"], layers_pattern="layers")
+
+
+def test_peft_model_names_itself_in_errors(model_name: str):
+    from paddlenlp_ext import AutoModelForCausalLM, LoraConfig, get_peft_model
+
+    model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_name), LoraConfig())
+    with pytest.raises(AttributeError, match="'PeftModel' object has no attribute 'nonsense'"):
+        model.nonsense  # noqa: B018
+    with pytest.raises(TypeError, match=r"PeftModel.forward\(\) has no argument 'nonsense'"):
+        model(paddle.to_tensor([[5]]), nonsense=1)
+
+
 @pytest.mark.parametrize("combination_type", ["linear", "cat"])
 def test_peft_add_weighted_adapter_changes_logits(model_name: str, adapters: dict[str, str], combination_type: str):
     from paddlenlp_ext import AutoModelForCausalLM
@@ -200,6 +248,18 @@ def test_peft_soft_prompts_train(model_name: str):
         model = get_peft_model(model, peft_config)
         losses = train(model, steps=6)
         assert losses[-1] < losses[0]
+
+
+# -- PaddleNLP, quick start of generation: README. `max_length` counts the prompt, and the result is one tensor, as in
+# transformers; in PaddleNLP, `max_length` counts the new tokens, and the result is (new tokens, scores). --------------
+def test_paddlenlp_quick_start_generates_text(model_name: str):
+    from paddlenlp_ext import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_name)
+    model = AutoModelForCausalLM.from_pretrained(model_name, dtype="bfloat16")
+    input_features = tokenizer("red apple =", return_tensors="pd")
+    outputs = model.generate(**input_features, max_length=128)
+    assert tokenizer.batch_decode(outputs, skip_special_tokens=True)[0].startswith("red apple =")
 
 
 # -- PaddleNLP, quick start of its PEFT API: docs/peft.md --------------------------------------------------------------

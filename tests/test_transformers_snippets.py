@@ -5,6 +5,8 @@ Models on a hub are replaced by local folders, `torch` by `paddle`, and PyTorch'
 
 from __future__ import annotations
 
+import copy
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +81,8 @@ def test_load_in_8bit_leaves_skipped_modules_in_full_precision(model_id: str):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "set one of load_in_4bit and load_in_8bit"),
-        ({"load_in_4bit": True, "load_in_8bit": True}, "set one of load_in_4bit and load_in_8bit"),
+        ({}, "set exactly one of load_in_4bit and load_in_8bit"),
+        ({"load_in_4bit": True, "load_in_8bit": True}, "set exactly one of load_in_4bit and load_in_8bit"),
         ({"load_in_4bit": True, "bnb_4bit_quant_type": "int4"}, "bnb_4bit_quant_type='int4'.* nf4 or fp4"),
         ({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"}, "bnb_4bit_quant_storage='bfloat16'"),
         ({"load_in_8bit": True, "llm_int8_threshold": 10.0}, "llm_int8_threshold=10.0.* activations are not quantized"),
@@ -100,6 +102,36 @@ def test_compute_dtype_that_is_not_the_dtype_of_the_parameters_is_an_error(model
     config = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_compute_dtype="bfloat16")
     with pytest.raises(ValueError, match=r"torch_dtype=float32, bnb_4bit_compute_dtype=bfloat16: .* one dtype"):
         AutoModelForCausalLM.from_pretrained(model_id, torch_dtype="float32", quantization_config=config)
+
+
+# -- https://huggingface.co/docs/transformers/models#loading-models --------------------------------------------------
+@pytest.mark.parametrize("device_map", ["auto", "cpu", None, {"": "cpu"}])
+def test_model_loaded_with_dtype_and_device_map_reports_both(model_id: str, device_map):
+    from paddlenlp_ext import AutoModelForCausalLM, LoraConfig, get_peft_model
+
+    AutoModelForCausalLM.from_pretrained(model_id, dtype="bfloat16").save_pretrained("stored-in-bfloat16")
+    model = AutoModelForCausalLM.from_pretrained("stored-in-bfloat16", dtype="auto", device_map=device_map)
+    for each in (model, get_peft_model(model, LoraConfig())):
+        assert each.dtype == paddle.bfloat16 and each.device.is_cpu_place()
+
+
+@pytest.mark.parametrize("device_map", ["cuda", "balanced", 0, {"model.layers.0": "cpu", "lm_head": "disk"}])
+def test_device_map_that_cannot_be_obeyed_is_refused(model_id: str, device_map):
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    with pytest.raises(ValueError, match=r"device_map=.*: a model is on one device, Paddle's, which is cpu"):
+        AutoModelForCausalLM.from_pretrained(model_id, device_map=device_map)
+
+
+def test_config_to_dict_builds_the_same_model(model_id: str):
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    config = AutoModelForCausalLM.from_pretrained(model_id).config
+    copied = config.to_dict()
+    rebuilt = AutoModelForCausalLM.from_config(copied).config
+    assert rebuilt.source == config.source == copied and rebuilt.num_hidden_layers == config.num_hidden_layers
+    copied.clear()
+    assert config.to_dict()["model_type"] == config.model_type
 
 
 # -- https://huggingface.co/docs/transformers/grad_checkpointing -------------------------------------------------------
@@ -122,6 +154,105 @@ def test_gradient_checkpointing_keeps_loss_and_gradients(model_id: str, options:
     assert not model.is_gradient_checkpointing and model.model.recompute_plan is None
     with pytest.raises(ValueError, match="gradient_checkpointing_kwargs: offload is not known"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"offload": True})
+
+
+# -- https://huggingface.co/docs/transformers/llm_tutorial -------------------------------------------------------------
+TEXTS = ["red apple blue", "green"]
+
+
+@pytest.mark.parametrize("return_tensors", ["np", "pd", None])
+@pytest.mark.parametrize("padding", ["left", "right", False])
+def test_batch_decode_of_generate_continues_the_texts(model_id: str, return_tensors: str | None, padding):
+    from paddlenlp_ext import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_id)
+    texts = TEXTS if padding or return_tensors is None else TEXTS[:1]
+    tokenizer.padding_side = padding or "left"
+    model = AutoModelForCausalLM.from_pretrained(model_id, device_map="auto")
+    model_inputs = tokenizer(texts, return_tensors=return_tensors, padding=bool(padding))
+    generated_ids = model.generate(**model_inputs, max_new_tokens=5, eos_token_id=[])
+    answers = model.generate([tokenizer(text).input_ids for text in texts], max_new_tokens=5, eos_token_id=[])
+    expected = [tokenizer.decode([*tokenizer(text).input_ids, *new]) for text, new in zip(texts, answers, strict=True)]
+    found = tokenizer.batch_decode(generated_ids)
+    without_padding = [text.replace(tokenizer.pad_token, " ").split() for text in found]
+    assert without_padding == [text.split() for text in expected]
+    assert tokenizer.decode(generated_ids[0]) == found[0]
+
+
+def test_generate_takes_the_ids_of_a_single_text(model_id: str):
+    from paddlenlp_ext import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer, model = AutoTokenizer.from_pretrained(model_id), AutoModelForCausalLM.from_pretrained(model_id)
+    one = model.generate(**tokenizer(TEXTS[0]), max_new_tokens=3)
+    batch = model.generate(**tokenizer(TEXTS[:1], return_tensors="np"), max_new_tokens=3)
+    assert one.tolist() == batch.tolist()
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda each: pickle.loads(pickle.dumps(each))])
+def test_tokenizer_for_paddle_tensors_is_copied_and_saved_under_its_name(model_id: str, copied):
+    from transformers import AutoTokenizer as TransformersTokenizer
+
+    from paddlenlp_ext import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model_id)
+    again = copied(tokenizer)
+    ids = again(TEXTS, padding=True, return_tensors="pd")["input_ids"]
+    assert isinstance(ids, paddle.Tensor) and ids.shape[0] == 2
+    again.save_pretrained("copied")
+    loaded = TransformersTokenizer.from_pretrained("copied")
+    assert type(loaded).__name__ == type(tokenizer).__name__ and loaded(TEXTS) == tokenizer(TEXTS)
+
+
+# -- https://huggingface.co/docs/transformers/generation_strategies, main_classes/text_generation ----------------------
+def test_generation_config_gives_the_options_of_generate(model_id: str):
+    from transformers import GenerationConfig
+
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    model, ids = AutoModelForCausalLM.from_pretrained(model_id), np.array(PADDED["input_ids"][:1])
+    options = {"max_new_tokens": 6, "do_sample": True, "temperature": 2.0, "top_k": 7}
+    expected = model.generate(ids, **options).tolist()
+    generation_config = GenerationConfig(**options)
+    assert model.generate(ids, generation_config=generation_config).tolist() == expected
+    assert model.generate(ids, generation_config=generation_config, max_new_tokens=2).shape == [1, 7]
+    assert model.generate(ids, max_length=8, eos_token_id=[]).shape == [1, 8]
+    assert model.generate(ids, eos_token_id=[]).shape == [1, 25]  # 20 new tokens, as in transformers
+    model.generation_config = generation_config
+    assert model.generation_config.top_k == 7 and model.generate(ids).tolist() == expected
+    model.generation_config.do_sample = False
+    assert model.generate(ids).tolist() == model.generate(ids, do_sample=False, max_new_tokens=6).tolist()
+    model.save_pretrained("with-config")
+    assert AutoModelForCausalLM.from_pretrained("with-config").generation_config.temperature == 2.0
+
+
+def test_num_return_sequences_samples_each_row_several_times(model_id: str):
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(model_id)
+    batch = {name: np.array(values) for name, values in PADDED.items()}
+    options = {"do_sample": True, "temperature": 9.0, "max_new_tokens": 8, "eos_token_id": []}
+    sequences = model.generate(**batch, num_return_sequences=3, **options).numpy()
+    assert sequences.shape == (6, 13)
+    np.testing.assert_array_equal(sequences[:, :5], np.repeat(batch["input_ids"], 3, axis=0))
+    assert len({tuple(row) for row in sequences}) == 6
+    with pytest.raises(ValueError, match="num_return_sequences=2 needs 1 or more sequences, and do_sample=True"):
+        model.generate(**batch, num_return_sequences=2, max_new_tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_p": 0.1}, "generate: min_p=0.1 is not available"),
+        ({"generation_config": {"no_repeat_ngram_size": 2}}, "generation_config: no_repeat_ngram_size=2 is not avail"),
+        ({"max_length": 5}, "max_length 5 counts the prompt, whose length is 5"),
+        ({"do_sample": True, "num_beams": 2}, "do_sample=True with num_beams=2 is not available"),
+    ],
+)
+def test_generate_refuses_options_of_transformers_that_it_lacks(model_id: str, options: dict, message: str):
+    from paddlenlp_ext import AutoModelForCausalLM
+
+    with pytest.raises(ValueError, match=message):
+        AutoModelForCausalLM.from_pretrained(model_id).generate(np.array([[5, 10, 4, 10, 5]]), **options)
 
 
 # -- https://huggingface.co/docs/transformers/internal/generation_utils#transformers.TextStreamer ----------------------

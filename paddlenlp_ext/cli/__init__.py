@@ -1,1 +1,30 @@
-"""Programs of the scripts in `llm/`: parse the command line, call the library, print the result."""
+"""Programs of the scripts in `llm/`: parse the command line, call the library, print the result.
+
+The modules cannot be run. While Python looks up the module of `python -m paddlenlp_ext.cli.NAME`, it imports this
+package, which then ends the process and names the script.
+"""
+
+from __future__ import annotations
+
+import sys
+
+_PREDICT = ("export_model", "reft_predictor", "reward_predictor")
+_SCRIPTS = {name: f"predict/{name}.py" for name in _PREDICT} | {
+    "chat": "predict/predictor.py",
+    "dry_run": "run_finetune.py CONFIG.json --dry_run",
+    "export_model_arguments": "predict/export_model.py",
+    **dict.fromkeys(("predict", "predict_arguments", "predict_file", "predict_resume"), "predict/predictor.py"),
+}
+"""Module of this package -> script that runs it, if the script is not llm/<module>.py."""
+
+
+def _refuse(module: str) -> None:
+    name = module.removeprefix(f"{__name__}.")
+    print(f"error: {module} is not a program; run: python llm/{_SCRIPTS.get(name, f'{name}.py')}", file=sys.stderr)
+    sys.exit(2)
+
+
+if sys.argv[:1] == ["-m"]:  # Python replaces it by the file's path before the module runs
+    for argument in sys.orig_argv:
+        if argument.startswith(f"{__name__}."):
+            _refuse(argument)

@@ -1,4 +1,4 @@
-"""Dry run: print rows, steps, trainable parameters and estimated memory of a run; no weight is read."""
+"""Dry run: print rows, steps, trainable parameters and estimated memory of a run, without reading weights."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, p
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
+from paddlenlp_ext.trainer.data_audit import rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
 from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.distributed_env import world_size
@@ -25,10 +26,9 @@ _GB = 1e9
 
 
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
-    """Print the plan of a run: rows, tokens, packs, steps, trainable parameters, and each part of the memory.
+    """Print the plan of a run: rows, tokens, packs, steps, trainable parameters, and memory by category.
 
-    Rows and steps count all processes that the launcher started. The memory is the peak of one process, the one that
-    needs the most.
+    Rows and steps are totals over all processes. Memory is the peak of the process that needs the most.
 
     Args:
         config: the run's configuration.
@@ -36,7 +36,7 @@ def describe_run(config: RunConfig, data: RunData, console: Console | None = Non
         console: console to print to; None: standard output.
 
     Raises:
-        ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be divided by
+        ValueError: the adapter method's schedule does not fit the number of steps, or the model cannot be sharded with
             the parallel degrees.
     """
     console = console or Console()
@@ -74,6 +74,8 @@ def _plan_table(
         table.add_row("optimizer steps", f"{order.total_steps:,} (max_steps)")
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
+    if (warning := rows_beyond_context(config, data)) is not None:
+        table.add_row("warning", warning)
     if isinstance(data.eval_rows, Mapping):
         table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
     elif data.eval_rows is not None:

@@ -36,9 +36,9 @@ class ExportGgufArguments(ModelArguments):
 
     output_file: str = option(MISSING, help="the .gguf file")
     outtype: str | None = option(
-        None, choices=OUTTYPES, help="type of the matrices; unset: f16. Norms, biases and routers are f32"
+        None, choices=OUTTYPES, help="type of the weight matrices; unset: f16. Norms, biases and routers are f32"
     )
-    adapter_only: bool = option(False, help="write only the adapter, for the GGUF file of its base; always f32")
+    adapter_only: bool = option(False, help="write only the adapter, in f32, to use with the base's GGUF file")
     overwrite: bool = option(False, help="replace an existing file")
     allow_pickle: bool = option(False, help="read an adapter's .pdparams or .bin if it has no safetensors")
 
@@ -119,7 +119,7 @@ def modelfile_of(output: Path) -> Path:
 
 
 def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
-    """Write a model folder or .gguf file; `folders` may hold the run_config.json that names the chat template."""
+    """Convert `model`, a folder or .gguf file; take the chat template from a run_config.json in `folders`, if any."""
     from paddlenlp_ext.checkpoint.config_json import read_generation_config
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
@@ -139,9 +139,9 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
         output.parent.mkdir(parents=True, exist_ok=True)
     export_gguf(output, config, tensors, tokenizer, ends, outtype, name)
     stop_texts = [str(text) for text in tokenizer.convert_ids_to_tokens(ends)]
-    pieces = _pieces(tokenizer, template)
+    delimiters = _delimiters(tokenizer, template)
     beside = modelfile_of(output)
-    write_text(beside, modelfile(output.name, pieces, stop_texts, generation))
+    write_text(beside, modelfile(output.name, delimiters, stop_texts, generation))
     size = output.stat().st_size / 1e6
     return f"{output}: {len(tensors)} tensors in {outtype}, {size:.0f} MB, read back and compared; {beside}"
 
@@ -168,8 +168,8 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     stored = read_adapter(adapter, arguments.allow_pickle)
     if overrides := stored.base_overrides(read_model_config(resolve_model(base))):
         raise ValueError(
-            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than its base, and the base's "
-            "GGUF file cannot follow; leave out --adapter_only to merge the adapter"
+            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than its base model has, and a "
+            "GGUF adapter cannot store this; leave out --adapter_only to merge the adapter"
         )
     if stored.quantization is not None:
         logger.warning(
@@ -184,7 +184,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
-    """Set the tokenizer's chat template to the training run's; a GGUF file can hold only a Jinja template."""
+    """Set the tokenizer's chat template, which the GGUF file stores, to a Jinja `template`, or None."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):
@@ -200,9 +200,9 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
     tokenizer.chat_template = None
 
 
-def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
-    """Return the text around messages that the chat template adds, without BOS; None if it depends on the messages."""
-    from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import chat_pieces
+def _delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
+    """Return the text that the chat template writes around messages, without bos; None if the text is not constant."""
+    from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import find_delimiters
     from paddlenlp_ext.data.rows.conversation import Conversation
     from paddlenlp_ext.data.rows.errors import InvalidRowError
 
@@ -213,11 +213,12 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
         return str(tokenizer.decode(ids[1:] if before and ids[:1] == before else ids))
 
     try:
-        pieces = chat_pieces(write)
+        delimiters = find_delimiters(write)
     except InvalidRowError:
-        pieces = None
-    if pieces is None:
+        delimiters = None
+    if delimiters is None:
         logger.warning(
-            "the chat template has no constant pieces, so the Modelfile has no template; Ollama uses the GGUF file's"
+            "the text that the chat template adds depends on the messages, so the Modelfile has no template; Ollama "
+            "uses the template in the GGUF file"
         )
-    return pieces
+    return delimiters

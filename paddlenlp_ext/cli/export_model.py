@@ -36,5 +36,5 @@ def export_model(arguments: ExportArguments) -> str:
     difference = export.export_model(model, folder, source, adapter_folder, arguments.model_prefix)
     return (
         f"{folder}: static graph of {base}{'' if adapter is None else f' with {adapter}'}. On fixed prompts its "
-        f"logits differ from the model's by up to {difference:.2g} of the largest one."
+        f"logits differ from the model's by up to {difference:.2g} of the largest logit."
     )

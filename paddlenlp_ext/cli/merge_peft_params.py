@@ -1,4 +1,4 @@
-"""Programs llm/merge_*_params.py that merge an adapter into its base model."""
+"""Programs llm/merge_*_params.py, which merge an adapter into its base model, and their arguments."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ class MergeArguments(OptionGroup):
         None, help="adapter folder (written here, by PEFT or by PaddleNLP); unset: the base model is copied"
     )
     output_path: str = option(MISSING, help="folder of the merged model")
-    model_name_or_path: str | None = option(None, help="base model; unset: the one that the adapter names")
-    device: str = option("auto", help="auto, cpu, gpu, ...: where the logits are compared; gpu without a GPU: cpu")
+    model_name_or_path: str | None = option(None, help="base model; unset: the base model named by the adapter")
+    device: str = option("auto", help="device to compare logits on: auto, cpu, gpu, ...; without a GPU always cpu")
     dtype: str | None = option(
-        None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: the base's own"
+        None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: dtype of the base"
     )
     merge_into: str = option(
         "dequantized",
         choices=("dequantized", "original"),
         aliases=("merge_base",),
-        help="weights to merge into if training quantized the base: the dequantized ones, or the original ones",
+        help="if the base was quantized in training: merge into its dequantized or its original weights",
     )
     overwrite: bool = option(False, help="replace a model at the output path")
     allow_pickle: bool = option(
@@ -111,5 +111,5 @@ def run_merge(arguments: MergeArguments) -> str:
     )
     return (
         f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "
-        f"changes logits by up to {report.effect:.3g}; merged and unmerged differ by {report.difference:.3g}."
+        f"changes logits by up to {report.effect:.3g}; merged and unmerged logits differ by {report.difference:.3g}."
     )

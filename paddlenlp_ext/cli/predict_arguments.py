@@ -1,8 +1,7 @@
-"""Parse the command line of llm/predict/predictor.py.
+"""Parse the command line of llm/predict/predictor.py, without the delay of importing Paddle.
 
 PaddleNLP's command lines run unchanged: names, meanings and defaults are the same, except that `device` and `dtype` are
-optional here. Arguments that are not implemented are accepted at the value that has no effect. Paddle is not imported,
-so a mistyped argument is reported at once.
+optional here. Arguments that are not implemented are accepted with the value that has no effect.
 """
 
 from __future__ import annotations
@@ -40,9 +39,9 @@ class PredictorArguments(ModelArguments):
     decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
     num_beams: int = option(1, minimum=1, help="beam_search: number of beams, at least 2")
     length_penalty: float = option(1.0, help="beam_search: a beam's score is divided by its length to this power")
-    top_k: int = option(0, help="sample from this number of most likely tokens; 0: all")
+    top_k: int = option(0, help="top-k sampling: sample from the k most likely tokens; 0: from all tokens")
     top_p: float = option(
-        0.7, help="sample from the smallest set of most likely tokens whose probabilities sum to this value"
+        0.7, help="nucleus sampling: sample from the fewest tokens whose total probability reaches this value"
     )
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
@@ -122,7 +121,7 @@ def _compat_key(name: str, neutral: Any) -> CompatKey:
 
 
 _OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": False, "block_size": 64}
-"""Arguments that select PaddleNLP's CUDA kernels for the same result -> the default."""
+"""Arguments that select among PaddleNLP's CUDA kernels -> the default. The kernels give the same results."""
 
 
 def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
@@ -167,7 +166,8 @@ def _check(arguments: PredictorArguments) -> None:
     if total > arguments.total_max_length:
         raise ValueError(
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, "
-            f"more than --total_max_length {arguments.total_max_length}; lower one of the first two or raise the third"
+            f"more than --total_max_length {arguments.total_max_length}; lower --src_length or --max_length, or raise "
+            "--total_max_length"
         )
 
 
@@ -182,7 +182,7 @@ def _check_static(arguments: PredictorArguments) -> None:
     reasons = {
         "lora_path": merged,
         "prefix_path": merged,
-        "speculate_method": "needs the logits of several positions, but the program computes the last position only",
+        "speculate_method": "needs logits of several positions, but an exported model computes only the last position",
     }
     for name, reason in reasons.items():
         if getattr(arguments, name) not in (None, *NO_VALUE):

@@ -50,7 +50,8 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
     if new_tokens < 1:
         total, prompt = arguments["total_max_length"], arguments["src_length"]
         raise ValueError(
-            f"--max_length {total} leaves no tokens after --src_length {prompt}; raise the first or lower the second"
+            f"--max_length {total} leaves no tokens after --src_length {prompt}; raise --max_length or lower "
+            "--src_length"
         )
     arguments["decode_strategy"] = "beam_search" if arguments["num_beams"] > 1 else "greedy_search"
     return [word for name, value in arguments.items() if value is not None for word in (f"--{name}", str(value))]

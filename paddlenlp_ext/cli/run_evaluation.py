@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paddlenlp_ext.evaluation.arguments import EvaluationArguments
-from paddlenlp_ext.evaluation.compare_models import find_candidates, measure, open_tasks
+from paddlenlp_ext.evaluation.compare_models import find_candidates, measure
+from paddlenlp_ext.evaluation.open_tasks import open_tasks
 from paddlenlp_ext.evaluation.plot_scores import plot_scores
 from paddlenlp_ext.evaluation.report import Evaluation, print_tables, write_report
 from paddlenlp_ext.evaluation.task_options import TaskOptions

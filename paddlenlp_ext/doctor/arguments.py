@@ -1,4 +1,4 @@
-"""Parse the command line of the doctor. Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of the doctor, without the slow import of Paddle."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ USAGE = (
 
 @dataclass(frozen=True, kw_only=True)
 class DoctorArguments(OptionGroup):
-    """Arguments of the doctor."""
+    """Command-line arguments of the doctor."""
 
-    areas: tuple[str, ...] = option((), help=f"areas to check: {', '.join(AREAS)}; unset: all")
-    seconds: float = option(90.0, minimum=0, help="start no check after this time; 0: no limit")
+    areas: tuple[str, ...] = option((), help=f"areas to check: {', '.join(AREAS)}; unset: all areas")
+    seconds: float = option(90.0, minimum=0, help="time in seconds after which no further check starts; 0: no limit")
 
 
 def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
@@ -28,7 +28,7 @@ def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
 
     Raises:
         ConfigError: arguments are unknown or invalid; the message lists all problems.
-        ValueError: an area does not exist.
+        ValueError: an area is unknown.
     """
     values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), USAGE)
     arguments = DoctorArguments(**values)

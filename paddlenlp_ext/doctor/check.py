@@ -1,4 +1,4 @@
-"""Checks that compare results with a reference, and their outcomes."""
+"""Run checks that compare results with a reference."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from paddlenlp_ext.doctor.targets import Target
 
 
 class Difference(NamedTuple):
-    """Largest difference from the reference.
+    """Largest difference between results and reference.
 
     Attributes:
-        relative: the difference divided by the largest magnitude in the reference.
-        place: position of the difference, with both values.
+        relative: difference divided by the largest magnitude in the reference.
+        place: position of the difference, with the value and the reference value.
     """
 
     relative: float
@@ -31,9 +31,9 @@ class Check(NamedTuple):
         area: part of the package, such as "ops".
         name: name of the check within its area.
         target: device and dtype.
-        limit: largest relative difference that passes.
-        measure: returns the difference, or None if the check does not apply to the target.
-        is_late: whether the check runs after all others, because they include a similar check.
+        limit: largest relative difference with which the check passes.
+        measure: function that returns the difference, or None if the check does not apply to the target.
+        is_late: whether the check runs after all other checks, because a similar check runs earlier.
     """
 
     area: str
@@ -55,14 +55,14 @@ class Result:
 
     @property
     def passed(self) -> bool:
-        """True if the difference was measured and does not exceed the limit; NaN does not pass."""
+        """True if the difference was measured and does not exceed the limit; NaN fails."""
         return self.difference is not None and self.difference.relative <= self.check.limit
 
 
 def run_checks(checks: Iterable[Check]) -> Iterator[Result]:
-    """Run the checks in order and yield their results, without checks that do not apply to their target.
+    """Run the checks in order and yield the results, except for checks that do not apply to their target.
 
-    An exception is also a result: the check has failed.
+    A check that raises an exception fails.
     """
     for check in checks:
         started = time.monotonic()
@@ -76,7 +76,7 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Result]:
 
 
 def describe(error: Exception) -> str:
-    """Return the type and the last line of an error; in Paddle's errors, that line names the cause."""
+    """Return the type and the last line of an error; in errors of Paddle, the last line names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
@@ -84,13 +84,13 @@ def describe(error: Exception) -> str:
 def relative_difference(
     actual: Iterable[np.ndarray], expected: Iterable[np.ndarray], names: Iterable[str] | None = None
 ) -> Difference:
-    """Return the largest |actual - expected| over all arrays, each divided by the array's largest expected magnitude.
+    """Return the largest relative difference between two lists of arrays.
 
-    A difference that is NaN or infinite counts as infinite.
+    The relative difference of two arrays is max |actual - expected| / max |expected|; NaN counts as infinite.
 
     Args:
         actual, expected: arrays to compare pairwise.
-        names: name of each array for `Difference.place`; None: result 1, result 2, ...
+        names: names of the arrays for `Difference.place`; None: result 1, result 2, ...
 
     Raises:
         ValueError: the number of arrays or their shapes differ.
@@ -99,10 +99,10 @@ def relative_difference(
     pairs = list(zip(actual, expected, strict=True))
     for name, (one, other) in zip(names or (f"result {n}" for n in range(1, len(pairs) + 1)), pairs, strict=True):
         if one.shape != other.shape:
-            raise ValueError(f"{name} has shape {list(one.shape)}; the reference's is {list(other.shape)}")
+            raise ValueError(f"{name} has shape {list(one.shape)}; the reference has shape {list(other.shape)}")
         if one.size:
             gaps = np.abs(one - other)
-            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # of the first NaN, if there is one
+            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # argmax returns the first NaN if a value is NaN
             gap = float(gaps[at] / max(float(np.abs(other).max()), _TINY))
             relative = gap if np.isfinite(gap) else float("inf")
             if relative > largest.relative:

@@ -1,7 +1,7 @@
-"""Checks of decoding: generate tokens greedily on a target, and score them with forward passes on the CPU.
+"""Checks of decoding: generate tokens greedily on a target, and score them with a reference forward pass on the CPU.
 
-Targets may choose different tokens where the best logits are nearly equal, so tokens are not compared. Instead, the
-reference's logit of each generated token must be close to the reference's largest logit.
+Where the two largest logits are nearly equal, targets may choose different tokens, so tokens are not compared. Instead,
+the reference logit of each generated token must be close to the largest reference logit at its position.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NEW_TOKENS = 8
 
 
 def generation_checks(target: Target) -> list[Check]:
-    """Return a check of each weight format on a target."""
+    """Return one check per weight format for a target."""
     return [
         Check(AREA, name, target, LIMITS[target.dtype], functools.partial(measure_generation, name, target))
         for name in FORMATS
@@ -36,7 +36,10 @@ def generation_checks(target: Target) -> list[Check]:
 
 
 def measure_generation(name: str, target: Target) -> Difference:
-    """Return how far the logits of greedy tokens fall below the largest logit, relative to the largest magnitude."""
+    """Return the largest gap between a generated token's reference logit and the largest reference logit.
+
+    The gap is relative to the largest magnitude of the logits.
+    """
     with on_device(target.device):
         answers = generate(_model(name, target, target.dtype), PROMPTS, max_new_tokens=NEW_TOKENS)
     largest = Difference(0.0, "")
@@ -44,15 +47,24 @@ def measure_generation(name: str, target: Target) -> Difference:
         model = _model(name, REFERENCE, target.dtype)
         for number, (prompt, answer) in enumerate(zip(PROMPTS, answers, strict=True), start=1):
             logits_SV = model(paddle.to_tensor([[*prompt, *answer[:-1]]]))[0, len(prompt) - 1 :].numpy()
-            own_S, best_S = logits_SV[np.arange(len(answer)), answer], logits_SV.max(axis=1)
-            at = int(np.argmax(best_S - own_S))
-            place = f"prompt {number}, token {at + 1} is {answer[at]}: logit {own_S[at]:.6g}, the best {best_S[at]:.6g}"
-            largest = max(largest, Difference(float((best_S - own_S)[at] / np.abs(logits_SV).max()), place))
+            chosen_S, best_S = logits_SV[np.arange(len(answer)), answer], logits_SV.max(axis=1)
+            at = int(np.argmax(best_S - chosen_S))
+            place = (
+                f"prompt {number}, token {at + 1} is {answer[at]}: its logit is {chosen_S[at]:.6g}, the largest logit "
+                f"{best_S[at]:.6g}"
+            )
+            largest = max(largest, Difference(float((best_S - chosen_S)[at] / np.abs(logits_SV).max()), place))
     return largest
 
 
 def _model(name: str, target: Target, rounded_to: str) -> CausalLM:
-    """Return the tiny model on the current device; its weights are rounded to `rounded_to` and then quantized."""
+    """Return a tiny model on the current device, with weights that are rounded to `rounded_to` and then quantized.
+
+    Args:
+        name: weight format, a key of `FORMATS`.
+        target: target whose dtype the model has.
+        rounded_to: dtype to which weights are rounded, so that models in two dtypes have equal weights.
+    """
     model = AutoModelForCausalLM.from_config(TINY_MODEL, seed=1, dtype=target.dtype)
     for parameter in model.parameters():
         parameter.set_value(parameter.astype(paddle_dtype(rounded_to)).astype(parameter.dtype))

@@ -1,4 +1,4 @@
-"""Report of the doctor in Markdown, to paste into an issue."""
+"""Format the results of the doctor as Markdown, which users can paste into an issue."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from paddlenlp_ext.ops.dispatch import AbsentGpu
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table; vertical bars in cells are escaped."""
+    """Return a Markdown table, with vertical bars in cells escaped."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
 
 
 def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
-    """Return the table of backends with a column for each target, and the reasons that the user can change."""
+    """Return a table of backends with one column per target, and a list of the backends that the user can enable."""
     targets = list(dict.fromkeys(choice.target for choice in choices))
     ops: dict[str, list[str]] = {}
     for choice in choices:
@@ -30,16 +30,17 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
     }
     capability = ".".join(map(str, AbsentGpu().compute_capability))
     notes = [
-        "On a CPU, activations are float32 even in bfloat16 runs: the column cpu bfloat16 is for weights and gradients."
+        "The column cpu bfloat16 applies to weights and gradients, because on a CPU activations are float32 even in "
+        "bfloat16 runs."
     ]
     if absent:
-        notes.append(f"\\* not on this machine: backends of a GPU with compute capability {capability}")
-    parts = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *notes, _list(reasons)]
-    return "\n\n".join(part for part in parts if part)
+        notes.append(f"\\* This machine lacks the device: backends for a GPU with compute capability {capability}.")
+    blocks = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *notes, _list(reasons)]
+    return "\n\n".join(block for block in blocks if block)
 
 
 def result_section(results: Sequence[Result]) -> str:
-    """Return a summary by area and target, the failures, and all results in a folded section."""
+    """Return a summary by area and target, the failed checks, and a collapsed section with all results."""
     failed = [result for result in results if not result.passed]
     groups: dict[tuple[str, str], list[Result]] = {}
     for result in results:
@@ -57,10 +58,10 @@ def result_section(results: Sequence[Result]) -> str:
 
 
 def verdict(results: Sequence[Result], num_skipped: int = 0) -> str:
-    """Return one line with the outcome of all checks and the number of checks that the time limit skipped."""
+    """Return a line with the number of failed or passed checks and the number of checks skipped by the time limit."""
     failed = sum(not result.passed for result in results)
     outcome = f"{failed} of {len(results)} checks failed" if failed else f"all {len(results)} checks passed"
-    return f"**{outcome}**" + (f"; no time for {num_skipped} more" if num_skipped else "")
+    return f"**{outcome}**" + (f"; {num_skipped} skipped by the time limit" if num_skipped else "")
 
 
 def _failure_table(results: Iterable[Result]) -> str:
@@ -86,7 +87,7 @@ def _outcome(result: Result) -> tuple[str, str, str]:
     limit = f"{result.check.limit:.0e}"
     if result.error is not None:
         return "error", result.error, limit
-    assert result.difference is not None, "a result has one of the two"
+    assert result.difference is not None, "a result has either an error or a difference"
     return "pass" if result.passed else "differs", f"{result.difference.relative:.1e}", limit
 
 

@@ -1,4 +1,4 @@
-"""Run all checks of the doctor with progress, and print the report."""
+"""Run the checks of the doctor, show progress, and print the report."""
 
 from __future__ import annotations
 
@@ -26,10 +26,13 @@ CHECKS = {"ops": op_checks, "generation": generation_checks, "training": trainin
 
 
 def run_doctor(arguments: DoctorArguments) -> int:
-    """Print the report to standard output and progress to standard error; return 1 if a check failed, else 0."""
+    """Run the checks and return the exit code: 1 if a check failed, otherwise 0.
+
+    The report goes to standard output, progress to standard error.
+    """
     areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
     absent = [target for target in every_target if unavailable_reason(target) is not None]
-    OP_CASES.names()  # imports the ops
+    OP_CASES.names()  # imports the modules that register ops
     print(f"# paddlenlp_ext doctor, {date.today()}\n")
     print(table(["setting", "value"], describe_environment()), end="\n\n")
     print("## Backends\n")
@@ -48,7 +51,7 @@ def run_doctor(arguments: DoctorArguments) -> int:
 
 
 def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas, target by target; the layouts follow the first target, late checks come last."""
+    """Return the checks of the areas, ordered by target: layout checks after the first target, late checks last."""
     groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
     if "layouts" in areas:
         groups.insert(1, layout_checks(layout_target()))
@@ -56,14 +59,14 @@ def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Chec
 
 
 def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, str]]:
-    """Return a table row (target, checks, reason) for each group of checks that the time limit skipped."""
-    reason = f"the limit of {seconds:g} seconds was reached; --seconds 0 runs all"
+    """Return table rows (target, checks, reason) of the checks that the time limit skipped."""
+    reason = f"the time limit of {seconds:g} seconds was reached; --seconds 0 runs all checks"
     groups = Counter((str(check.target), check.area) for check in skipped)
     return [(target, f"{count} {area}", reason) for (target, area), count in groups.items()]
 
 
 def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return a table row (target, checks, reason) for each target that this machine lacks."""
+    """Return table rows (target, checks, reason) of the targets that this machine lacks."""
     rows = []
     for target in absent:
         counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]
@@ -74,14 +77,14 @@ def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, s
 
 
 def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
-    """Run the checks; a terminal shows each check, a log file one line for each area and target.
+    """Run checks and show progress: each check on a terminal, one line per area and target in a log file.
 
     Args:
-        checks: the checks, the most important ones first.
-        seconds: time after which no more checks are started; 0: no limit.
+        checks: the checks in descending order of importance.
+        seconds: time in seconds after which no further check starts; 0: no limit.
 
     Returns:
-        The results, and the checks that were not started.
+        The results, and the skipped checks.
     """
     results: list[Result] = []
     started, is_terminal, group = time.monotonic(), sys.stderr.isatty(), None

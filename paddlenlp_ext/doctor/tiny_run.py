@@ -1,4 +1,4 @@
-"""Train a tiny model on rows in memory, with the code of `llm/run_finetune.py`."""
+"""Train a tiny model on random rows with the trainer of `llm/run_finetune.py`."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _KEYS: dict[str, Any] = {
     "max_steps": STEPS,
     "logging_steps": 1,
     "learning_rate": 1e-3,
-    # Adam divides a gradient by its magnitude: near zero, a rounding error would become a full step.
+    # Adam divides a gradient by its magnitude, so with a small epsilon, rounding errors near zero become full updates.
     "adam_epsilon": 1e-4,
     "per_device_train_batch_size": 2,
     "zero_padding": True,
@@ -52,7 +52,7 @@ _KEYS: dict[str, Any] = {
 
 
 _PROMPT = 4
-"""Number of prompt tokens in a row."""
+"""Number of prompt tokens of each data row."""
 
 
 def answer_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> EncodedRow:
@@ -71,7 +71,7 @@ def scored_row(tokens: np.ndarray, loss_mask: np.ndarray, index: int) -> Tokeniz
 
 
 class Kind(NamedTuple):
-    """Kind of a training run: the sections of its configuration, and the function that makes its rows."""
+    """Kind of training run: sections of the run configuration, and the function that creates a row."""
 
     sections: dict[str, type]
     row: Callable[[np.ndarray, np.ndarray, int], EncodedRow]
@@ -88,8 +88,8 @@ class Rows:
     """Random rows in memory with the interface of a TokenizedDataset.
 
     Args:
-        row: function that makes a row from tokens, loss mask and index.
-        cache_folder: folder for the reference model's log-probabilities.
+        row: function that creates a row from tokens, loss mask and index.
+        cache_folder: folder for the log-probabilities of the reference model.
     """
 
     def __init__(self, row: Callable[[np.ndarray, np.ndarray, int], EncodedRow], cache_folder: Path) -> None:
@@ -112,7 +112,7 @@ class Rows:
 
 
 class Steps(Callback):
-    """Collect the step reports, and clear the log history, because drawing loss.png takes longer than the run."""
+    """Callback that collects step reports; it clears the log history, because plotting loss.png would be slow."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []
@@ -125,7 +125,7 @@ class Steps(Callback):
 
 
 def precision_keys(target: Target) -> dict[str, Any]:
-    """Return the configuration keys of a target's device and dtype."""
+    """Return the configuration keys for the device and dtype of a target."""
     return {
         "device": target.device,
         "use_flash_attention": target.device == "gpu",
@@ -141,21 +141,21 @@ def run_training(
     output_dir: Path | None = None,
     kind: str = "sft",
 ) -> list[float]:
-    """Train a new tiny model for two steps; return both losses, then both gradient norms.
+    """Train a new tiny model for two steps; return the two losses, followed by the two gradient norms.
 
     Args:
-        keys: configuration keys in addition to this module's.
-        switch: adapter method; None trains all weights.
-        algorithm: quantized format of the frozen base (`weight_quantize_algo`); None: not quantized.
-        output_dir: folder of the run, shared by all its processes; None: a temporary folder.
+        keys: configuration keys that extend or override `_KEYS`.
+        switch: adapter method; None: train all weights.
+        algorithm: quantized format of the frozen base model (`weight_quantize_algo`); None: not quantized.
+        output_dir: output folder, which all processes of the run share; None: a temporary folder.
         kind: kind of rows and loss, a key of `KINDS`.
     """
     with tempfile.TemporaryDirectory() as temporary, quiet_logging():
         folder = Path(temporary, "model")
         AutoModelForCausalLM.from_config(TINY_MODEL, seed=1).save_pretrained(folder)
         output = str(output_dir or Path(temporary, "output"))
-        own = {"model_name_or_path": str(folder), "output_dir": output}
-        config = run_config_from({**_KEYS, **own, **keys}, {}, peft_methods(), KINDS[kind].sections)
+        paths = {"model_name_or_path": str(folder), "output_dir": output}
+        config = run_config_from({**_KEYS, **paths, **keys}, {}, peft_methods(), KINDS[kind].sections)
         if switch is not None:
             method = PEFT_METHODS.get(switch)(**_REQUIRED_OPTIONS.get(switch, {}))
             model = replace(config.model, weight_quantize_algo=algorithm)
@@ -172,7 +172,7 @@ def run_training(
 
 @contextmanager
 def quiet_logging() -> Iterator[None]:
-    """Log errors only within the block."""
+    """Suppress log messages below ERROR within the block."""
     logger = get_logger()
     before = logger.level
     logger.setLevel(logging.ERROR)

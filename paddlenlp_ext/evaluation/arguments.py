@@ -1,4 +1,4 @@
-"""Parse the command line of llm/run_evaluation.py. Paddle is not imported, so errors are reported at once."""
+"""Command line of llm/run_evaluation.py. This module does not import Paddle, so that a wrong argument fails fast."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluationArguments(ModelArguments):
-    """Arguments of run_evaluation.py, except the options of a single task."""
+    """Arguments of run_evaluation.py, without the options of a task (`TaskOptions`)."""
 
     tasks: tuple[str, ...] = option((), help="task files; general: the built-in questions")
     compare: tuple[str, ...] = option(
-        (), help="models to compare: base, adapter, merged, or other models; unset: base, and adapter if there is one"
+        (), help="models to compare: base, adapter, merged, or other models; default: base, and the adapter if given"
     )
     output_dir: str = option("evaluation", help="folder for report.md, scores.png, results.json and rows.jsonl")
     max_length: int = option(
-        4096, minimum=2, help="maximum tokens of a prompt and its answer, at most the model's context"
+        4096, minimum=2, help="maximum tokens of prompt plus answer, at most the model's context length"
     )
-    batch_size: int = option(8, minimum=1, help="rows computed together")
-    num_examples: int = option(3, minimum=0, help="rows whose answers the report shows side by side")
-    seed: int = option(0, minimum=0, help="seed of the bootstrap")
+    batch_size: int = option(8, minimum=1, help="rows per batch")
+    num_examples: int = option(3, minimum=0, help="number of example rows in the report")
+    seed: int = option(0, minimum=0, help="random seed of the bootstrap")
 
 
 def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[TaskOptions]]:
     """Parse the command line and read the task files.
 
     Raises:
-        ConfigError: arguments or keys of a task file are unknown or invalid; the message lists all problems.
-        ValueError: there is no task, arguments contradict each other, or a launcher started several processes.
+        ConfigError: an argument or a key of a task file is unknown or invalid; the message lists all problems.
+        ValueError: no task is given, arguments contradict each other, or a launcher started several processes.
     """
     require_single_process("evaluation")
     options = [*options_of(EvaluationArguments, "arguments"), *options_of(TaskOptions, "task")]
@@ -52,7 +52,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[Task
     }
     arguments = EvaluationArguments(**own)
     if arguments.tasks and values:
-        raise ValueError(f"--{next(iter(values))} belongs to a single task; write it in the files of --tasks")
+        raise ValueError(f"--{next(iter(values))} cannot be combined with --tasks; write it in the task files")
     if not arguments.tasks and not values:
         raise ValueError("nothing to evaluate; pass --tasks FILE.json, or --task KIND --data_file ROWS")
     return arguments, [read_task(path) for path in arguments.tasks] or [TaskOptions(**values)]

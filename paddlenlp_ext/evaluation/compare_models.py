@@ -1,4 +1,4 @@
-"""Models that an evaluation compares: base, adapter and merged model; load them and measure them on all tasks."""
+"""Load the models that an evaluation compares, such as base, adapter and merged model, and score them on all tasks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,8 @@ from rich.markup import escape
 from rich.progress import Progress
 
 from paddlenlp_ext.evaluation.arguments import ADAPTER, BASE, MERGED, EvaluationArguments
-from paddlenlp_ext.evaluation.generation import Generation
-from paddlenlp_ext.evaluation.multiple_choice import MultipleChoice
-from paddlenlp_ext.evaluation.perplexity import Perplexity
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
 from paddlenlp_ext.evaluation.task import Measured, Task
-from paddlenlp_ext.evaluation.task_options import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, TaskOptions
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import (
     can_merge,
@@ -35,12 +31,6 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.evaluation")
 
-KINDS: dict[str, type[Task]] = {
-    MULTIPLE_CHOICE: MultipleChoice,
-    GENERATION: Generation,
-    PERPLEXITY: Perplexity,
-}
-
 
 @dataclass(frozen=True)
 class Candidate:
@@ -48,9 +38,9 @@ class Candidate:
 
     Attributes:
         label: name in the report.
-        base: name of the base model.
-        adapter: folder of the adapter, or None.
-        is_merged: whether the adapter is merged into the base.
+        base: name or folder of the base model.
+        adapter: folder of the adapter; None: the base model alone.
+        is_merged: True if the adapter is merged into the base model.
     """
 
     label: str
@@ -59,39 +49,32 @@ class Candidate:
     is_merged: bool = False
 
 
-def open_tasks(options: Sequence[TaskOptions]) -> list[Task]:
-    """Read and check the rows of all tasks.
-
-    Raises:
-        ValueError: two tasks have the same name, or a file has invalid rows; the message lists the first ones.
-    """
-    titles = [each.title for each in options]
-    twice = next((title for title in titles if titles.count(title) > 1), None)
-    if twice is not None:
-        raise ValueError(f"two tasks have the name {twice!r}; set name in one of them")
-    return [KINDS[each.task or ""](each) for each in options]
-
-
 def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | None) -> list[Candidate]:
-    """Return the models that `--compare` names.
+    """Return the models to compare, as `--compare` lists them.
+
+    Args:
+        arguments: the command line.
+        base: name or folder of the base model.
+        adapter: folder of the adapter, or None.
 
     Raises:
-        ValueError: there is no adapter, its method cannot be merged, or two models have the same name.
+        ValueError: `--compare` requires an adapter, the adapter's method does not support merging, or two models have
+            the same name.
     """
     found = []
     for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
         if name in (ADAPTER, MERGED) and adapter is None:
             raise ValueError(f"--compare {name} needs an adapter; pass --lora_path ADAPTER")
         if name == MERGED and not _has_mergeable_method(base, adapter):
-            raise ValueError(_unmergeable(adapter, "its method does not merge"))
+            raise ValueError(_unmergeable(adapter, "its method does not support merging"))
         if name in (BASE, ADAPTER, MERGED):
             found.append(Candidate(name, base, None if name == BASE else adapter, name == MERGED))
         else:
-            own = find_model_and_adapter(replace(arguments, model_name_or_path=name, lora_path=None))
-            found.append(Candidate(Path(name).name, *own))
+            other = find_model_and_adapter(replace(arguments, model_name_or_path=name, lora_path=None))
+            found.append(Candidate(Path(name).name, *other))
     labels = [each.label for each in found]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"--compare {','.join(labels)} names a model twice; rename one of the folders")
+        raise ValueError(f"--compare {','.join(labels)} has two models of the same name; rename one of the folders")
     return found
 
 
@@ -101,22 +84,22 @@ def _has_mergeable_method(base: str, adapter: str | None) -> bool:
 
 
 def _unmergeable(adapter: str | None, reason: str) -> str:
-    return f"--compare {MERGED}: {adapter} cannot be merged, because {reason}; remove {MERGED}"
+    return f"--compare {MERGED}: {adapter} cannot be merged, because {reason}; remove {MERGED} from --compare"
 
 
 def measure(
     candidate: Candidate, tasks: Sequence[Task], arguments: EvaluationArguments, folders: Sequence[str | None]
 ) -> list[Measured]:
-    """Return the results of one model on all tasks.
+    """Load a model, score it on all tasks, release it and return the results.
 
-    The rows of all tasks are encoded before the model is loaded. The model is released afterwards.
+    The rows are encoded before the model is loaded, so that an invalid row is reported early.
 
     Args:
-        candidate: the model.
-        tasks: the tasks.
+        candidate: the model to score.
+        tasks: tasks with their rows.
         arguments: the command line.
-        folders: folders that may hold the run_config.json of the training run. All models share its chat template, so
-            they get equal prompts.
+        folders: folders to search for the run_config.json of the training run. Its chat template renders the prompts
+            for every model of the comparison, so that the prompts are equal.
     """
     base, adapter = candidate.base, candidate.adapter
     tokenizer = load_tokenizer(base, adapter)
@@ -138,7 +121,7 @@ def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
     """Return the smaller of `max_length` and the model's context length.
 
     Raises:
-        ValueError: both are unknown.
+        ValueError: `max_length` is None, and config.json does not give a context length.
     """
     source, _, _ = find_source(base, adapter)
     known = [length for length in (max_length, context_length(source.config)) if length is not None]
@@ -148,22 +131,25 @@ def context_of(base: str, adapter: str | None, max_length: int | None) -> int:
 
 
 def load_candidate(candidate: Candidate, arguments: EvaluationArguments) -> Any:
-    """Load a model to evaluate, and merge its adapter if requested.
+    """Load a model to evaluate, and merge its adapter if `candidate.is_merged`.
 
     Raises:
-        ValueError: see `load_unmerged`; or the adapter would be merged into a quantized base.
+        ValueError: the model cannot be loaded (see `load_unmerged`), or its quantized weights do not allow merging.
     """
     model = load_unmerged(arguments, candidate.base, candidate.adapter)
     if not candidate.is_merged:
         return model
     if not can_merge(model):
-        raise ValueError(_unmergeable(candidate.adapter, "the base is quantized"))
+        raise ValueError(_unmergeable(candidate.adapter, "the base model is quantized"))
     return model.merge_and_unload()
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
-    """Yield a function that adds a number of finished units; show a bar on a terminal, and log the duration."""
+    """Show a progress bar on a terminal, and log the duration at the end.
+
+    The context manager yields a function that advances the bar by a number of units.
+    """
     started = time.perf_counter()
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task(escape(title), total=total)

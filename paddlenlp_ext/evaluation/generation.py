@@ -1,4 +1,4 @@
-"""Task of kind generation: answers are decoded greedily and compared with the right answers."""
+"""Task that decodes an answer to each prompt greedily and compares it with the reference answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from paddlenlp_ext.evaluation.task_rows import INVALID_ANSWER, prompt_text, read
 
 @dataclass(frozen=True)
 class OpenQuestion:
-    """Prompt with at least one right answer."""
+    """Prompt with at least one reference answer."""
 
     prompt: Prompt | str
     references: tuple[str, ...]
@@ -30,20 +30,18 @@ class Generation(Task):
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         assert options.data_file is not None, "checked by TaskOptions"
-        for name in options.metric_names:  # reports a missing library before answers are generated
+        for name in options.metric_names:  # fails before generation if the library of a metric is missing
             score_answers(name, ["a"], [["a"]])
         self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
         self.prompts = [prompt_text(question.prompt) for question in self.questions]
         self.references = [question.references[0] for question in self.questions]
 
     def encode(self, encoder: PromptEncoder) -> list[list[int]]:
-        """Return the token ids of each prompt."""
         return self.encode_rows(
             lambda question: encoder.prompt(question.prompt, self.options.max_new_tokens), self.questions
         )
 
     def num_units(self, encoded: list[list[int]]) -> int:
-        """Return the number of prompts."""
         return len(encoded)
 
     def measure(
@@ -54,7 +52,6 @@ class Generation(Task):
         batch_size: int,
         advance: Callable[[int], object],
     ) -> Measured:
-        """Generate the answers; return them with their scores."""
         generated = model.generate(
             encoded,
             max_new_tokens=self.options.max_new_tokens,
@@ -69,22 +66,26 @@ class Generation(Task):
 
 
 def extract_references(references: Sequence[str], pattern: str | None) -> list[str]:
-    """Return the text that a pattern extracts from each right answer; an answer without a match stays whole."""
+    """Return the match of `pattern` in each reference answer, or the whole answer if `pattern` does not match."""
     extracted = [extract(text, pattern) for text in references]
     return [text if match is None else match for text, match in zip(references, extracted, strict=True)]
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop string."""
+    """Return the text up to the first stop string."""
     ends = [found for stop in stops if (found := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
 
 def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
-    """Return the question of a row; without `options.prompt`, the last answer of the row is the right one.
+    """Return the question of a row.
+
+    The reference answers are the field `options.answer`. If `options.prompt` is None, the reference answer is the last
+    answer of the conversation in the row.
 
     Raises:
-        InvalidRowError: the row lacks a field or an answer, or the metric `number` finds no number in the answer.
+        InvalidRowError: the row lacks a field or an answer, or a reference answer lacks the number that the metric
+            `number` compares.
     """
     row = read_object(value, ())
     prompt = read_prompt(row, options)
@@ -97,5 +98,5 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
         references = read_answers(row, options)
     extracted = extract_references(references, options.pattern)
     if "number" in options.metric_names and any(last_number(text) is None for text in extracted):
-        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the answer of the row")
+        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the reference answer")
     return OpenQuestion(prompt, tuple(references))

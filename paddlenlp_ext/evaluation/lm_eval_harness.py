@@ -1,8 +1,9 @@
-"""Model for lm-evaluation-harness (the package lm-eval, extra `lm-eval`), registered under the name paddlenlp_ext.
+"""Adapter between a model and lm-evaluation-harness, which finds the model under the name paddlenlp_ext.
 
     python llm/run_lm_eval.py run --model paddlenlp_ext --model_args pretrained=MODEL,lora_path=ADAPTER --tasks piqa
 
-Texts are tokenized as in the harness's Hugging Face model (`hf`), so log-likelihoods are equal.
+The harness is the package lm-eval (extra `lm-eval`). Its Hugging Face model (`hf`) tokenizes texts in the same way, so
+that log-likelihoods are equal.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _SAMPLING_KEYS = ("temperature", "top_k", "top_p", "repetition_penalty", "seed")
 
 
 def register_lm_eval_model() -> type:
-    """Register the model with lm-eval and return its class.
+    """Register `LMEvalModel` with lm-eval and return the registered subclass.
 
     Raises:
         ValueError: lm-eval is not installed.
@@ -39,16 +40,16 @@ def register_lm_eval_model() -> type:
 
 
 class LMEvalModel:
-    """Implementation of `lm_eval.api.model.LM`; `register_lm_eval_model` returns a subclass of both.
+    """Methods of `lm_eval.api.model.LM`. `register_lm_eval_model` derives a class from `LMEvalModel` and `LM`.
 
     Args:
-        pretrained: a value of the predictor's `model_name_or_path`.
+        pretrained: name or folder of a model, as `model_name_or_path` of the predictor.
         lora_path: folder of an adapter of any method.
-        batch_size: prompts computed together; auto: 8.
-        max_length: maximum tokens of a prompt and its continuation; None: the model's context length.
-        device: cpu, gpu, ...; None: a GPU if there is one.
+        batch_size: prompts per batch; auto: 8.
+        max_length: maximum tokens of a prompt plus its continuation; None: the model's context length.
+        device: cpu, gpu, ...; None: a GPU if available, else the CPU.
         dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on a GPU.
-        max_batch_size: accepted without effect.
+        max_batch_size: ignored.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class LMEvalModel:
     # -- texts --------------------------------------------------------------------------------------------------------
     @property
     def prefix_token_id(self) -> int:
-        """Id before an empty text: the BOS token, else the EOS token."""
+        """Id of the token before an empty text: BOS, or EOS if the tokenizer has no BOS."""
         first = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if first is None else first)
 
     def _encode(self, text: str) -> list[int]:
-        """Return the ids of a text; special tokens are added unless the text begins with the prefix token."""
+        """Return the token ids of a text, with special tokens unless the text already begins with the prefix token."""
         has_prefix = text.startswith(self.tokenizer.decode([self.prefix_token_id]))
         return list(self.tokenizer.encode(text, add_special_tokens=not has_prefix))
 
@@ -92,21 +93,23 @@ class LMEvalModel:
 
     @property
     def tokenizer_name(self) -> str:
-        """Name of the tokenizer in the harness's request cache."""
+        """Name of the tokenizer in the request cache of lm-eval."""
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the source of the chat template, or "" if none is used.
+        """Return the source of the tokenizer's chat template, or "" if `chat_template` is False.
 
         Raises:
-            ValueError: a template is selected by name.
+            ValueError: `chat_template` is the name of a template.
         """
         if isinstance(chat_template, str):
-            raise ValueError(f"chat_template {chat_template}: cannot be selected by name; use the tokenizer's own")
+            raise ValueError(
+                f"chat_template {chat_template}: a template cannot be selected by name; pass True for the tokenizer's"
+            )
         return (self.tokenizer.chat_template or "") if chat_template else ""
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Return the messages rendered by the tokenizer's chat template."""
+        """Return the messages as text, rendered with the tokenizer's chat template."""
         options = {
             "add_generation_prompt": add_generation_prompt,
             "continue_final_message": not add_generation_prompt,
@@ -115,22 +118,22 @@ class LMEvalModel:
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and whether greedy decoding would generate it.
+        """Return the log-likelihood of each continuation, and True if greedy decoding would generate it.
 
         Args:
-            requests: requests whose `args` are a context and a continuation.
-            disable_tqdm: accepted without effect.
+            requests: requests with `args` (context, continuation).
+            disable_tqdm: ignored.
         """
         continuations = [self._continuation(*request.args) for request in requests]
         found = self._likelihoods("loglikelihood", continuations, with_greedy=True)
         return [(each.logprob, bool(each.is_greedy)) for each in found]
 
     def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
-        """Return the log-likelihood of each text, split into windows as in evaluation/perplexity.py.
+        """Return the log-likelihood of each text. `rolling_windows` splits texts longer than `max_length`.
 
         Args:
-            requests: requests whose only argument is a text.
-            disable_tqdm: accepted without effect.
+            requests: requests with `args` (text,).
+            disable_tqdm: ignored.
         """
         windows, text_of = [], []
         for number, request in enumerate(requests):
@@ -148,14 +151,14 @@ class LMEvalModel:
             return log_likelihoods(self.model, continuations, advance=advance, **sizes, **options)
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        """Return a generated answer to each context, up to the first stop string.
+        """Return the text that the model generates after each context, up to the first stop string.
 
         Args:
-            requests: requests whose `args` are a context and generation options.
-            disable_tqdm: accepted without effect.
+            requests: requests with `args` (context, generation options).
+            disable_tqdm: ignored.
 
         Raises:
-            ValueError: an option is unknown, or leaves no room for the context.
+            ValueError: an option is unknown, or the new tokens fill `max_length`.
         """
         by_options: dict[str, list[int]] = {}
         for number, request in enumerate(requests):
@@ -164,11 +167,15 @@ class LMEvalModel:
         with progress("generate_until", len(requests)) as advance:
             for numbers in by_options.values():
                 stops, options = generation_options(requests[numbers[0]].args[1])
-                room = self.max_length - options["max_new_tokens"]
-                if room < 1:
-                    raise ValueError(f"{options['max_new_tokens']} new tokens leave no room for a context; lower them")
+                longest_prompt = self.max_length - options["max_new_tokens"]
+                if longest_prompt < 1:
+                    raise ValueError(
+                        f"{options['max_new_tokens']} new tokens leave no token for a context in {self.max_length}; "
+                        "lower max_gen_toks"
+                    )
                 prompts = [
-                    (self._encode(requests[number].args[0]) or [self.prefix_token_id])[-room:] for number in numbers
+                    (self._encode(requests[number].args[0]) or [self.prefix_token_id])[-longest_prompt:]
+                    for number in numbers
                 ]
                 generated = self.model.generate(
                     prompts, batch_size=self.batch_size, on_row=lambda _, __: advance(1), **options
@@ -179,7 +186,7 @@ class LMEvalModel:
 
 
 def generation_options(given: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-    """Translate the harness's generation options to stop strings and arguments of `generate`.
+    """Return the stop strings and the arguments of `generate` for generation options of lm-eval.
 
     Raises:
         ValueError: an option is unknown.

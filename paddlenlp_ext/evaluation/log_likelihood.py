@@ -1,7 +1,7 @@
-"""Log-likelihoods of continuations, in batches.
+"""Log-likelihoods of continuations, computed in batches.
 
-Rows are concatenated without padding. Continuations of the same prompt share the computation of the prompt, as the
-answers of a preference row do. A sequence longer than `max_length` loses the beginning of its prompt.
+The rows of a batch are concatenated without padding. A prompt with several continuations is computed once, like the
+prompt of a preference pair. If a sequence exceeds `max_length`, its prompt is truncated from the left.
 
 Shapes: T positions of a batch, R target positions, D hidden size, A continuations of a batch.
 """
@@ -24,13 +24,13 @@ from paddlenlp_ext.trainer.forward_backward import hidden_states
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 MAX_SHARING = 16
-"""Maximum number of continuations that share one computation of their prompt."""
+"""Maximum number of continuations that are computed with a single copy of their prompt."""
 _CHUNK = 256
 
 
 @dataclass(frozen=True)
 class Continuation:
-    """Token ids to score after a prompt, which has at least one token."""
+    """Token ids to score after the token ids of a prompt. The prompt has at least one token."""
 
     prompt: Sequence[int]
     tokens: Sequence[int]
@@ -41,8 +41,8 @@ class Likelihood:
     """Log-likelihood of a continuation.
 
     Attributes:
-        logprob: sum of the log-probabilities of its tokens.
-        is_greedy: whether each token is the most likely one; None if not computed.
+        logprob: sum of the log-probabilities of the continuation's tokens.
+        is_greedy: True if greedy decoding would generate the continuation; None if not computed.
     """
 
     logprob: float
@@ -58,15 +58,16 @@ def log_likelihoods(
     with_greedy: bool = False,
     advance: Callable[[int], object] = lambda _: None,
 ) -> list[Likelihood]:
-    """Return the log-likelihood of every continuation, in order; an empty continuation has 0.
+    """Return the log-likelihood of every continuation, in order. An empty continuation has the log-likelihood 0.
 
     Args:
         model: a language model.
-        continuations: continuations to score.
-        batch_size: prompts computed together.
-        max_length: maximum positions of a sequence; the last token of a continuation takes no position.
+        continuations: continuations to score, with their prompts.
+        batch_size: prompts per batch.
+        max_length: maximum input positions of a sequence. The last token of a continuation is predicted but not an
+            input, so that a sequence may have `max_length` + 1 tokens.
         with_greedy: compute `Likelihood.is_greedy`.
-        advance: called with the number of finished continuations.
+        advance: progress callback, which takes the number of newly scored continuations.
 
     Raises:
         ValueError: a prompt is empty, a continuation exceeds `max_length`, or log-probabilities are NaN.
@@ -96,8 +97,8 @@ def row_losses(
     Args:
         model: a language model.
         rows: tokenized rows.
-        batch_size: rows computed together.
-        advance: called with the number of finished rows.
+        batch_size: rows per batch.
+        advance: progress callback, which takes the number of newly scored rows.
 
     Raises:
         ValueError: log-probabilities are NaN.
@@ -116,7 +117,7 @@ def row_losses(
 
 
 def truncate_left(each: Continuation, max_length: int) -> Continuation:
-    """Remove the first tokens of the prompt, so that prompt and continuation take at most `max_length` positions.
+    """Return a continuation whose prompt is truncated from the left to fit `max_length` (see `prompt_room`).
 
     Raises:
         ValueError: the prompt is empty, or the continuation alone exceeds `max_length`.
@@ -127,19 +128,21 @@ def truncate_left(each: Continuation, max_length: int) -> Continuation:
 
 
 def prompt_room(tokens: Sequence[int], max_length: int) -> int:
-    """Return the maximum length of a prompt before a continuation; the last token takes no position.
+    """Return the number of prompt tokens that fit before a continuation, if the model reads `max_length` tokens.
+
+    The model does not read the last token of the continuation, because nothing is predicted from it.
 
     Raises:
         ValueError: the continuation alone exceeds `max_length`.
     """
     if len(tokens) > max_length:
-        raise ValueError(f"a continuation has {len(tokens)} tokens, more than max_length {max_length}; raise it")
+        raise ValueError(f"a continuation has {len(tokens)} tokens, more than max_length {max_length}")
     return max_length + 1 - len(tokens)
 
 
 @dataclass(frozen=True)
 class _Group:
-    """Distinct continuations of one prompt, with the indices of the requests for each continuation."""
+    """Distinct continuations of one prompt; `indices` has the positions of each in the list to score."""
 
     prompt: tuple[int, ...]
     continuations: list[tuple[int, ...]]
@@ -150,13 +153,12 @@ class _Group:
         return len(self.prompt) + sum(map(len, self.continuations))
 
     def row(self, number: int) -> TokenizedPair:
-        """Return a preference row with the continuations as answers."""
-        parts = [self.prompt, *self.continuations]
-        starts = np.cumsum([len(part) for part in parts])[:-1]
-        tokens = np.concatenate([np.array(part, np.int32) for part in parts])
-        count = len(self.continuations)
+        """Return the prompt and the continuations as a preference row with one answer per continuation."""
+        segments = [self.prompt, *self.continuations]
+        starts = np.cumsum([len(segment) for segment in segments])[:-1]
+        tokens = np.concatenate([np.array(segment, np.int32) for segment in segments])
         mask = np.arange(len(tokens)) >= len(self.prompt)
-        return TokenizedPair(tokens, mask, number, tuple(starts.tolist()), (False,) * count)
+        return TokenizedPair(tokens, mask, number, tuple(starts.tolist()), (False,) * len(self.continuations))
 
 
 def _groups(continuations: Sequence[Continuation]) -> list[_Group]:
@@ -188,7 +190,9 @@ def _scores(model: Any, rows: list[TokenizedPair], with_greedy: bool) -> Iterato
 
 
 def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.Tensor]:
-    """Return the log-probability of each label, float64 [T] (0 without a label), and the hidden states [T, D].
+    """Return the log-probability of each label, float64 [T], and the hidden states [T, D].
+
+    Positions without a label have the log-probability 0.
 
     Raises:
         ValueError: log-probabilities are NaN.
@@ -198,13 +202,13 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     labels_T = batch.labels.ravel()
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
-    if np.isnan(logprobs_T).any():  # argmax would choose a NaN
+    if np.isnan(logprobs_T).any():  # argmax would select a NaN as the greatest value
         raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
     return logprobs_T, hidden_TD
 
 
 def _most_likely(model: Any, hidden_TD: paddle.Tensor, positions_R: np.ndarray) -> np.ndarray:
-    """Return the most likely token after each position, int64 [R]."""
+    """Return the most likely next token at each position, int64 [R]."""
     found = []
     for first in range(0, len(positions_R), _CHUNK):
         chosen = paddle.gather(hidden_TD, paddle.to_tensor(positions_R[first : first + _CHUNK]))

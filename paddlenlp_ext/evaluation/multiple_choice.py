@@ -1,11 +1,11 @@
-"""Task of kind multiple_choice: the model's answer is the choice with the greatest score.
+"""Multiple-choice task: the model answers with the choice that has the greatest score.
 
 | metric | score |
 |---|---|
 | acc | log-likelihood of the choice |
 | acc_norm | log-likelihood divided by the number of characters of the choice |
 
-Both are defined as in lm-evaluation-harness. The choices of a question share the computation of its prompt.
+lm-evaluation-harness defines the two metrics in the same way. A prompt is computed once for all its choices.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ INVALID_CHOICES = "invalid choices"
 
 @dataclass(frozen=True)
 class Question:
-    """Prompt with its choices and the indices of the right ones."""
+    """Prompt with its choices, and the indices of the correct choices."""
 
     prompt: Prompt | str
     choices: tuple[str, ...]
@@ -46,7 +46,7 @@ class Question:
 
 
 class MultipleChoice(Task):
-    """Task that compares the log-likelihoods of choices."""
+    """Task that selects the choice with the greatest log-likelihood."""
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
@@ -56,16 +56,13 @@ class MultipleChoice(Task):
         self.references = [question.choices[min(question.right)] for question in self.questions]
 
     def encode(self, encoder: PromptEncoder) -> list[list[Continuation]]:
-        """Return one continuation for each choice of each question."""
-
-        def of_question(question: Question) -> list[Continuation]:
+        def choices_of(question: Question) -> list[Continuation]:
             delimiter = self.options.delimiter
             return [encoder.continuation(question.prompt, choice, delimiter) for choice in question.choices]
 
-        return self.encode_rows(of_question, self.questions)
+        return self.encode_rows(choices_of, self.questions)
 
     def num_units(self, encoded: list[list[Continuation]]) -> int:
-        """Return the number of choices."""
         return sum(map(len, encoded))
 
     def measure(
@@ -76,7 +73,7 @@ class MultipleChoice(Task):
         batch_size: int,
         advance: Callable[[int], object],
     ) -> Measured:
-        """Return acc and acc_norm, and the model's choices under the first metric."""
+        """Return acc and acc_norm; the outputs are the choices selected by the first metric."""
         flat = [continuation for row in encoded for continuation in row]
         options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
         found = iter(log_likelihoods(model, flat, **options))
@@ -93,7 +90,7 @@ class MultipleChoice(Task):
         )
 
     def _chosen(self, logprobs: list[np.ndarray], metric: str) -> list[int]:
-        """Return the index of the model's choice for each question."""
+        """Return the index of the choice with the greatest score, one index per question."""
         if metric == "acc":
             return [int(np.argmax(row)) for row in logprobs]
         lengths = [np.array([len(choice) for choice in question.choices], float) for question in self.questions]
@@ -104,8 +101,8 @@ def read_question(value: Any, options: TaskOptions) -> Question:
     """Return the multiple-choice question of a row.
 
     Raises:
-        InvalidRowError: the row lacks a field, has fewer than two choices or an empty choice, or its answer is not
-            among the choices.
+        InvalidRowError: the row lacks a field, has fewer than two choices or an empty choice, or the answer is not a
+            choice.
     """
     row = read_object(value, ())
     prompt, choices = read_prompt(row, options), _read_choices(row, options)
@@ -138,13 +135,14 @@ def _read_right(row: dict[str, Any], options: TaskOptions) -> list[int | str]:
 
 
 def _index_of(answer: int | str, choices: tuple[str, ...], row: dict[str, Any], options: TaskOptions) -> int:
-    """Return the index of the right choice; the answer is the index, a letter A, B, ..., or the text of the choice."""
+    """Return the index of the correct choice. `answer` is the index, a letter A, B, ..., or the text of the choice."""
     if isinstance(answer, str) and answer in choices:
         return choices.index(answer)
     index = answer if isinstance(answer, int) else ord(answer) - ord("A") if len(answer) == 1 else -1
     if not 0 <= index < len(choices):
-        message = f"{options.answer} is {row[options.answer]!r}, which is none of the {len(choices)} choices; write an"
-        raise InvalidRowError(
-            INVALID_ANSWER, f"{message} index from 0, a letter from A, or the text", (options.answer,)
+        message = (
+            f"{options.answer} {row[options.answer]!r} does not match any of the {len(choices)} choices; write the "
+            "index from 0, the letter from A, or the text of a choice"
         )
+        raise InvalidRowError(INVALID_ANSWER, message, (options.answer,))
     return index

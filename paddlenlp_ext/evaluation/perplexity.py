@@ -1,13 +1,14 @@
-"""Task of kind perplexity: perplexity of the answers in rows, or of plain text.
+"""Perplexity task: perplexity and bits per byte of the target tokens in rows, or of plain text.
 
-| data | target tokens | resampled unit |
+| data | target tokens | unit of the bootstrap |
 |---|---|---|
-| rows in a fine-tuning format | as in training | row |
+| rows in a fine-tuning format | target tokens of training | row |
 | rows with a field of plain text | all | row |
 | a .txt file | all | window |
 
-A text longer than `max_length` is divided into windows that predict each token once. As in lm-evaluation-harness, the
-prompt of a window is the token before it, and the last window has as much context as fits:
+A text longer than `max_length` is split into windows, so that each token is predicted once. The context of a window is
+the single token before it. The last window, which may be shorter, has as much context as `max_length` allows.
+lm-evaluation-harness uses the same windows:
 
     tokens  a b c d e f g h      max_length 3, start token s
 
@@ -48,9 +49,9 @@ class Units:
 
     Attributes:
         sequences: windows of texts, or tokenized rows.
-        unit_of: unit of each sequence.
-        num_tokens: number of target tokens of each unit.
-        num_bytes: number of UTF-8 bytes of each unit.
+        unit_of: index of the unit of each sequence, int [sequences].
+        num_tokens: target tokens of each unit, float [units].
+        num_bytes: UTF-8 bytes of each unit's target text, float [units].
     """
 
     sequences: Sequence[Continuation] | Sequence[EncodedRow]
@@ -80,23 +81,22 @@ class Perplexity(Task):
             self.rows = list(read_rows(file))[: options.limit]
 
     def encode(self, encoder: PromptEncoder) -> Units:
-        """Return the windows of the texts, or the tokenized rows."""
         return self._encode_rows(encoder) if self.texts is None else self._encode_texts(self.texts, encoder)
 
     def _encode_texts(self, texts: Sequence[str], encoder: PromptEncoder) -> Units:
         windows, unit_of, num_bytes = [], [], []
         start, prefix = encoder.start_ids[-1], len(encoder.template.encoder.prefix_ids)
         for number, text in enumerate(texts):
-            own = list(rolling_windows(encoder.text(text)[prefix:], start, encoder.max_length))
-            windows += own
+            text_windows = list(rolling_windows(encoder.text(text)[prefix:], start, encoder.max_length))
+            windows += text_windows
             if self.is_one_text:
-                unit_of += range(len(own))
-                # A window may end within a character, and a tokenizer may change the text. So the bytes of the text are
-                # divided in proportion to the decoded windows.
-                decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in own]
+                unit_of += range(len(text_windows))
+                # A window may end within a character, and decoding may not restore the text exactly. The windows share
+                # the byte count of the text in proportion to their decoded lengths.
+                decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in text_windows]
                 num_bytes += [len(text.encode()) * count / sum(decoded) for count in decoded]
             else:
-                unit_of += [number] * len(own)
+                unit_of += [number] * len(text_windows)
                 num_bytes.append(len(text.encode()))
         units = np.array(unit_of)
         num_tokens = np.bincount(units, [len(each.tokens) for each in windows])
@@ -114,13 +114,11 @@ class Perplexity(Task):
         return Units(rows, np.arange(len(rows)), num_tokens, np.array(num_bytes, float))
 
     def num_units(self, encoded: Units) -> int:
-        """Return the number of rows or windows."""
         return len(encoded.sequences)
 
     def measure(
         self, model: Any, encoded: Units, encoder: PromptEncoder, batch_size: int, advance: Callable[[int], object]
     ) -> Measured:
-        """Return perplexity per token and bits per byte."""
         sequences: Any = encoded.sequences
         if self.texts is None:
             losses = row_losses(model, sequences, batch_size=batch_size, advance=advance)
@@ -137,12 +135,12 @@ class Perplexity(Task):
 
 
 def rolling_windows(tokens: Sequence[int], start: int, max_length: int) -> Iterator[Continuation]:
-    """Yield the windows of a text, which predict each token once from at most `max_length` earlier tokens.
+    """Yield windows that together predict every token of a text once.
 
     Args:
-        tokens: ids of the text.
-        start: id before the first token.
-        max_length: maximum positions of a window.
+        tokens: token ids of the text.
+        start: token id to put before the first token, such as BOS.
+        max_length: maximum number of input tokens of a window.
     """
     yield Continuation([start], tokens[:max_length])
     for done in range(max_length, len(tokens), max_length):
@@ -159,11 +157,11 @@ def _read_plain_text(value: Any, field: str) -> str:
 
 def _read_text_file(file: Path) -> str:
     if not file.is_file():
-        raise ValueError(f"data_file: {str(file)!r} is not a file")
+        raise ValueError(f"data_file: {str(file)!r} is not a file; pass the path of a text file")
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{file}: not UTF-8 at byte {error.start}; save it as UTF-8") from None
+        raise ValueError(f"{file}: byte {error.start} is not valid UTF-8; save the file as UTF-8") from None
     if not text.strip():
         raise ValueError(f"{file}: the file is empty; write a text")
     return text

@@ -1,9 +1,6 @@
 """Encode the prompts of a task to token ids.
 
-A prompt is a conversation, which the chat template renders as in llm/predict/predictor.py, or plain text that the model
-continues. Plain text is tokenized as in lm-evaluation-harness: prompt and continuation are encoded together, and the
-continuation gets all ids after as many ids as the prompt alone has. White space at the end of the prompt belongs to the
-continuation.
+A prompt is a conversation, which the chat template renders, or plain text that the model continues.
 """
 
 from __future__ import annotations
@@ -18,12 +15,16 @@ from paddlenlp_ext.evaluation.log_likelihood import Continuation, prompt_room, t
 
 
 def split_pair(encode: Callable[[str], list[int]], context: str, continuation: str) -> tuple[list[int], list[int]]:
-    """Return the ids of a text and of its continuation, as the module describes; an empty text has no ids.
+    """Return the token ids of a context and of its continuation, split as in lm-evaluation-harness.
+
+    Context and continuation are encoded as one string. If the context alone has n tokens, the first n tokens are the
+    context and the remaining tokens are the continuation. White space at the end of the context counts as part of the
+    continuation. An empty context has no tokens.
 
     Args:
-        encode: function from a text to its ids, including prefix ids such as BOS.
-        context: the text.
-        continuation: text after `context`.
+        encode: function from a text to its token ids, including prefix ids such as BOS.
+        context: text before the continuation.
+        continuation: text after the context.
     """
     stripped = context.rstrip()
     ids = encode(stripped) if stripped else []
@@ -32,12 +33,12 @@ def split_pair(encode: Callable[[str], list[int]], context: str, continuation: s
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """Encoder of prompts for one model.
+    """Encode prompts with a model's tokenizer and chat template.
 
     Attributes:
         tokenizer: a Hugging Face tokenizer.
-        template: the chat template; its encoder has the prefix ids of a text, such as BOS.
-        max_length: maximum tokens of a prompt and its continuation.
+        template: the chat template. `template.encoder.prefix_ids` are the ids before every text, such as BOS.
+        max_length: maximum tokens of a prompt plus its continuation.
     """
 
     tokenizer: Any
@@ -46,10 +47,10 @@ class PromptEncoder:
 
     @property
     def start_ids(self) -> list[int]:
-        """Ids before an empty text: the tokenizer's prefix ids, else its BOS or EOS token.
+        """Token ids that stand for an empty prompt: the prefix ids, or else the BOS token, or else the EOS token.
 
         Raises:
-            ValueError: the tokenizer has no such token.
+            ValueError: the tokenizer has none of these tokens.
         """
         ids = list(self.template.encoder.prefix_ids)
         if ids:
@@ -61,14 +62,19 @@ class PromptEncoder:
         return [int(token)]
 
     def text(self, text: str) -> list[int]:
-        """Return the ids of a plain text after the tokenizer's prefix ids."""
+        """Return the prefix ids, followed by the token ids of a plain text."""
         return [*self.template.encoder.prefix_ids, *self.template.encoder.encode([text], [False])[0]]
 
     def continuation(self, prompt: Prompt | str, text: str, delimiter: str = "") -> Continuation:
-        """Return the ids of a prompt and its continuation; `delimiter` separates them if the prompt is plain text.
+        """Return the token ids of a prompt and its continuation, truncated to `max_length`.
+
+        Args:
+            prompt: a conversation or plain text.
+            text: text of the continuation.
+            delimiter: text between a plain-text prompt and the continuation; unused for a conversation.
 
         Raises:
-            ValueError: the continuation, or the constant text of the template, alone exceeds `max_length`.
+            ValueError: the continuation, or the template's text around an empty message, exceeds `max_length`.
         """
         if isinstance(prompt, str):
             ids, continued = split_pair(self.text, prompt, delimiter + text)
@@ -82,19 +88,22 @@ class PromptEncoder:
         return truncate_left(Continuation(ids, continued), self.max_length)
 
     def prompt(self, prompt: Prompt | str, num_new: int) -> list[int]:
-        """Return the ids of a prompt, truncated to leave room for `num_new` tokens.
+        """Return the token ids of a prompt, truncated so that prompt plus `num_new` tokens fit `max_length`.
 
-        Plain text loses its beginning. A conversation loses its oldest turns, then the end of the last message.
+        Plain text is truncated from the left. A conversation loses its oldest turns first, then the end of its last
+        message.
 
         Raises:
-            ValueError: no room is left for a prompt.
+            ValueError: `num_new` is at least `max_length`, or the template's text alone exceeds the limit.
         """
-        room = self.max_length - num_new
-        if room < 1:
-            raise ValueError(f"max_new_tokens {num_new} leaves no room for a prompt in {self.max_length} tokens")
+        limit = self.max_length - num_new
+        if limit < 1:
+            raise ValueError(
+                f"max_new_tokens {num_new} leaves no token for a prompt in {self.max_length} tokens; lower it"
+            )
         if isinstance(prompt, str):
-            return (self.text(prompt) or self.start_ids)[-room:]
-        return encode_truncated_prompt(self.template, prompt, room)[0]
+            return (self.text(prompt) or self.start_ids)[-limit:]
+        return encode_truncated_prompt(self.template, prompt, limit)[0]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of generated ids, without special tokens."""

@@ -1,4 +1,4 @@
-"""Report of an evaluation: tables in the terminal and in Markdown, JSON, and the rows with all answers."""
+"""Report of an evaluation: tables for the terminal and report.md, results.json, and rows.jsonl with all answers."""
 
 from __future__ import annotations
 
@@ -22,15 +22,16 @@ _LONGEST_CELL = 400
 
 @dataclass(frozen=True)
 class Line:
-    """Results of all models for one metric of one task.
+    """Results of all models for one metric of one task: a line of the score table.
 
     Attributes:
         task: name of the task.
         metric: name of the metric.
-        num_rows: number of rows, or of windows of a text.
+        num_rows: number of rows, or number of windows if the task is a single text.
         scores: model -> scores.
-        intervals: model -> interval; None if there is none.
-        comparisons: every model but the first -> comparison with the first; None if there is none.
+        intervals: model -> confidence interval; None for a corpus metric.
+        comparisons: model -> comparison with the first model, for every model except the first; None if the scores
+            cannot be compared (see `Scores.compare`).
     """
 
     task: str
@@ -41,7 +42,7 @@ class Line:
     comparisons: Mapping[str, Comparison | None]
 
     def cell(self, model: str) -> str:
-        """Return the score and the interval of a model as text."""
+        """Return the score and the confidence interval of a model as text."""
         scores, interval = self.scores[model], self.intervals[model]
         value = scores.format(scores.value)
         return value if interval is None else f"{value} ({_range(scores, interval)})"
@@ -53,9 +54,9 @@ class Evaluation:
 
     Attributes:
         tasks: the tasks.
-        models: names of the models; the others are compared with the first one.
+        models: names of the models. All models are compared with the first model.
         measured: model -> result of each task.
-        seed: seed of the bootstrap.
+        seed: random seed of the bootstrap.
         details: further entries of results.json.
     """
 
@@ -66,7 +67,7 @@ class Evaluation:
     details: Mapping[str, Any]
 
     def lines(self) -> list[Line]:
-        """Return a line for each metric of each task."""
+        """Return the lines of the score table, one line for each metric of each task."""
         return [
             self._line(number, metric) for number, task in enumerate(self.tasks) for metric in task.options.metric_names
         ]
@@ -84,9 +85,10 @@ class Evaluation:
         )
 
     def examples(self, num_examples: int) -> tuple[str, list[list[str]]]:
-        """Return the name of a task and its first rows: question, right answer, and each model's answer.
+        """Return the name of a task and its first rows, each with question, reference answer and all models' answers.
 
-        Prefer generation over multiple-choice tasks.
+        The task is the first generation task, or else the first multiple-choice task. Without these, both results are
+        empty.
         """
         with_outputs = [
             number for number in range(len(self.tasks)) if self.measured[self.models[0]][number].outputs is not None
@@ -102,7 +104,7 @@ class Evaluation:
 
 
 def write_report(evaluation: Evaluation, folder: Path, num_examples: int) -> list[Line]:
-    """Write results.json, report.md and rows.jsonl to a folder; return the lines of the score table."""
+    """Write results.json, report.md and rows.jsonl to a folder, and return the lines of the score table."""
     lines = evaluation.lines()
     write_json(folder / "results.json", {**evaluation.details, "seed": evaluation.seed, "results": _as_json(lines)})
     write_text(folder / "report.md", markdown(evaluation, lines, num_examples))
@@ -120,8 +122,8 @@ def _as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
             "models": {
                 model: {
                     "value": scores.value,
-                    "interval": _optional(line.intervals[model]),
-                    "difference": _optional(line.comparisons.get(model)),
+                    "interval": None if (interval := line.intervals[model]) is None else asdict(interval),
+                    "difference": None if (compared := line.comparisons.get(model)) is None else asdict(compared),
                 }
                 for model, scores in line.scores.items()
             },
@@ -130,19 +132,15 @@ def _as_json(lines: Sequence[Line]) -> list[dict[str, Any]]:
     ]
 
 
-def _optional(value: Interval | Comparison | None) -> dict[str, Any] | None:
-    return None if value is None else asdict(value)
-
-
 def _rows(evaluation: Evaluation) -> Iterator[dict[str, Any]]:
-    """Yield the rows of rows.jsonl: question, right answer, and each model's answer and scores."""
+    """Yield the rows of rows.jsonl, each with question, reference answer, and the answer and scores of each model."""
     for number, task in enumerate(evaluation.tasks):
         for index, (prompt, reference) in enumerate(zip(task.prompts, task.references, strict=True)):
             models = {}
             for model in evaluation.models:
                 measured = evaluation.measured[model][number]
                 values = {name: each.values for name, each in measured.scores.items()}
-                per_row = {name: own[index] for name, own in values.items() if len(own) == len(task.prompts)}
+                per_row = {name: array[index] for name, array in values.items() if len(array) == len(task.prompts)}
                 models[model] = {"output": (measured.outputs or ())[index], "scores": per_row}
             yield {"task": task.options.title, "row": index, "src": prompt, "tgt": reference, "models": models}
 
@@ -168,7 +166,9 @@ def difference_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list
 
 def print_tables(evaluation: Evaluation, lines: Sequence[Line]) -> None:
     """Print the tables of scores and differences to the terminal."""
-    console = Console(highlight=False, markup=False)  # names of models and tasks may contain brackets
+    console = Console(
+        highlight=False, markup=False
+    )  # without markup, because names of models and tasks may contain brackets
     for title, (header, rows) in (
         ("Scores, with 95 % confidence intervals", score_table(evaluation.models, lines)),
         (f"Differences from {evaluation.models[0]}, on the same rows", difference_table(evaluation.models, lines)),

@@ -1,4 +1,4 @@
-"""Options of a task: keys of a task file, and arguments of llm/run_evaluation.py. Paddle is not imported."""
+"""Options of an evaluation task, from a task file or the command line. This module does not import Paddle."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     GENERATION: ("exact_match", "contains", "number", "f1", "rouge1", "rouge2", "rougel", "bleu4"),
     PERPLEXITY: ("perplexity", "bits_per_byte"),
 }
-"""Kind of a task -> its metrics."""
+"""Kind of a task -> metrics that the kind supports."""
 DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
     MULTIPLE_CHOICE: ("acc", "acc_norm"),
     GENERATION: ("exact_match",),
     PERPLEXITY: ("perplexity",),
 }
 GENERAL_TASK = "general"
-"""Name of the built-in task."""
+"""Name of the built-in task with questions of general knowledge."""
 _BUILTIN = {GENERAL_TASK: Path(__file__).with_name("general_task.json")}
 
 
@@ -37,52 +37,52 @@ class TaskOptions(OptionGroup):
     """Options of one task.
 
     Raises:
-        ValueError: a required option is missing, or an option has no effect for this kind of task.
+        ValueError: a required option is missing, or an option has no effect in a task of the kind `task`.
     """
 
-    task: str | None = option(None, choices=tuple(METRICS), help="kind of the task")
-    name: str | None = option(None, help="name in the report; unset: the name of the task file or data file")
+    task: str | None = option(None, choices=tuple(METRICS), help="kind of task")
+    name: str | None = option(None, help="name in the report; default: the name of the task file or data file")
     data_file: str | None = option(None, help="rows, one JSON object per line; perplexity also reads a .txt file")
-    limit: int | None = option(None, minimum=1, help="evaluate the first rows only")
+    limit: int | None = option(None, minimum=1, help="evaluate only the first LIMIT rows")
     prompt: str | None = option(
-        None, help="text with {field} in place of a field of the row; unset: rows have a fine-tuning format"
+        None, help="prompt template with {field} for a field of the row; default: rows have a fine-tuning format"
     )
     chat: bool = option(True, help="use the chat template; false: continue the prompt as plain text")
     answer: str = option(
-        "answer", help="field with the right answer: a text, a list of texts, or the index of a choice"
+        "answer", help="field with the reference answer: a text, a list of texts, or the index of a choice"
     )
     choices: str | list[str] = option(  # noqa: RUF009 (the default is a string)
-        "choices", help="field with the choices, or a list of texts, in which {field} is filled in"
+        "choices", help="field with the choices, or a list of templates with {field} for a field of the row"
     )
-    delimiter: str = option(" ", help="text between prompt and choice if chat is false")
+    delimiter: str = option(" ", help="text between prompt and choice; requires chat false")
     metrics: tuple[str, ...] | None = option(
         None, choices=[name for names in METRICS.values() for name in names], help="metrics to compute"
     )
     pattern: str | None = option(
-        None, help="regular expression whose last match, or its first group, is the answer within a generated text"
+        None, help="regular expression that extracts the answer from a generated text: last match, or its first group"
     )
     max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
-    stop: tuple[str, ...] = option((), help="stop strings that end a generated answer")
-    text: str | None = option(None, help="field with plain text whose perplexity is computed")
+    stop: tuple[str, ...] = option((), help="stop strings")
+    text: str | None = option(None, help="field with the plain text of a perplexity task")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.task is None or self.data_file is None:
             missing = "task" if self.task is None else "data_file"
-            raise ValueError(f"{missing} is required; a task has a kind (task) and a data_file")
+            raise ValueError(f"{missing} is missing; set task (the kind of task) and data_file")
         self._check_used()
         if not self.chat and self.prompt is None:
-            raise ValueError("chat false needs a prompt: text with {field} in place of a field of the row")
+            raise ValueError("chat false needs a prompt; set prompt to a text with {field} for a field of the row")
         if self.chat and self.delimiter != type(self).delimiter:
             raise ValueError("delimiter has no effect unless chat is false; remove it")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
             raise ValueError(
-                "answer has no effect without prompt, because the last answer of the row is used; remove it"
+                "answer has no effect without prompt, because the last answer of the row counts; remove it"
             )
         if any(not text for text in self.stop):
-            raise ValueError("stop has an empty string, which would end every answer at once; remove it")
+            raise ValueError("stop has an empty string, which would make every answer empty; remove it")
         if self.prompt is not None and not fields_of(self.prompt):
-            raise ValueError("prompt names no field of the row; write {field} where its text belongs")
+            raise ValueError("prompt does not have a field of the row; write {field} for the text of a field")
         for name in self.metrics or ():
             if name not in METRICS[self.task]:
                 raise ValueError(f"metrics: {name} is not a metric of {self.task}: {', '.join(METRICS[self.task])}")
@@ -92,20 +92,20 @@ class TaskOptions(OptionGroup):
             raise ValueError(f"pattern: {self.pattern!r} is not a regular expression: {error}") from None
 
     def _check_used(self) -> None:
-        own = {
+        used = {
             MULTIPLE_CHOICE: ("prompt", "chat", "answer", "choices", "delimiter"),
             GENERATION: ("prompt", "chat", "answer", "pattern", "max_new_tokens", "stop"),
             PERPLEXITY: ("text",),
         }
         assert self.task is not None, "checked by the caller"
         for entry in options_of(TaskOptions, "task"):
-            kinds = [kind for kind, names in own.items() if entry.attribute in names]
+            kinds = [kind for kind, names in used.items() if entry.attribute in names]
             if kinds and self.task not in kinds and getattr(self, entry.attribute) != entry.default:
                 raise ValueError(f"{entry.key} has no effect in a task of kind {self.task}; remove it")
 
     @property
     def metric_names(self) -> tuple[str, ...]:
-        """Metrics to compute."""
+        """Metrics to compute: the option `metrics`, or the default metrics of the kind."""
         assert self.task is not None, "checked when the options were created"
         return self.metrics or DEFAULT_METRICS[self.task]
 
@@ -124,14 +124,14 @@ def fields_of(text: str) -> list[str]:
 
 
 def fill_fields(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {field} in a text; other braces stay."""
+    """Replace each {field} in a text by its value. Other braces are kept."""
     return _FIELD.sub(lambda match: values[match[1]], text)
 
 
 def read_task(path: str | os.PathLike[str]) -> TaskOptions:
-    """Return the options of a task file, or of the built-in task with this name.
+    """Return the options of a task file, or of a built-in task if `path` is the name of the task.
 
-    A relative data_file is relative to the folder of the task file.
+    A relative data_file is resolved against the folder of the task file.
 
     Raises:
         ConfigError: keys are unknown or have invalid values; the message lists all problems with their locations.

@@ -1,4 +1,4 @@
-"""Forward passes of generation: prefill of prompts into a new cache, then decoding steps over the newest tokens.
+"""Forward passes of generation: prefill, which fills a new cache with the prompts, and decoding steps.
 
 Shapes: B batch, S positions, D hidden, V vocab.
 """
@@ -27,6 +27,11 @@ class GenerationModel(Protocol):
         ...
 
     @property
+    def generation_config(self) -> Any:
+        """Keys of generation_config.json, as a dict or as a `GenerationConfig` of transformers."""
+        ...
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Token ids at which generation ends."""
         ...
@@ -38,25 +43,33 @@ class GenerationModel(Protocol):
         *,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
-        """Return the hidden states [B, S, D], the input of lm_head."""
+        """Return the hidden states [B, S, D] after the last norm."""
         ...
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Return logits [..., V] for hidden states [..., D]."""
+        """Apply the lm_head to hidden states [..., D] and return logits [..., V]."""
         ...
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Append new tokens to the cache and return their logits, fp32 [B, S, V], from a single call.
+        """Append new tokens to the cache, and return their logits, fp32 [B, S, V].
 
-        The next step with the same cache overwrites the logits. None means that the model has no such call, and the
-        caller uses `hidden_states` and `logits`.
+        The next call with the same cache overwrites the returned array. A model without this fast path returns None,
+        and the caller uses `hidden_states` and `logits` instead.
         """
         ...
 
 
 @dataclass
 class Row:
-    """State of one prompt: its generated tokens and whether it has ended."""
+    """State of one prompt during generation.
+
+    Attributes:
+        number: index of the row among all prompts.
+        prompt: token ids of the prompt.
+        limit: maximum number of generated tokens.
+        generated: generated tokens without the end token.
+        ended: whether the row has reached an end token or the limit.
+    """
 
     number: int
     prompt: list[int]
@@ -87,14 +100,14 @@ class Row:
 def prefill(
     model: GenerationModel, sequences: Sequence[Sequence[int]], num_generated: int = 0
 ) -> tuple[KVCache, paddle.Tensor]:
-    """Run left-padded rows through the model; return a new cache and the logits [B, V] of the last positions.
+    """Run rows through the model with left padding; return a new cache and the logits [B, V] of the last positions.
 
-    All rows share one forward pass, because dynamic rope scaling depends on the longest row of a pass.
+    All rows run in one forward pass, because dynamic rope scaling depends on the longest row of a pass.
 
     Args:
         model: the language model.
-        sequences: tokens of each row.
-        num_generated: length of the longest continuation that `sequences` already include.
+        sequences: prompt and generated tokens of each row.
+        num_generated: maximum number of generated tokens in a row of `sequences`.
 
     Raises:
         ValueError: all logits of a row are NaN.
@@ -105,7 +118,7 @@ def prefill(
     ids_BS = np.array([[0] * pad + [*ids] for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=cache.next_positions(width), cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
-    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # argmax of NaN would be token 0 forever
+    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # the argmax of NaN would always be token 0
         raise ValueError(ALL_NAN_LOGITS)
     return cache, logits_BV
 
@@ -113,7 +126,7 @@ def prefill(
 def step(model: GenerationModel, tokens_BS: Sequence[Sequence[int]], cache: KVCache | RowsOfCache) -> ModelLogits:
     """Run the newest S tokens of each row through the model; return their logits [B, S, V].
 
-    The next step overwrites logits that are a NumPy array.
+    If the logits are a NumPy array, the next step overwrites the array.
     """
     logits_BSV = model.decode_tokens(tokens_BS, cache)
     return model.logits(forward(model, tokens_BS, cache)) if logits_BSV is None else logits_BSV

@@ -27,7 +27,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 
 class AutoModelForCausalLM:
-    """Factory of causal language models; `model_type` of config.json selects the family. It is never instantiated."""
+    """Factory of causal language models. `model_type` in config.json selects the model family."""
 
     @classmethod
     def from_pretrained(
@@ -40,26 +40,28 @@ class AutoModelForCausalLM:
         config_overrides: Mapping[str, Any] | None = None,
         *,
         torch_dtype: Any = None,
+        device_map: Any = None,
     ) -> CausalLM:
-        """Load a model in evaluation mode. A model that was saved quantized is loaded quantized.
+        """Load a model in evaluation mode. Quantized checkpoints stay quantized.
 
         Args:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id (needs a network), or a
                 resolved `ModelSource`.
-            dtype: dtype of the parameters: "float32", "bfloat16", on a GPU "float16", a Paddle dtype, or "auto" for the
-                dtype that config.json names. None: the compute dtype of `quantization_config`, or float32.
-            use_flash_attention: False computes attention in plain Paddle on a GPU instead of a flash attention kernel.
-            quantization_config: quantization to apply to the linear layers while reading them; embeddings, norms and
-                lm_head stay in `dtype`.
-            before_quantizing: transform of each weight before it is quantized, from an adapter config (PiSSA, LoftQ).
-            config_overrides: keys of config.json to replace, such as `rope_scaling`; they are saved with the model.
-                Another `vocab_size` resizes embedding and lm_head; new rows are the mean of the stored rows.
-            torch_dtype: other name of `dtype`, as in transformers.
+            dtype: dtype of the parameters: "float32", "bfloat16", "float16" (GPU only), a Paddle dtype, or "auto" for
+                the dtype in config.json. None: the compute dtype of `quantization_config`, or float32.
+            use_flash_attention: False: on a GPU, compute attention in plain Paddle without a flash attention kernel.
+            quantization_config: quantization to apply to the linear layers while loading. Embeddings, norms and lm_head
+                stay in `dtype`.
+            before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms weights before quantization.
+            config_overrides: keys of config.json to replace, such as `rope_scaling`; saved with the model. A different
+                `vocab_size` resizes embedding and lm_head; new rows are the mean of the stored rows.
+            torch_dtype: alias of `dtype` for transformers code.
+            device_map: None, "auto" or the name of Paddle's device (`paddle.get_device()`), which holds all weights.
 
         Raises:
-            ValueError: the model does not exist, its architecture is not supported, its tensors do not match, it is
-                stored quantized and `quantization_config` is given, dtype is float16 on the CPU, or two arguments name
-                different dtypes.
+            ValueError: the model does not exist or has an unsupported architecture, its tensors do not match
+                config.json, `quantization_config` is given for a quantized checkpoint, dtype is float16 on the CPU,
+                two arguments name different dtypes, or `device_map` names another device.
 
         Example:
             >>> from tempfile import TemporaryDirectory
@@ -73,6 +75,7 @@ class AutoModelForCausalLM:
             >>> model.quantization.describe()
             'nf4, blocks of 64'
         """
+        _check_device_map(device_map)
         source = _source_of(name_or_path, quantization_config, config_overrides)
         dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         return _load(source, dtype, use_flash_attention, before_quantizing)
@@ -87,7 +90,7 @@ class AutoModelForCausalLM:
             config: contents of config.json.
             seed: seed of the weights.
             dtype: dtype of the parameters: float32, bfloat16 or, on a GPU, float16.
-            name_or_path: name of the model for messages and saved adapters, if it has one.
+            name_or_path: name of the model in messages and saved adapters; None: unnamed.
 
         Raises:
             ValueError: the decoder does not support the config.
@@ -107,7 +110,7 @@ class AutoModelForCausalLM:
 
 
 class AutoModelForSequenceClassification:
-    """Factory of reward models, which are decoders with a score head. It is never instantiated."""
+    """Factory of reward models: decoders with a score head."""
 
     @classmethod
     def from_pretrained(
@@ -121,18 +124,20 @@ class AutoModelForSequenceClassification:
         seed: int = 0,
         *,
         torch_dtype: Any = None,
+        device_map: Any = None,
     ) -> SequenceClassifier:
         """Load a reward model in evaluation mode.
 
         Args:
-            name_or_path: a sequence classifier with one label, or a language model, which gets a new score head.
-            dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides, torch_dtype: as for
-                `AutoModelForCausalLM`.
+            name_or_path: a sequence classifier with one label, or a language model, to which a score head is added.
+            dtype, use_flash_attention, quantization_config, before_quantizing, config_overrides, torch_dtype,
+                device_map: see `AutoModelForCausalLM.from_pretrained`.
             seed: seed of a new score head, whose weights are drawn from normal(0, initializer_range).
 
         Raises:
             ValueError: see `AutoModelForCausalLM.from_pretrained`; or the model has several labels.
         """
+        _check_device_map(device_map)
         source = _source_of(name_or_path, quantization_config, config_overrides).as_classifier(seed)
         dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         model = _load(source, dtype, use_flash_attention, before_quantizing)
@@ -146,6 +151,23 @@ def load_for_task(
     """Load a language model, or a reward model for the task SEQ_CLS; `options` are arguments of `from_pretrained`."""
     auto = AutoModelForSequenceClassification if task_type == SequenceClassifier.task_type else AutoModelForCausalLM
     return auto.from_pretrained(name_or_path, **options)
+
+
+def _check_device_map(device_map: Any) -> None:
+    """Check that a `device_map` of transformers puts the whole model on Paddle's device.
+
+    Raises:
+        ValueError: the map names another device, or divides the model.
+    """
+    device = paddle.get_device()
+    index = device.partition(":")[2]
+    wanted = device_map[""] if isinstance(device_map, Mapping) and set(device_map) == {""} else device_map
+    known = [None, "auto", device, *((f"cuda:{index}", int(index)) if index else ())]
+    if wanted not in known:
+        raise ValueError(
+            f"device_map={device_map!r}: a model is on one device, Paddle's, which is {device}; pass None, 'auto' or "
+            f"'{device}', or choose another device before with paddle.set_device"
+        )
 
 
 def _source_of(
@@ -164,7 +186,7 @@ def _source_of(
 def _dtype_of(
     dtype: Any, torch_dtype: Any, quantization: QuantizationConfig | BitsAndBytesConfig | None, source: ModelSource
 ) -> str:
-    """Return the name of the parameters' dtype, from the arguments of `from_pretrained`.
+    """Return the dtype name of the parameters from the arguments of `from_pretrained`.
 
     Raises:
         ValueError: two arguments name different dtypes.
@@ -190,7 +212,7 @@ def _load(
 
 
 def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attention: bool = True) -> CausalLM:
-    """Build a model without allocating its parameters; `load_values` reads their values.
+    """Build a model with unallocated parameters. `load_values` allocates and reads the parameters.
 
     Raises:
         ValueError: the architecture is not supported, or the model is a classifier with several labels.
@@ -209,9 +231,9 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
 
 
 def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQuantizing | None = None) -> None:
-    """Read the parameters of a model from `build_skeleton`, and quantize them as the source requests.
+    """Read the parameters of a model from `build_skeleton`; apply the quantization that the source requests.
 
-    Under pipeline parallelism, only the layers of this stage are read.
+    Under pipeline parallelism, a rank reads only the layers of its stage.
 
     Raises:
         ValueError: the stored tensors do not match the model, or quantization is requested for weights that are stored
@@ -225,14 +247,14 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """Compute attention in plain Paddle on a GPU instead of a flash attention kernel; on the CPU, do nothing."""
+    """On a GPU, compute attention in plain Paddle without a flash attention kernel; on the CPU, do nothing."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 
 
 @contextmanager
 def _default_dtype(dtype: str) -> Iterator[None]:
-    """Create parameters in `dtype` within the block."""
+    """Create parameters in `dtype` within a `with` block."""
     if dtype == "float16" and paddle.get_device() == "cpu":
         raise ValueError("dtype float16: Paddle has no float16 arithmetic on the CPU; use bfloat16 or float32")
     if dtype not in DTYPES:

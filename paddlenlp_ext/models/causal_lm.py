@@ -16,7 +16,7 @@ from paddlenlp_ext.checkpoint.config_json import read_model_config, write_genera
 from paddlenlp_ext.checkpoint.load_weights import load_weights
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
-from paddlenlp_ext.generation.transformers_generate import generate_for
+from paddlenlp_ext.generation.transformers_generate import GenerationDefaults, generate_for
 from paddlenlp_ext.models.decoder import Decoder
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.decoding.cpp_model import run_cpp_model
@@ -37,7 +37,7 @@ class ShardedLMHead(Protocol):
     """Interface of an lm_head that is sharded along the vocabulary (parallel/vocab_parallel.py)."""
 
     def join(self, logits_U: paddle.Tensor) -> paddle.Tensor:
-        """Gather the logits of the full vocabulary from the shards of all ranks."""
+        """Gather the logits over the full vocabulary from all ranks."""
         ...
 
     def cross_entropy(
@@ -49,7 +49,7 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Compute `ops.linear_cross_entropy.linear_cross_entropy` with this rank's rows of the weight."""
+        """Compute `linear_cross_entropy` from this rank's shard of the lm_head weight."""
         ...
 
     def token_logprobs(
@@ -61,7 +61,7 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> paddle.Tensor:
-        """Compute `ops.linear_cross_entropy.token_logprobs` with this rank's rows of the weight."""
+        """Compute `token_logprobs` from this rank's shard of the lm_head weight."""
         ...
 
 
@@ -69,10 +69,11 @@ class CausalLM(TrainableModel):
     """Decoder with an lm_head. Parameters have Hugging Face's names.
 
     Attributes:
-        quantization: quantization of the linear layers; None for weights in floating point.
-        vocab_parallel: sharded lm_head and embedding; None if they are not sharded.
-        remote_parameters: names of parameters that only other processes hold.
-        generation_config: keys of generation_config.json.
+        quantization: quantization of the linear layers; None for floating-point weights.
+        vocab_parallel: sharded lm_head; None if lm_head is not sharded.
+        remote_parameters: names of parameters that only other ranks hold.
+        generation_config: keys of generation_config.json, also as attributes. A `GenerationConfig` of transformers or
+            a dict can be assigned.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -84,7 +85,7 @@ class CausalLM(TrainableModel):
         self.quantization: QuantizationConfig | None = None
         self.vocab_parallel: ShardedLMHead | None = None
         self.remote_parameters: set[str] = set()
-        self.generation_config: dict[str, Any] = {"eos_token_id": _as_list(config.source.get("eos_token_id"))}
+        self.generation_config = {"eos_token_id": config.source.get("eos_token_id")}
 
     def forward(
         self,
@@ -100,9 +101,9 @@ class CausalLM(TrainableModel):
         Args:
             input_ids: [B, S].
             attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
-            labels: [B, S], label of each input token, -100 for tokens that are not targets. The model shifts the
-                labels, as transformers does. The loss is the mean over the target tokens.
-            position_ids: [B, S]; None counts from 0 in each document, or continues from the cache.
+            labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets. The loss is the mean
+                over the target tokens.
+            position_ids: [B, S]; None: count from 0 in each document, or continue from the cache.
             document_lengths: lengths of the documents in each row, summing to S; None: each row is one document.
             cache: keys and values of earlier positions; updated in place.
 
@@ -130,9 +131,9 @@ class CausalLM(TrainableModel):
         """Return the hidden states after the final norm [B, S, D], which are the input of lm_head.
 
         Args:
-            input_ids, position_ids, document_lengths, cache: as in `forward`.
-            document_parents: for each document of a row, the index of the document that it continues, or None
-                (ops/attention/layout.py). Answers to one prompt share the computation of the prompt.
+            input_ids, position_ids, document_lengths, cache: see `forward`.
+            document_parents: for each document of a row, the index of the document to continue, or None
+                (ops/attention/layout.py). Several answers to one prompt can share the computation of the prompt.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
@@ -149,7 +150,7 @@ class CausalLM(TrainableModel):
         return self._compute_logits(hidden) if stage is None else stage.logits(hidden, self._compute_logits)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
-        """Compute the logits [..., V] without regard to pipeline stages."""
+        """Compute the logits [..., V] on this rank, without communication between pipeline stages."""
         logits = linear(hidden, self.head_weight())
         for inner, b in self.head_updates(hidden):
             logits = logits + linear(inner, b)
@@ -157,20 +158,20 @@ class CausalLM(TrainableModel):
         return logits if self.vocab_parallel is None else self.vocab_parallel.join(logits)
 
     def head_weight(self) -> paddle.Tensor:
-        """Return the weight [V, D] of lm_head; with tied embeddings, it is the embedding."""
+        """Return the weight [V, D] of lm_head, or of the embedding if the two are tied."""
         return self._head_layer().weight
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the low-rank products that an adapter of lm_head adds to the logits."""
+        """Return the low-rank logit updates of an lm_head adapter; see `TrainableModel.head_updates`."""
         layer = self._head_layer()
         return layer.logit_updates(hidden) if isinstance(layer, AdaptedHead) else ()
 
     def _head_layer(self) -> Any:
-        """Return the layer with the weight of lm_head; with tied embeddings, it is the embedding."""
+        """Return lm_head, or the embedding if the two are tied."""
         return self.model.embed_tokens if self.lm_head is None else self.lm_head
 
     def enable_recompute(self, plan: RecomputePlan | None = None) -> None:
-        """Recompute activations in the backward pass instead of saving them. Without a plan, all layers are recomputed.
+        """Recompute activations in the backward pass. Without a plan, all layers are recomputed.
 
         Raises:
             ValueError: the plan names a layer that the model does not have.
@@ -180,13 +181,13 @@ class CausalLM(TrainableModel):
         self.model.recompute_plan = plan
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Recompute the activations of every layer in the backward pass, as `enable_recompute` does.
+        """Recompute the activations of every layer in the backward pass (transformers' name of `enable_recompute`).
 
         Args:
-            gradient_checkpointing_kwargs: as in transformers; only `use_reentrant` is accepted, and it has no effect.
+            gradient_checkpointing_kwargs: options of transformers. Only `use_reentrant` is accepted, without effect.
 
         Raises:
-            ValueError: another option is given.
+            ValueError: an option other than `use_reentrant` is given.
         """
         unknown = sorted({*(gradient_checkpointing_kwargs or ())} - {"use_reentrant"})
         if unknown:
@@ -211,14 +212,23 @@ class CausalLM(TrainableModel):
         return [batch, length, self.config.hidden_size]
 
     def use_attention(self, implementation: str | None) -> None:
-        """Select the attention backend of every layer (ops/attention/__init__.py); None: the best available one."""
+        """Select the attention backend of every layer (ops/attention/__init__.py); None: the best available backend."""
         for layer in self.model.layers:
             layer.self_attn.implementation = implementation
 
     @property
+    def generation_config(self) -> Any:
+        return self._generation_config
+
+    @generation_config.setter
+    def generation_config(self, config: Any) -> None:
+        keys = GenerationDefaults(config if isinstance(config, Mapping) else config.to_dict())
+        self._generation_config = GenerationDefaults(keys, eos_token_id=_as_list(keys.eos_token_id))
+
+    @property
     def eos_token_ids(self) -> list[int]:
         """Token ids at which generation ends."""
-        return self.generation_config["eos_token_id"]
+        return _as_list(self.generation_config.eos_token_id)
 
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Add token ids at which generation ends, in this model and in its saved generation_config.json."""
@@ -246,9 +256,19 @@ class CausalLM(TrainableModel):
         return generate_for(self, prompts, **options)
 
     @property
+    def device(self) -> Any:
+        """Device of the parameters, a `paddle.Place`, for `paddle.to_tensor(..., place=model.device)`."""
+        return self.model.embed_tokens.weight.place
+
+    @property
+    def dtype(self) -> paddle.dtype:
+        """Dtype of the unquantized matrices, such as the embedding."""
+        return self.model.embed_tokens.weight.dtype
+
+    @property
     def dtype_name(self) -> str:
-        """Dtype of the matrices; for quantized matrices, the dtype before quantization."""
-        return str(self.model.embed_tokens.weight.dtype).removeprefix("paddle.")
+        """Name of `dtype`, such as "bfloat16"."""
+        return str(self.dtype).removeprefix("paddle.")
 
     def tensors_to_save(self) -> dict[str, Any]:
         """Return the tensors that `save_pretrained` writes, by parameter name."""
@@ -260,15 +280,15 @@ class CausalLM(TrainableModel):
         max_shard_bytes: int = DEFAULT_SHARD_BYTES,
         tensors: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write config.json, safetensors and, for a language model, generation_config.json, as transformers does.
+        """Write config.json, safetensors and, for a language model, generation_config.json in transformers' format.
 
-        A tied lm_head is left out, as in transformers, and fused layers are joined (file_layouts/fused_projections.py).
-        Quantized weights stay quantized (quantization/checkpoint_tensors.py).
+        A tied lm_head is not written. Fused layers are joined (file_layouts/fused_projections.py). Quantized weights
+        stay quantized (quantization/checkpoint_tensors.py).
 
         Args:
             folder: created if it does not exist.
             max_shard_bytes: maximum size of a safetensors file.
-            tensors: the tensors to write instead of `tensors_to_save()`, for example gathered from shards.
+            tensors: tensors to write, such as tensors gathered from shards; None: `tensors_to_save()`.
 
         Raises:
             ValueError: a projection of a fused layer is quantized.
@@ -284,8 +304,8 @@ class CausalLM(TrainableModel):
         """Load the weights of a saved model with the same configuration.
 
         Raises:
-            ValueError: the saved model has other rope settings, or the stored tensors do not match the model; the
-                message lists missing tensors, unexpected tensors and tensors of another shape.
+            ValueError: the saved model has different rope settings, or the stored tensors do not match the model. The
+                message lists missing tensors, unexpected tensors and tensors with a wrong shape.
         """
         if DecoderConfig.from_dict(read_model_config(folder)).ropes != self.config.ropes:
             raise ValueError(

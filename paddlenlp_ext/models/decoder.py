@@ -1,4 +1,4 @@
-"""Decoder-only transformer. Every model family runs this code with another `DecoderConfig`.
+"""Decoder-only transformer of all model families. A `DecoderConfig` describes the family.
 
 Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 """
@@ -31,7 +31,7 @@ from paddlenlp_ext.utils.seeds import seed_of
 
 
 class PipelineStage(Protocol):
-    """Interface of a process's pipeline stage (parallel/pipeline/runtime.py)."""
+    """Interface of the pipeline stage on this rank (parallel/pipeline/runtime.py)."""
 
     @property
     def is_first(self) -> bool:
@@ -39,7 +39,7 @@ class PipelineStage(Protocol):
         ...
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the layers of this stage instead of all layers."""
+        """Run the layers of this stage."""
         ...
 
     def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
@@ -55,11 +55,11 @@ class Decoder(nn.Layer):
     """Embedding, layers and final norm: map token ids to hidden states.
 
     Attributes:
-        stage: pipeline stage of this process; None if this process runs all layers.
-        recompute_plan: activations to recompute in the backward pass; None: none.
-        load_balance: load of the experts, and their auxiliary loss; None for a model without experts.
-        dropout_seed: dropout seed of a training pass. Each layer derives its seed from this seed and its index, so that
-            dropout does not depend on which layers a process runs. None continues Paddle's random state.
+        stage: pipeline stage on this rank; None if the rank runs all layers.
+        recompute_plan: activations to recompute in the backward pass; None: save all activations.
+        load_balance: load of the experts and auxiliary loss; None for a model without experts.
+        dropout_seed: dropout seed of a training pass. Layers derive their seeds from `dropout_seed` and the layer
+            index, so that dropout is independent of the pipeline stages. None: continue Paddle's random state.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -90,7 +90,7 @@ class Decoder(nn.Layer):
         cache: KeyValueCache | None = None,
         document_parents: DocumentParents | None = None,
     ) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.hidden_states`."""
+        """Return the hidden states [B, S, D] after the final norm; see `CausalLM.hidden_states` for the arguments."""
         inputs = self.attention_inputs(
             input_ids_BS, position_ids_BS, document_lengths, cache, document_parents=document_parents
         )
@@ -117,13 +117,13 @@ class Decoder(nn.Layer):
     def final_norm(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
         """Map the hidden states after the last layer to the input of lm_head, [B, S, D].
 
-        The scale of the logits is applied here, so that lm_head and the fused loss do not need it.
+        The logit scale is applied to the hidden states, so that lm_head and the fused loss ignore the scale.
         """
         x_BSD = self.norm(x_BSD)
         return x_BSD if self.logit_scale == 1.0 else x_BSD * self.logit_scale
 
     def run_layers(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, start: int, stop: int) -> paddle.Tensor:
-        """Run the hidden states [B, S, D] through the layers `start` to `stop` - 1."""
+        """Run layers `start` to `stop` - 1 on hidden states [B, S, D]."""
         if inputs.cache is not None:
             for run in (run_cpp_layers, run_fused_norms):
                 decoded_BSD = run(self.layers, start, stop, x_BSD, inputs)
@@ -131,8 +131,8 @@ class Decoder(nn.Layer):
                     return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
-            # Paddle's recompute skips the weight gradients of a block whose inputs require no gradient. With a frozen
-            # embedding, no weight would get one.
+            # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. Under a
+            # frozen embedding, x_BSD does not.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -150,7 +150,7 @@ class Decoder(nn.Layer):
         first_position: int = 0,
         document_parents: DocumentParents | None = None,
     ) -> AttentionInputs:
-        """Build the inputs that all layers share: rotation tables, and either the document layouts or the cache.
+        """Build the inputs that all layers share: RoPE tables, and either the document layouts or the cache.
 
         `first_position` is added to every position id.
 
@@ -179,12 +179,12 @@ class Decoder(nn.Layer):
             position_ids_BS = paddle.to_tensor(layout.positions())
         elif self.has_linear_biases and not np.array_equal(position_ids_BS.numpy(), layout.positions()):
             raise ValueError(
-                "position_ids do not count from 0 in each document, but ALiBi computes distances from the documents; "
+                "position_ids do not count from 0 in each document. ALiBi does not support other positions; "
                 "leave position_ids out"
             )
         return AttentionInputs(self.rotary(position_ids_BS + first_position), layouts)
 
 
 def _rounded_root(size: int) -> float:
-    """Return the square root of `size`, rounded to the default dtype, as Gemma does."""
+    """Return the square root of `size` rounded to the default dtype; Gemma rounds it too."""
     return float(paddle.to_tensor(math.sqrt(size)).astype(paddle.get_default_dtype()).astype("float32"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -33,31 +34,31 @@ class DecoderConfig:
         windows: sliding window of each layer; None for a layer with full attention.
         rotates: whether each layer applies RoPE to queries and keys; None: all layers do.
         interleaved_rope: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
-        latent: sizes of latent attention, where `head_dim` is the size of queries and keys; None: keys and values are
-            projections of the hidden states.
+        latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
+            of queries and keys.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
-        attention_softcap: bound of the attention scores (ops/attention/scores.py); None: no bound.
+        attention_softcap: soft-cap of the attention scores (ops/attention/scores.py); None: no soft-cap.
         attention_sinks: whether each head has a trained attention sink.
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
-        experts: experts of each layer, None for a layer with a dense feed-forward block; None: all layers are dense.
+        experts: experts of each layer, with None for dense layers; None: all layers are dense.
         router_loss: coefficient of the routers' auxiliary loss (nn/load_balancing_loss.py); 0: no loss.
         norm_offset: offset of the weights of RMS norms (nn/rms_norm.py).
         scales_embeddings: whether the token embeddings are multiplied by sqrt(hidden_size).
         embedding_multiplier: factor of the input of the first layer.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         logit_scale: factor of the logits.
-        logit_softcap: bound of the logits (ops/linear_cross_entropy/__init__.py); None: no bound.
+        logit_softcap: soft-cap of the logits (ops/linear_cross_entropy/__init__.py); None: no soft-cap.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/decoder_layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rope settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
-        fused_layers: fused projection in files -> single projections and their sizes
+        fused_layers: fused projection in the checkpoint -> single projections and their sizes
             (file_layouts/fused_projections.py).
-        file_layout: names and shapes of the tensors in files, where they differ from the parameters.
+        file_layout: names and shapes of checkpoint tensors that differ from the parameters.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
-        name_or_path: name of the model for messages and saved adapters; None for a model that was not loaded.
+        name_or_path: name of the model in messages and saved adapters; None: unnamed.
     """
 
     model_type: str
@@ -115,7 +116,7 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict; `config_overrides` has the keys that differ from the loaded file.
+        """Read a config.json dict; see `config_overrides` in the attributes.
 
         Raises:
             ValueError: `model_type`, activation or rope type is unknown, or a value is missing or impossible.
@@ -203,7 +204,7 @@ class DecoderConfig:
 
     @property
     def max_context(self) -> int:
-        """Number of positions that the rotary frequencies of layers with full attention cover, scaling included."""
+        """Context length that RoPE covers, scaling included, in the layers with full attention."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
 
@@ -238,7 +239,7 @@ class DecoderConfig:
 
     @property
     def latent_size(self) -> int:
-        """Number of channels of the latents of a position; 0 without latent attention."""
+        """Number of latent channels per position; 0 without latent attention."""
         return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
 
     @property
@@ -281,12 +282,16 @@ class DecoderConfig:
 
     @property
     def active_size(self) -> float:
-        """Intermediate size of the feed-forward block that a token uses, averaged over the layers."""
+        """Intermediate size that a token uses, averaged over the layers."""
         shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
         return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy of the config.json dict that `save_pretrained` writes, as in transformers."""
+        return copy.deepcopy(dict(self.source))
+
     def from_files(self, source: WeightSource) -> WeightSource:
-        """Convert the tensors of model files to the names and shapes of the decoder's parameters.
+        """Convert checkpoint tensors to the names and shapes of decoder parameters.
 
         Raises:
             ValueError: see `SplitWeights` and `StackedExperts`.
@@ -294,7 +299,7 @@ class DecoderConfig:
         return self.file_layout.open(split_fused(source, self.fused_layers))
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert a decoder's tensors to the names and shapes of model files.
+        """Convert decoder tensors to the names and shapes of checkpoints.
 
         Raises:
             ValueError: a projection of a fused layer is quantized.
@@ -335,13 +340,13 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 class _Reader:
-    """Reader of config values from config.json, the family's defaults and the common defaults, in this order."""
+    """Reader of config values. config.json takes precedence over family defaults, and these over common defaults."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)
 
     def value(self, key: str) -> Any:
-        """Return the value of `key`; None if it is null, or absent from config.json and defaults."""
+        """Return the value of `key`; None if the value is null or absent."""
         for layer in self._layers:
             if key in layer:
                 return layer[key]

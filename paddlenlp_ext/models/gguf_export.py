@@ -1,7 +1,7 @@
-"""Export a model as a GGUF file, and read the file back before it is renamed to its final name.
+"""Export a model as a GGUF file, and verify the file before it gets its final name.
 
-Reading and writing use the same tables of each family (checkpoint/gguf). The config that is read back must describe the
-same decoder: this finds settings that the metadata cannot express, such as a scale that llama.cpp has as a constant.
+The exporter reads config, tokenizer and weights back from the file. Comparing the configs finds settings that GGUF
+metadata cannot express, such as a scale that is a constant in llama.cpp.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GATING = {"softmax": 1, "sigmoid": 2}
-"""Scores of a router -> value of the GGUF key `expert_gating_func`."""
+"""Router kind -> value of the GGUF key `expert_gating_func`."""
 _UNCOMPARED = (
     *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
     *("name_or_path", "config_overrides", "num_labels", "ropes"),
 )
-"""Attributes of a decoder's config that do not change its logits, and `ropes`, whose tables are compared."""
+"""Attributes of `DecoderConfig` that do not change logits, and `ropes`, whose tables are compared separately."""
 _PLAIN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _QUANTIZED_BOUNDS = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q4_1": 1 / 15}
 """Largest error of a value, relative to the largest absolute value of the tensor."""
@@ -64,7 +64,7 @@ def export_gguf(
     Args:
         path: the file; an existing file is replaced.
         config: the model's config.
-        tensors: the model's tensors as in Hugging Face's files (`DecoderConfig.to_files`).
+        tensors: checkpoint tensors of the model (`DecoderConfig.to_files`).
         tokenizer: the model's tokenizer.
         end_tokens: token ids that end an answer.
         outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/write_file.py).
@@ -95,7 +95,7 @@ def export_gguf(
 
 
 def file_tensors(path: Path) -> tuple[DecoderConfig, dict[str, LazyTensor]]:
-    """Return the config of a stored model, and its dequantized tensors as in Hugging Face's files.
+    """Return the config and the dequantized checkpoint tensors of a stored model.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
@@ -128,7 +128,7 @@ def architecture_for(config: DecoderConfig) -> Architecture:
 
 
 def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Return the metadata of a model, without the architecture's prefix, and the tensors of its rope scaling.
+    """Return the GGUF metadata of a model, without the architecture prefix, and the tensors of the rope scaling.
 
     Raises:
         ValueError: GGUF files of the family cannot express the sliding window or the rope scaling.
@@ -145,7 +145,7 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
         "attention.key_length": config.head_dim,
         "attention.value_length": config.head_dim,
     }
-    has_parts = config.latent is not None and architecture.has_parts
+    splits_kv_b = config.latent is not None and architecture.split is not None
     keys = {
         "vocab_size": config.vocab_size,
         "context_length": config.max_position_embeddings,
@@ -153,9 +153,9 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": 1 if has_parts else config.num_key_value_heads,
+        "attention.head_count_kv": 1 if splits_kv_b else config.num_key_value_heads,
         architecture.norm_epsilon[0]: config.rms_norm_eps,
-        **(head_sizes if config.latent is None else latent_metadata(config.latent, has_parts)),
+        **(head_sizes if config.latent is None else latent_metadata(config.latent, splits_kv_b)),
         **rope_keys,
         **({"attention.sliding_window": max(windows)} if windows else {}),
         **_expert_metadata(config),
@@ -165,7 +165,7 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
 
 
 def _scaling(settings: RopeSettings) -> dict[str, Any]:
-    """Return the parameters of a rope scaling, including the YaRN parameters that follow from the context length."""
+    """Return the parameters of a rope scaling, with defaults for missing YaRN parameters."""
     if settings.rope_type != "yarn":
         return dict(settings.scaling)
     longest = settings.max_position_embeddings
@@ -189,14 +189,14 @@ def check_config(path: Path, config: DecoderConfig) -> None:
     """Check that the config of a GGUF file describes the same decoder.
 
     Raises:
-        ValueError: an attribute differs; the message names it.
+        ValueError: an attribute differs.
     """
     found = DecoderConfig.from_dict(config_from_gguf(open_gguf(path)))
     for field in dataclasses.fields(config):
         expected, read = getattr(config, field.name), getattr(found, field.name)
         if field.name not in _UNCOMPARED and not _is_close(expected, read):
             raise ValueError(
-                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: it would be read as "
+                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: readers would get "
                 f"{read!r}"
             )
     for layer, (expected, read) in enumerate(zip(config.ropes, found.ropes, strict=True)):
@@ -205,7 +205,7 @@ def check_config(path: Path, config: DecoderConfig) -> None:
             if left.shape != right.shape or not (np.allclose(left, right, rtol=1e-5, atol=0) and _is_close(a, b)):
                 raise ValueError(
                     f"a GGUF file of {config.model_type} cannot express the rope settings of layer {layer}: "
-                    f"{expected} would be read as {read}"
+                    f"readers would get {read} instead of {expected}"
                 )
 
 
@@ -224,11 +224,11 @@ def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, a
     source = open_gguf_weights(path)
     different = {*tensors}.symmetric_difference(source.names())
     if different:
-        raise ValueError(f"{path}: only one of the written file and the model has the tensor {min(different)}")
+        raise ValueError(f"{path}: the file and the model have different tensors, such as {min(different)}")
     for name, tensor in tensors.items():
         expected, found = cast(tensor.read(), tensor.dtype, "float32"), source.read(name, "float32")
         if expected.shape != found.shape or not _is_rounded(expected, found, outtype, architecture, name):
-            raise ValueError(f"{path}: {name} was written, but the file has other values; check the disk")
+            raise ValueError(f"{path}: {name} has different values in the file than in the model; check the disk")
 
 
 def _is_rounded(expected: np.ndarray, found: np.ndarray, outtype: str, architecture: Architecture, name: str) -> bool:

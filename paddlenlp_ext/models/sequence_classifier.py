@@ -1,7 +1,7 @@
-"""Reward model: a sequence classifier with one label, which has a score head instead of lm_head.
+"""Reward model: a sequence classifier with one label and a score head in place of lm_head.
 
-The layout is the same as in `<Family>ForSequenceClassification` of transformers. The head is `score.weight` [1, D]
-without bias. The score of a sequence is the score of its last token other than `pad_token_id` of config.json.
+Checkpoints have the layout of transformers' `<Family>ForSequenceClassification`. The score head is `score.weight`
+[1, D] without bias. The score of a sequence is the score of the last token that differs from `pad_token_id`.
 
 Shapes: D hidden.
 """
@@ -24,10 +24,10 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 
 
 class ScoreHead(nn.Layer):
-    """Linear map from the hidden state of a token to its score.
+    """Linear map from the hidden state of a token to a score.
 
-    The head is not a `Linear`, so that it is never wrapped by an adapter, quantized or sharded. Each score is summed
-    separately, so that its bits do not depend on the other tokens of a batch.
+    Adapters, quantization and sharding apply to `Linear` layers and skip this class. A matmul could make the bits of a
+    score depend on the other tokens of the batch, so each score is summed separately.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -40,11 +40,7 @@ class ScoreHead(nn.Layer):
 
 
 class SequenceClassifier(CausalLM):
-    """Decoder with a score head. Parameters have Hugging Face's names.
-
-    Attributes:
-        score: the score head.
-    """
+    """Decoder with a score head. Parameters have Hugging Face's names."""
 
     task_type = "SEQ_CLS"
     trained_modules = (SCORE_WEIGHT.partition(".")[0],)
@@ -63,13 +59,13 @@ class SequenceClassifier(CausalLM):
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return the scores of all tokens, [B, S, 1]; arguments as in `CausalLM.forward`.
+        """Return the scores of all tokens, [B, S, 1]; see `CausalLM.forward` for the arguments.
 
         Raises:
             ValueError: labels are given, or see `CausalLM.forward`.
         """
         if labels is not None:
-            raise ValueError("labels: a reward model has no loss for labels; train it with paddlenlp_ext.reward")
+            raise ValueError("labels: a reward model has no loss for labels; train the model with paddlenlp_ext.reward")
         return super().forward(input_ids, attention_mask, None, position_ids, document_lengths, cache)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -81,20 +77,16 @@ class SequenceClassifier(CausalLM):
         return self.score.weight
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Raise an error, because a reward model has no lm_head.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raise ValueError, because a reward model has no lm_head."""
         raise ValueError("generate: a reward model has no lm_head; load the language model instead")
 
 
 def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> DecoderConfig:
-    """Return the configuration of a classifier with the decoder of `config`.
+    """Return the configuration of a reward model with the decoder of `config`.
 
     Args:
         config: configuration of a language model or of a classifier.
-        stored: contents of its config.json.
+        stored: contents of the config.json of that model.
 
     Raises:
         ValueError: the model is stored as a classifier with several labels.
@@ -110,7 +102,7 @@ def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> Decod
         labels = {key: stored[key] for key in labels if key in stored}
     architecture = FAMILIES.get(config.model_type).classifier_architecture
     source = {**config.source, "architectures": [architecture], **labels}
-    # As in transformers, the scores are not scaled like logits, and the head is not tied to the embedding.
+    # Following transformers, scores are not scaled like logits, and the head is not tied to the embedding.
     return dataclasses.replace(
         config, num_labels=1, logit_scale=1.0, logit_softcap=None, tie_word_embeddings=False, source=source
     )

@@ -32,7 +32,7 @@ def test_relative_difference_names_the_place_of_the_largest():
 
 
 def test_relative_difference_of_other_shapes_raises_value_error():
-    with pytest.raises(ValueError, match=r"result 1 has shape \[2\]; the reference's is \[1, 2\]"):
+    with pytest.raises(ValueError, match=r"result 1 has shape \[2\]; the reference has shape \[1, 2\]"):
         relative_difference([np.zeros(2)], [np.zeros([1, 2])])
 
 

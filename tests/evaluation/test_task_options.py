@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.evaluation.arguments import parse_arguments
-from paddlenlp_ext.evaluation.compare_models import open_tasks
+from paddlenlp_ext.evaluation.open_tasks import open_tasks
 from paddlenlp_ext.evaluation.task_options import TaskOptions, read_task
 
 
@@ -37,8 +37,8 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"task": "generation"}, "data_file is required"),
-        ({"data_file": "x"}, "task is required"),
+        ({"task": "generation"}, "data_file is missing"),
+        ({"data_file": "x"}, "task is missing"),
         (
             {"task": "perplexity", "data_file": "x", "prompt": "{q}"},
             "prompt has no effect in a task of kind perplexity",
@@ -55,7 +55,7 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
         ),
         ({"task": "generation", "data_file": "x", "answer": "a"}, "answer has no effect without prompt"),
         ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty string"),
-        ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt names no field"),
+        ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt does not have a field of the row"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),
     ],
 )
@@ -87,7 +87,7 @@ def test_parse_arguments_takes_one_task_from_the_command_line():
     ("argv", "message"),
     [
         ([], "nothing to evaluate; pass --tasks FILE.json, or --task KIND --data_file ROWS"),
-        (["--tasks", "general", "--limit", "3"], "--limit belongs to a single task; write it in the files of --tasks"),
+        (["--tasks", "general", "--limit", "3"], "--limit cannot be combined with --tasks; write it in the task files"),
         (["--taks", "general"], "unknown key 'taks'; did you mean"),
     ],
 )

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.evaluation.compare_models import open_tasks
 from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
+from paddlenlp_ext.evaluation.open_tasks import open_tasks
 from paddlenlp_ext.evaluation.perplexity import rolling_windows
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder, split_pair
 from paddlenlp_ext.evaluation.task_options import TaskOptions
@@ -102,8 +102,8 @@ def test_multiple_choice_compares_log_likelihoods_and_those_per_character(model,
     [
         ({"q": "a", "choices": ["b"], "answer": 0}, "rows.jsonl:1:23: invalid choices: the row has 1 choices"),
         ({"q": "a", "choices": ["b", ""], "answer": 0}, "choice 1 is empty"),
-        ({"q": "a", "choices": ["b", "c"], "answer": 2}, "answer is 2, which is none of the 2 choices"),
-        ({"q": "a", "choices": ["b", "c"], "answer": "x"}, "answer is 'x', which is none of the 2 choices"),
+        ({"q": "a", "choices": ["b", "c"], "answer": 2}, "answer 2 does not match any of the 2 choices"),
+        ({"q": "a", "choices": ["b", "c"], "answer": "x"}, "answer 'x' does not match any of the 2 choices"),
         ({"q": "a", "choices": ["b", "c"], "answer": True}, "answer is a boolean; write a string or a number"),
         ({"q": "a", "choices": ["b", "c"]}, "missing key: .*add 'answer'"),
         ({"choices": ["b", "c"], "answer": 0}, "missing key: .*add 'q'"),
@@ -141,7 +141,7 @@ def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path
     assert (task.prompts, task.references) == (["a?"], ["It is #### 4"])
     (ids,) = task.encode(PromptEncoder(encoder.tokenizer, encoder.template, 300))
     assert encoder.tokenizer.decode(ids) == "<s>user\na?</s>\n<s>assistant\n"
-    with pytest.raises(ValueError, match="max_new_tokens 256 leaves no room for a prompt in 64 tokens"):
+    with pytest.raises(ValueError, match="max_new_tokens 256 leaves no token for a prompt in 64 tokens"):
         task.encode(encoder)
 
 
@@ -236,7 +236,7 @@ def test_perplexity_of_training_rows_counts_their_target_tokens(model, encoder, 
     ("content", "keys", "message"),
     [
         (b" \n", {}, "the file is empty"),
-        (b"\xff", {}, "not UTF-8 at byte 0"),
+        (b"\xff", {}, "byte 0 is not valid UTF-8"),
         (b"a", {"text": "t"}, "a .txt file has no rows; remove text and limit"),
     ],
 )

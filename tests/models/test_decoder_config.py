@@ -44,7 +44,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({**LATENT, "model_type": "deepseek_v3", "scoring_func": "softmax"}, "scoring_func 'softmax' .*only 'sigmoid'"),
         ({**LATENT, "norm_topk_prob": True}, "norm_topk_prob True in config.json is not supported"),
         ({**LATENT, "moe_layer_freq": 2}, "moe_layer_freq 2 .* only 1"),
-        ({**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types .* for 2 layers"),
+        ({**LATENT, "model_type": "glm4_moe_lite", "mlp_layer_types": ["dense"]}, "mlp_layer_types .* of the 2 layers"),
         ({**LATENT, "rope_scaling": {"type": "linear", "mscale_all_dim": 1}}, "mscale_all_dim .* needs 'factor'"),
         ({"model_type": "glm4_moe", "n_group": 3}, "1 of 3 groups of 128 experts"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
@@ -192,7 +192,7 @@ def test_from_dict_router_loss_needs_output_router_logits():
 
 
 def test_from_dict_smollm3_with_too_few_no_rope_layers_raises():
-    with pytest.raises(ValueError, match=r"no_rope_layers in config\.json: 1 entries for 2 layers"):
+    with pytest.raises(ValueError, match=r"no_rope_layers in config\.json needs 2 entries, one per layer, not 1"):
         DecoderConfig.from_dict({**TINY, "model_type": "smollm3", "no_rope_layers": [1]})
 
 

@@ -30,11 +30,11 @@ def llama(tmp_path_factory):
         ({"model_type": "olmo3"}, "model_type 'olmo3' cannot be written as GGUF; these can: .*llama"),
         (
             {"model_type": "gemma2", "query_pre_attn_scalar": 100, "head_dim": 8},
-            r"GGUF file of gemma2 cannot express attention_scale 0\.1: it would be read as 0\.35",
+            r"GGUF file of gemma2 cannot express attention_scale 0\.1: readers would get 0\.35",
         ),
         (
             {"model_type": "smollm3", "no_rope_layers": [0, 1]},
-            r"cannot express rotates \(False, True\): it would be read as \(True, True\)",
+            r"cannot express rotates \(False, True\): readers would get \(True, True\)",
         ),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
@@ -68,7 +68,7 @@ def test_check_weights_finds_rows_in_another_order(outtype, llama, tmp_path):
     name = "model.layers.1.self_attn.q_proj.weight"
     moved = np.roll(tensors[name].read(), 1, axis=0)
     changed = {**tensors, name: LazyTensor(moved.shape, "float32", lambda: moved)}
-    with pytest.raises(ValueError, match=f"{name} was written, but the file has other values"):
+    with pytest.raises(ValueError, match=f"{name} has different values in the file"):
         gguf_export.check_weights(path, changed, outtype, layout)
 
 

@@ -1,13 +1,13 @@
 """Eligibility of models and layers for the fast decoding steps.
 
-| step | forward pass | model or layers |
+| fast step | check of the forward pass | check of the model |
 | --- | --- | --- |
 | C++ model (cpp_model.py) | `fits_cpp` | `model_reason`: all layers, embedding, final norm and lm_head |
-| C++ layers (cpp_layers.py) | `fits_cpp`, `is_plain` | `layers_reason`: each layer |
+| C++ layers (cpp_layers.py) | `fits_cpp`, `is_plain` | `layers_reason`: all given layers |
 | fused norms (fused_norms.py) | `fits_fused_norms`, `is_plain` | `fused_norms_reason`: at least one block |
 
-The forward pass is checked at each step. The layers are checked once for each cache, and `prepared` logs at DEBUG why a
-step is unavailable. The decoder then runs its layers one by one.
+The forward pass is checked in each step, and the model once per cache. If a fast step is unavailable, `prepared` logs
+the reason at DEBUG, and the decoder runs its layers one by one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.norm_linear.triton import MOST_POSITIONS
+from paddlenlp_ext.ops.norm_linear.shared_format import MOST_POSITIONS
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger
@@ -42,7 +42,7 @@ _NORM_READERS: dict[type[nn.Layer], tuple[str, ...]] = {
     Attention: ("q_proj", "k_proj", "v_proj"),
     FeedForward: ("gate_proj", "up_proj"),
 }
-"""Block -> the linear layers that read the output of the norm before it."""
+"""Names of the linear layers that read the output of the preceding norm, by type of block."""
 
 
 def prepared(
@@ -53,14 +53,14 @@ def prepared(
     make: Callable[[S], T],
     name: str,
 ) -> T | None:
-    """Return a decoding step, which is built once for each cache, or None if the step is unavailable.
+    """Return the fast decoding step of a cache, or None if the step is unavailable; the first call creates the step.
 
     Args:
         cache: the cache that stores the step.
         key: key of the step in the cache.
         target: function that returns the model or the layers.
-        reason: function from the target to the reason why the step is unavailable, or None.
-        make: function from the target to the step.
+        reason: function that returns why the step is unavailable for a model or for layers, or None.
+        make: function that creates the step from the model or the layers.
         name: name of the step in the log.
     """
 
@@ -76,12 +76,12 @@ def prepared(
 
 
 def fits_cpp(cache: KeyValueCache | None, num_positions: int) -> TypeGuard[ReservingCache]:
-    """Return whether a forward pass over `num_positions` new positions, counted over all rows, can run in C++."""
+    """Return whether a forward pass can run in C++; `num_positions` is the number of new positions in all rows."""
     return isinstance(cache, ReservingCache) and cache.has_positions and num_positions <= SMALL_BATCH_ROWS
 
 
 def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: paddle.Tensor) -> TypeGuard[KeyValueCache]:
-    """Return whether a forward pass over `num_positions` new positions, counted over all rows, can fuse norms."""
+    """Return whether a forward pass can fuse norms; `num_positions` is the number of new positions in all rows."""
     is_available = norm_linear_op.choose(x_BSD) is not norm_linear_reference
     return is_available and cache is not None and num_positions <= MOST_POSITIONS
 
@@ -115,7 +115,7 @@ def model_reason(model: Any) -> str | None:
 
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
-    """Return why one of the decoder layers cannot run in C++, or None if all of them can."""
+    """Return why a decoder layer cannot run in C++, or None if all given layers can."""
     return next((reason for reason in map(_layer_reason, layers) if reason is not None), None)
 
 
@@ -169,13 +169,13 @@ def block_reason(block: Any, norm: Any) -> str | None:
 
 
 def fused_norms_reason(layers: Iterable[Any]) -> str | None:
-    """Return why none of the decoder layers has a norm that can be fused, or None if one has."""
+    """Return why the given layers have no norm that can be fused, or None if at least one norm can be fused."""
     reasons = [block_reason(block, norm) for layer in layers for block, norm in normed_blocks(layer)]
     return None if None in reasons else next(iter(reasons), "no layer has a norm before attention and feed-forward")
 
 
 def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
-    """Return attention and feed-forward of a layer with the norms before them; [] if the layer has no norm to fuse."""
+    """Return (block, preceding norm) for attention and feed-forward of a layer; [] if no norm precedes the blocks."""
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()
@@ -183,5 +183,5 @@ def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
 
 
 def norm_readers(block: Any) -> list[Any]:
-    """Return the linear layers of a block that read the output of the norm before it."""
+    """Return the linear layers of a block that read the output of the preceding norm."""
     return [getattr(block, name) for name in _NORM_READERS.get(type(block), ())]

@@ -6,7 +6,7 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
-from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, JoinedLatents, divide_latents, latent_settings
+from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, JoinedLatents, latent_settings, split_latents
 from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
@@ -51,12 +51,12 @@ FAMILIES.register("deepseek_v2")(
 
 
 def has_sigmoid_router(file: GgufFile) -> bool:
-    """Return whether the routers of a GGUF file have sigmoid scores, as in DeepSeek V3.
+    """Return whether the routers of a GGUF file compute sigmoid scores (DeepSeek V3) instead of softmax scores.
 
-    In files without `expert_gating_func`, the scores are sigmoid scores if the file has correction biases.
+    A file without `expert_gating_func` uses sigmoid scores if it contains correction biases.
 
     Raises:
-        ValueError: a router's scores are neither sigmoid nor softmax scores.
+        ValueError: the routers compute other scores.
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)
@@ -88,6 +88,6 @@ DEEPSEEK_GGUF = Architecture(
     reads=lambda file: not has_sigmoid_router(file),
     is_latent=True,
     restore=JoinedLatents,
-    divide=divide_latents,
+    split=split_latents,
 )
 ARCHITECTURES.register("deepseek_v2")(DEEPSEEK_GGUF)

@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: latent attention and experts as in DeepSeek V3. Zhipu AI 2025, GLM-4.5, arXiv:2508.06471."""
+"""GLM-4.7-Flash: latent attention and experts of DeepSeek V3. Zhipu AI 2025, GLM-4.5, arXiv:2508.06471."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add DeepSeek's `first_k_dense_replace`, the number of dense layers at the start."""
+    """Add DeepSeek's key `first_k_dense_replace`, the number of dense layers before the first layer with experts."""
     types = config.get("mlp_layer_types") or ["dense"]
     return {**complete_latent(config), "first_k_dense_replace": types.count("dense")}
 
@@ -22,7 +22,9 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     num_layers = config.size("num_hidden_layers")
     types = config.value("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
     if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
-        raise ValueError(f"mlp_layer_types in config.json: {types} for {num_layers} layers; known: dense, sparse")
+        raise ValueError(
+            f"mlp_layer_types in config.json must be dense or sparse for each of the {num_layers} layers, got {types}"
+        )
     return sigmoid_experts(config, lambda layer: types[layer] == "sparse")
 
 
@@ -53,5 +55,5 @@ FAMILIES.register("glm4_moe_lite")(
     )
 )
 
-# The files name the architecture deepseek2. They are read as DeepSeek V3, which computes the same function.
+# GGUF files of GLM-4.7-Flash have the architecture deepseek2. They are read as DeepSeek V3, whose computation is equal.
 ARCHITECTURES.register("glm4_moe_lite")(replace(DEEPSEEK_V3_GGUF, reads=lambda file: False))

@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.file_layouts.interleaved_experts import InterleavedExperts
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
-from paddlenlp_ext.checkpoint.gguf.interleaved_experts import STACKED_EXPERTS, InterleavedGates, divide_gates
+from paddlenlp_ext.checkpoint.gguf.interleaved_experts import STACKED_EXPERTS, InterleavedGates, split_gates
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
@@ -46,7 +46,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the config with the published YaRN scaling if it has no rope settings."""
+    """Return the config; if it has no rope settings, add the YaRN scaling of the published models."""
     has_settings = config.get("rope_parameters") or config.get("rope_scaling")
     return config if has_settings else {**config, "rope_scaling": _YARN}
 
@@ -76,10 +76,10 @@ FAMILIES.register("gpt_oss")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
-    """Return the flags of config.json that follow from the tensors of a GGUF file.
+    """Return the flags of config.json that the tensors of a GGUF file determine.
 
     Raises:
-        ValueError: the file does not have YaRN scaling, as the published models do.
+        ValueError: the rope scaling of the file is not YaRN.
     """
     scaling = file.get(file.architecture_key("rope.scaling.type"), str, "none")
     if scaling != "yarn":
@@ -106,12 +106,12 @@ ARCHITECTURES.register("gpt_oss")(
             "intermediate_size": Key("expert_feed_forward_length"),
             "sliding_window": Key("attention.sliding_window"),
         },
-        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},  # llama.cpp has them as constants too
+        constants={"swiglu_alpha": 1.702, "swiglu_limit": 7.0},  # llama.cpp hard-codes these values
         settings=_gguf_settings,
         has_experts=True,
         has_window=True,
         truncates_yarn=False,
         restore=InterleavedGates,
-        divide=divide_gates,
+        split=split_gates,
     )
 )

@@ -12,11 +12,11 @@ from paddlenlp_ext.models.sliding_windows import full_attention, windows_by_type
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     num_layers, interval = config.size("num_hidden_layers"), config.size("no_rope_layer_interval", 4)
-    rotates = config.value("no_rope_layers")  # despite the name, 1 marks a layer with RoPE
+    rotates = config.value("no_rope_layers")  # despite the name of the key, 1 marks a layer with RoPE
     if rotates is None:
         rotates = [(layer + 1) % interval != 0 for layer in range(num_layers)]
     if len(rotates) < num_layers:
-        raise ValueError(f"no_rope_layers in config.json: {len(rotates)} entries for {num_layers} layers")
+        raise ValueError(f"no_rope_layers in config.json needs {num_layers} entries, one per layer, not {len(rotates)}")
     rotates = [bool(each) for each in rotates[:num_layers]]
     windows = full_attention(config)
     if config.value("use_sliding_window") and config.value("sliding_window") is not None:
