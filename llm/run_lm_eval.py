@@ -1,12 +1,17 @@
 """Run lm-evaluation-harness on a model of this project: python llm/run_lm_eval.py run --model paddlenlp_ext ...
 
-The arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an example.
+    --model_args pretrained=MODEL[,lora_path=ADAPTER][,max_length=N][,dtype=DTYPE]
+    --device cpu, cuda or cuda:N; unset, or without a GPU: the first GPU, else the CPU
+
+The other arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an
+example.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.utils.optional_packages import import_extra
@@ -15,11 +20,16 @@ from paddlenlp_ext.utils.run_command import run_command
 
 def main(argv: Sequence[str]) -> None:
     """Register the model class with lm-eval, then run the command-line program of lm-eval."""
-    require_paddle()
-    from paddlenlp_ext.evaluation.lm_eval_harness import register_lm_eval_model
-
-    register_lm_eval_model()
     sys.argv[1:] = argv
+    if {"-h", "--help"}.intersection(argv):
+        print(__doc__)
+        if find_spec("lm_eval") is None:
+            return
+    else:
+        require_paddle()
+        from paddlenlp_ext.evaluation.lm_eval_harness import register_lm_eval_model
+
+        register_lm_eval_model()
     import_extra("lm_eval.__main__", "lm-eval", "run_lm_eval.py").cli_evaluate()
 
 

@@ -47,7 +47,8 @@ class LMEvalModel:
         lora_path: folder of an adapter of any method.
         batch_size: prompts per batch; auto: 8.
         max_length: maximum tokens of a prompt plus its continuation; None: the model's context length.
-        device: cpu, gpu, ...; None: a GPU if available, else the CPU.
+        device: cpu, gpu, ...; None: a GPU if available, else the CPU. The harness passes its default cuda:0, which
+            selects the GPU 0 if available, else the CPU.
         dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on a GPU.
         max_batch_size: ignored.
     """
@@ -63,6 +64,7 @@ class LMEvalModel:
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
+        device = None if device is None else device.replace("cuda", "gpu")  # PyTorch's name of GPUs
         arguments = ModelArguments(model_name_or_path=pretrained, lora_path=lora_path, device=device, dtype=dtype)
         base, adapter = find_model_and_adapter(arguments)
         self.tokenizer: Any = load_tokenizer(base, adapter)
