@@ -20,7 +20,7 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.load import adopt_template, load_configured_template
+from paddlenlp_ext.data.templates.load import load_training_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
@@ -158,8 +158,7 @@ def load_tokenizing(config: RunConfig) -> RunData:
         # transformers does not score padding tokens. As in TRL, the tokenizer defines the padding token.
         unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         source = source.as_classifier(config.train.seed, unscored)
-    template = load_configured_template(config.data, tokenizer)
-    adopt_template(config.data, tokenizer, template)
+    template = load_training_template(config.data, tokenizer)
     return RunData(source, tokenizer, template, None, None, compute_metrics)
 
 

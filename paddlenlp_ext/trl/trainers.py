@@ -19,7 +19,7 @@ from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import method_options, switches_of
-from paddlenlp_ext.data.templates.load import adopt_template, load_configured_template
+from paddlenlp_ext.data.templates.load import load_training_template
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -104,8 +104,7 @@ class _TaskTrainer:
             )
         paddle.set_device(config.precision.device)
         tokenizer = self.processing_class
-        template = load_configured_template(config.data, tokenizer)
-        adopt_template(config.data, tokenizer, template)
+        template = load_training_template(config.data, tokenizer)
         rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)
         adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
         adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})

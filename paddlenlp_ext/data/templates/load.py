@@ -13,6 +13,8 @@ from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.json_reader import JsonError, Location, read_document
 from paddlenlp_ext.utils.logging import get_logger
 
+logger = get_logger("paddlenlp_ext.data")
+
 _MAX_FILE_BYTES = 1 << 22
 FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 _SAVED = "training_chat_template"
@@ -59,6 +61,33 @@ def load_configured_template(config: DataConfig, tokenizer: Any) -> ChatTemplate
     return load_template(config.chat_template, tokenizer, TemplateOptions.from_config(config))
 
 
+def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
+    """Return the configured template of a training run, which the tokenizer saves from now on.
+
+    If the template is not Jinja, the tokenizer is saved without chat_template.jinja.
+
+    Raises:
+        ValueError: see `load_template`.
+    """
+    template = load_configured_template(config, tokenizer)
+    if config.chat_template is None or config.autoregressive:
+        return template
+    tokenizer.init_kwargs.pop(_SAVED, None)
+    if template.writes_messages:
+        tokenizer.chat_template = template.text
+        tokenizer.init_kwargs[_SAVED] = {"chat_template": template.text}
+        return template
+    logger.info(
+        "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; transformers and vLLM "
+        "cannot render its prompts, the programs of this library can",
+        config.chat_template,
+    )
+    tokenizer.chat_template = None
+    if config.chat_template != "none":
+        tokenizer.init_kwargs[_SAVED] = json.loads(template.text)
+    return template
+
+
 def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate | None = None) -> ChatTemplate:
     """Return the template that renders the rows of a run.
 
@@ -68,28 +97,6 @@ def choose_template(config: DataConfig, tokenizer: Any, template: ChatTemplate |
     if config.autoregressive:
         return PlainTemplate(tokenizer)
     return template or load_configured_template(config, tokenizer)
-
-
-def adopt_template(config: DataConfig, tokenizer: Any, template: ChatTemplate) -> None:
-    """Replace the chat template that the tokenizer saves by the template that `config.chat_template` selected.
-
-    If the selected template is not Jinja, the tokenizer is saved without chat_template.jinja.
-    """
-    if config.chat_template is None or config.autoregressive:
-        return
-    tokenizer.init_kwargs.pop(_SAVED, None)
-    if template.writes_messages:
-        tokenizer.chat_template = template.text
-        tokenizer.init_kwargs[_SAVED] = {"chat_template": template.text}
-        return
-    get_logger().info(
-        "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; transformers and vLLM "
-        "cannot render its prompts, the programs of this library can",
-        config.chat_template,
-    )
-    tokenizer.chat_template = None
-    if config.chat_template != "none":
-        tokenizer.init_kwargs[_SAVED] = read_document(template.text)
 
 
 def load_saved_template(folder: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemplate | None:

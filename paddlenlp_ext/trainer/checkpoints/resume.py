@@ -12,9 +12,9 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.data.sampler import check_same_data_order
+from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import HAS_MANIFEST, read_state
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale
-from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger

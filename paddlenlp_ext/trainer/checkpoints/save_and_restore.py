@@ -21,10 +21,10 @@ from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
 from paddlenlp_ext.checkpoint.training_state import load_training_state, save_training_state
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.nn.trainable_model import TrainableModel
-from paddlenlp_ext.trainer.objectives.objective import Objective
-from paddlenlp_ext.trainer.optimizers.parameter_groups import updated_parameters
-from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE
+from paddlenlp_ext.trainer.objectives.objective import Objective
+from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import updated_parameters
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.checkpoint.checksum_manifest import write_manifest
-from paddlenlp_ext.trainer.checkpoints.save_and_restore import write_checkpoint
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.checkpoints.resume import checkpoint_damage, choose_checkpoint
+from paddlenlp_ext.trainer.checkpoints.save_and_restore import write_checkpoint
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.storage_errors import StorageError
 from tests.common.training import (

@@ -9,7 +9,6 @@ import pytest
 
 from paddlenlp_ext import LoRAConfig
 from paddlenlp_ext.cli.run_finetune import run_program
-from paddlenlp_ext.trainer.finetune import dpo, finetune, reward
 from paddlenlp_ext.trainer.checkpoints.output_dir import (
     check_output_dir,
     clear_leftovers,
@@ -17,6 +16,7 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import (
     prune_checkpoints,
     resume_candidates,
 )
+from paddlenlp_ext.trainer.finetune import dpo, finetune, reward
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils import locks
 from paddlenlp_ext.utils.files import write_json

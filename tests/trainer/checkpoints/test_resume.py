@@ -8,8 +8,8 @@ import signal
 
 import pytest
 
-from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
+from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.trainer.trainer import Trainer
