@@ -60,6 +60,7 @@ def test_shipped_files_exist_for_every_family():
     newer = (
         "cohere2",
         "ernie",
+        "gemma",
         "gemma2",
         "gemma3",
         "glm",

@@ -24,6 +24,7 @@ FAMILIES = {
     "smollm3_layer_without_rotation": {"model_type": "smollm3", "no_rope_layer_interval": 2},
     "granite_multipliers": {"model_type": "granite", "embedding_multiplier": 2.0, "residual_multiplier": 0.5},
     "olmo2_post_norm": {"model_type": "olmo2"},
+    "gemma_scaled_embeddings": {"model_type": "gemma", "head_dim": 16, "num_key_value_heads": 1},
     "gemma2_softcaps": {
         "model_type": "gemma2",
         "head_dim": 16,

@@ -37,6 +37,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
             {"model_type": "gemma2", "final_logit_softcapping": -3},
             "final_logit_softcapping .* must be above 0.* got -3",
         ),
+        ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
         ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*one key head per query head; set it to .* 4"),

@@ -70,7 +70,7 @@ FAMILIES.register("gemma2")(
 )
 
 
-def gemma_settings(file: GgufFile, largest: int) -> dict[str, Any]:
+def gemma2_settings(file: GgufFile, largest: int) -> dict[str, Any]:
     """Return the keys of config.json that are computed from several keys of a GGUF file.
 
     GGUF files do not store the scale of the attention scores. In the largest model of a Gemma family, the scale is
@@ -98,7 +98,7 @@ ARCHITECTURES.register("gemma2")(
             "final_logit_softcapping": Key("final_logit_softcapping", float, default=30.0),
         },
         constants={"hidden_activation": "gelu_pytorch_tanh"},
-        settings=lambda file: gemma_settings(file, largest=46),
+        settings=lambda file: gemma2_settings(file, largest=46),
         norm_offset=1.0,
         has_window=True,
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import QK_NORMS, SANDWICH, Architecture, Key
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.families.gemma2 import gemma2_differences, gemma_settings
+from paddlenlp_ext.models.families.gemma2 import gemma2_differences, gemma2_settings
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import windows_by_type, with_rope_by_layer_type
@@ -63,7 +63,7 @@ ARCHITECTURES.register("gemma3_text")(
             "rope_local_base_freq": Key("rope.freq_base_swa", float, default=_LOCAL_THETA),
         },
         constants={"hidden_activation": "gelu_pytorch_tanh", "sliding_window_pattern": _PATTERN},
-        settings=lambda file: gemma_settings(file, largest=62),
+        settings=lambda file: gemma2_settings(file, largest=62),
         norm_offset=1.0,
         has_window=True,
     )

@@ -70,6 +70,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "hunyuan-dense": {"model_type": "hunyuan_v1_dense", "head_dim": 32, "rope_scaling": {"alpha": 50.0}},
     "olmo2": {"tie_word_embeddings": False},
     "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.3, "sliding_window": 6},
+    "gemma": {"head_dim": 32, "num_key_value_heads": 1},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
     "gemma3": {
         **_GEMMA,
@@ -178,7 +179,7 @@ ARCHITECTURE_OF = {
 END = 3
 """Id of the end token."""
 _PERMUTED = ("llama", "granite", "smollm3", "mixtral")
-_SCALES_OF_NORMS = ("gemma2", "gemma3")
+_SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3")
 
 
 def make_model(architecture: str, **changes: Any) -> CausalLM:

@@ -271,6 +271,18 @@ CASES: dict[str, dict[str, Any]] = {
         "router_aux_loss_coef": 0.2,
         "tie_word_embeddings": True,
     },
+    "gemma": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "gemma",
+        "hidden_size": 20,
+        "intermediate_size": 28,
+        "num_key_value_heads": 1,
+        "head_dim": 6,
+        "attention_bias": True,
+        "hidden_act": "gelu",
+        "tie_word_embeddings": True,
+    },
     "gemma2": {
         **_SMALL,
         **_NO_PADDING,
