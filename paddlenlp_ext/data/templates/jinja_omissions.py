@@ -7,6 +7,7 @@ missing in the text belongs to content that the template does not write.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,8 @@ from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversa
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+
+_LABELS = re.compile(r"Zq\d+x")
 
 
 @dataclass(frozen=True)
@@ -48,10 +51,10 @@ def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Ma
     if not labels:
         return
     ends = sorted({label.answer for label in labels if label.answer is not None})
-    texts = {end: renderer.text_of(labelled.until(end + 1), kwargs) for end in ends}
-    full = renderer.text_of(labelled, kwargs)
+    written = {end: set(_LABELS.findall(renderer.text_of(labelled.until(end + 1), kwargs))) for end in ends}
+    all_written = set(_LABELS.findall(renderer.text_of(labelled, kwargs)))
     for label in labels:
-        if label.text not in (full if label.answer is None else texts[label.answer]):
+        if label.text not in (all_written if label.answer is None else written[label.answer]):
             remedy = "remove it, or use another chat template"
             raise InvalidRowError(REFUSED, f"the chat template does not write {label.what}; {remedy}", label.path)
 
