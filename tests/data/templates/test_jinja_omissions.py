@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from paddlenlp_ext.data.rows.conversation import SYSTEM, USER, Conversation, Message
 from paddlenlp_ext.data.templates.jinja_omissions import check_all_written
 
@@ -24,5 +26,6 @@ def test_check_of_many_system_messages_searches_the_text_once():
 
     systems = [Message(role=SYSTEM, content=f"rule {index}") for index in range(500)]
     conversation = Conversation((*systems, Message(role=USER, content="hi")))
-    check_all_written(Renderer(), conversation, {})
+    renderer: Any = Renderer()
+    check_all_written(renderer, conversation, {})
     assert num_searched == 0
