@@ -11,7 +11,7 @@ from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.peft.merge.merge_adapter import check_output
-from paddlenlp_ext.peft.merge.write_merged import write_companions
+from paddlenlp_ext.peft.merge.write_merged import common_dtype, write_companions
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder
 
@@ -30,7 +30,7 @@ def copy_model(
     Args:
         base: model folder, .gguf file, built-in name or hub id.
         output: folder to create.
-        dtype: dtype of floating-point tensors; None: each tensor keeps its dtype.
+        dtype: dtype of floating-point tensors; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.
 
     Raises:
@@ -40,6 +40,7 @@ def copy_model(
     folder = Path(output).expanduser()
     check_output(folder, overwrite, (base_path,))
     source = QuantizedWeights(open_weights(base_path))
+    dtype = dtype or common_dtype(base_path, source)
     tensors: dict[str, LazyTensor] = {}
     for name in source.names():
         written = dtype if dtype and source.dtype(name) in FLOATING else source.dtype(name)

@@ -37,6 +37,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
 from paddlenlp_ext.peft.merge.write_merged import (
+    common_dtype,
     round_to_stored,
     tensors_by_module,
     write_companions,
@@ -107,7 +108,7 @@ def merge_adapter(
             the base was quantized in training, with `config_overrides` if the base's config was changed, and with
             `task_type` for a reward model.
         base: base model; None: the base model that the adapter names.
-        dtype: dtype of the merged weights; None: each tensor keeps its dtype in the base.
+        dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.
         allow_pickle: read pickled weights, as in `read_adapter`.
         merge_base: weights into which the adapter is merged if the base was quantized in training.
@@ -139,6 +140,7 @@ def merge_adapter(
         target = _load_adapted(load_model, base_path, stored, None, overrides, input_ids)
     merged = target.pop_model().merge_and_unload()
     _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
+    dtype = dtype or common_dtype(base_path, target.source)
     with atomic_folder(output) as draft:
         # Checkpoints of tied models may contain lm_head as a copy of the embedding.
         copies = ("lm_head.weight",) if merged.config.tie_word_embeddings else ()

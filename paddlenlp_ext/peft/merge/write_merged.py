@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -33,6 +34,7 @@ from paddlenlp_ext.peft.formats.tied_embeddings import TIED_COPIES
 from paddlenlp_ext.peft.layers import WeightAdapter
 from paddlenlp_ext.peft.merge.in_memory import merged_bias, merged_weight, require_mergeable
 from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, TrainableTokens, tokens_by_table
+from paddlenlp_ext.quantization.config_json import from_quantization_config
 from paddlenlp_ext.quantization.quantized_grouped_linear import QuantizedGroupedLinear
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
@@ -69,6 +71,32 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
             "the adapter belongs to another model"
         )
     return modules
+
+
+def common_dtype(base: Path, source: WeightSource) -> str | None:
+    """Return the dtype of all merged tensors if the base mixes dtypes; None if each tensor keeps its dtype.
+
+    GGUF files store norms in F32 and matrices in another type. Quantized folders store scales, from which the dtypes of
+    dequantized weights follow, in another dtype than other tensors.
+
+    Args:
+        base: folder or .gguf file of the base model.
+        source: weights of the base model.
+
+    Returns:
+        For a quantized folder, the dtype in config.json. For a GGUF file, and if config.json has no dtype, the dtype of
+        most weights. None for other folders.
+    """
+    config = read_model_config(base)
+    if base.is_dir() and from_quantization_config(config.get("quantization_config")) is None:
+        return None
+    named = config.get("dtype") or config.get("torch_dtype")
+    if base.is_dir() and named in FLOATING:
+        return str(named)
+    sizes: dict[str, int] = {}
+    for name in source.names():
+        sizes[source.dtype(name)] = sizes.get(source.dtype(name), 0) + math.prod(source.shape(name))
+    return max(sizes, key=sizes.__getitem__)
 
 
 def write_merged_weights(
