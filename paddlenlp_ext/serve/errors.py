@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES = {403: "permission_error", 429: "rate_limit_error"}
 
 
 class ApiError(Exception):
@@ -12,13 +12,17 @@ class ApiError(Exception):
 
     Attributes:
         status: HTTP status.
+        message: description of the problem, with its remedy.
         code: short name of the error.
         param: invalid field of the request, or None.
     """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
+        super().__init__(status, message, code, param)  # all arguments, so that another process can send the error
+        self.status, self.message, self.code, self.param = status, message, code, param
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         """Return the JSON body of the error response."""
@@ -26,6 +30,9 @@ class ApiError(Exception):
         return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
 
 
-def invalid(param: str, problem: str) -> ApiError:
-    """Return the error of a field whose value has the wrong type or is out of range."""
-    return ApiError(422, f"{param}: {problem}", "invalid_value", param)
+def invalid(param: str, problem: str, code: str = "invalid_value") -> ApiError:
+    """Return the error of a field that is missing or unknown, or whose value has the wrong type or is out of range.
+
+    Status and codes are OpenAI's: `invalid_value`, `invalid_type`, `missing_required_parameter`, `unknown_parameter`.
+    """
+    return ApiError(400, f"{param}: {problem}", code, param)

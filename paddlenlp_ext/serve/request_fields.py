@@ -108,10 +108,10 @@ class Fields:
         for name in self._values:
             if name not in self._read:
                 hint = did_you_mean(name, self._read)
-                raise invalid(self._path + name[:100], f"unknown field{hint.removesuffix('.')}")
+                raise invalid(self._path + name[:100], f"unknown field{hint.removesuffix('.')}", "unknown_parameter")
 
     def _wrong_type(self, name: str, expected: str, value: Any) -> ApiError:
-        return invalid(self._path + name, f"the value is {type_name(value)}; send {expected}")
+        return invalid(self._path + name, f"the value is {type_name(value)}; send {expected}", "invalid_type")
 
 
 def checked_text(path: str, value: Any) -> str:
@@ -121,7 +121,7 @@ def checked_text(path: str, value: Any) -> str:
         ApiError: the value is not a string, or has an unpaired surrogate.
     """
     if not isinstance(value, str):
-        raise invalid(path, f"the value is {type_name(value)}; send a string")
+        raise invalid(path, f"the value is {type_name(value)}; send a string", "invalid_type")
     try:
         value.encode()
     except UnicodeEncodeError:

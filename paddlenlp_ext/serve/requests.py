@@ -28,6 +28,7 @@ _GREEDY_BELOW = 1e-3  # logits / temperature would overflow
 _DEFAULT_COMPLETION_TOKENS = 16
 _IDENTIFIERS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that identify the request in OpenAI's logs; accepted without effect."""
+_TEXT_PARTS = ("text", "reasoning", "thinking", "tool_call")
 _UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("service_tier", ("auto", "default"), "remove the field"),
     ("store", (False,), "remove the field"),
@@ -145,7 +146,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
     """Return the arguments of `GenerationRequest`; called last, because it rejects fields that nothing has read."""
     model = fields.text("model")
     if model is None:
-        raise ApiError(422, "model: the field is missing; send the name of a model of /v1/models", "missing", "model")
+        raise _missing("model", "the name of a model of /v1/models")
     for name in _IDENTIFIERS:
         fields.get(name)
     for name, accepted, remedy in _UNSUPPORTED:
@@ -174,6 +175,10 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
     }
     fields.check_all_read()
     return arguments
+
+
+def _missing(name: str, expected: str) -> ApiError:
+    return invalid(name, f"the field is missing; send {expected}", "missing_required_parameter")
 
 
 def _decoding(fields: Fields) -> DecodingOptions:
@@ -216,7 +221,7 @@ def _conversation(fields: Fields) -> Conversation:
     """Return the conversation to continue; its last message must come from a user or a tool."""
     messages, tools = fields.get("messages"), fields.get("tools") or []
     if messages is None:
-        raise ApiError(422, "messages: the field is missing; send a list of messages", "missing", "messages")
+        raise _missing("messages", "a list of messages")
     if not isinstance(messages, list) or not messages or not all(isinstance(each, dict) for each in messages):
         raise invalid("messages", "send a list of at least one object with role and content")
     last = messages[-1].get("role")
@@ -237,6 +242,7 @@ def _conversation(fields: Fields) -> Conversation:
     if (variables := fields.get("chat_template_kwargs")) is not None:
         row["chat_template_kwargs"] = variables
     _check_texts(row, "")
+    _check_parts(row["messages"])
     try:
         return parse_prompt(row).conversation
     except InvalidRowError as error:
@@ -257,10 +263,21 @@ def _check_texts(value: Any, path: str) -> None:
             _check_texts(each, f"{path}.{index}")
 
 
+def _check_parts(messages: list[dict[str, Any]]) -> None:
+    """Check that no content part of a message is an image, audio or a file."""
+    for index, message in enumerate(messages):
+        parts = message.get("content")
+        for number, part in enumerate(parts if isinstance(parts, list) else ()):
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind not in _TEXT_PARTS:
+                problem = f"the part has the type {kind[:40]!r}; the model reads text only, so send parts of type text"
+                raise invalid(f"messages.{index}.content.{number}", problem)
+
+
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
     """Return the prompts: the value is a string, a list of strings, token ids, or a list of lists of token ids."""
     if value is None:
-        raise ApiError(422, "prompt: the field is missing; send a text or token ids", "missing", "prompt")
+        raise _missing("prompt", "a text or token ids")
     if isinstance(value, str):
         return (checked_text("prompt", value),)
     if not isinstance(value, list) or not value:

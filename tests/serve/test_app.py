@@ -246,6 +246,32 @@ def test_prompt_that_exceeds_the_context_is_an_error_with_the_numbers(models, bo
     assert error["code"] == "context_length_exceeded" and re.search(message, error["message"])
 
 
+@pytest.mark.parametrize(
+    ("field", "value", "param", "code"),
+    [
+        ("temperature", 3, "temperature", "invalid_value"),
+        ("temperature", "hot", "temperature", "invalid_type"),
+        ("messages", None, "messages", "missing_required_parameter"),
+        ("temperatur", 1, "temperatur", "unknown_parameter"),
+    ],
+)
+def test_error_of_an_invalid_field_has_the_status_and_codes_of_openai(models, field, value, param, code):
+    body = {"model": "base", "messages": [{"role": "user", "content": "x"}], field: value}
+    reply = served(models, lambda app: call(app, CHAT, body))
+    error = reply.json["error"]
+    assert (reply.status, error["type"], error["param"], error["code"]) == (400, "invalid_request_error", param, code)
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])
+def test_content_part_that_is_not_text_is_refused_with_the_reason(models, kind):
+    parts = [{"type": "text", "text": "look"}, {"type": kind, kind: {}}]
+    body = {"model": "base", "messages": [{"role": "user", "content": parts}]}
+    error = served(models, lambda app: call(app, CHAT, body)).json["error"]
+    reason = f"the part has the type '{kind}'; the model reads text only, so send parts of type text"
+    assert (error["param"], error["message"]) == ("messages.0.content.1", f"messages.0.content.1: {reason}")
+
+
 def test_api_key_is_required_where_there_is_one(models):
     async def use(app):
         headers = ({}, {"authorization": "Bearer wrong"}, {"authorization": "Bearer s3cret", "host": "example.org"})
@@ -254,7 +280,8 @@ def test_api_key_is_required_where_there_is_one(models):
     replies, health = served(models, use, api_key="s3cret")
     assert [reply.status for reply in replies] == [401, 401, 200]
     assert health.status == 200
-    assert replies[0].json["error"]["code"] == "invalid_api_key"
+    error = replies[0].json["error"]
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_api_key")
 
 
 @pytest.mark.parametrize(
