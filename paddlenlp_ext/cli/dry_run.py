@@ -15,7 +15,10 @@ from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
+from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.data_audit import rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
@@ -74,8 +77,9 @@ def _plan_table(
         table.add_row("optimizer steps", f"{order.total_steps:,} (max_steps)")
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
-    if (warning := rows_beyond_context(config, data)) is not None:
-        table.add_row("warning", warning)
+    for warning in (rows_beyond_context(config, data), _peft_warning(outline.model)):
+        if warning is not None:
+            table.add_row("warning", warning)
     if isinstance(data.eval_rows, Mapping):
         table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
     elif data.eval_rows is not None:
@@ -87,6 +91,15 @@ def _plan_table(
     table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
     table.add_row("output_dir", str(config.train.output_dir))
     return table
+
+
+def _peft_warning(model: CausalLM | PeftModel) -> str | None:
+    """Describe the adapted layers that Hugging Face PEFT would drop; None if there are no such layers."""
+    if not isinstance(model, PeftModel):
+        return None
+    config = model.peft_config
+    fields = {"peft_type": config.peft_type, **config.to_adapter_config(model.base_model)}
+    return describe_layers_read_as_experts(fields, model.base_model)
 
 
 def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOrder) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import compatibility
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.formats.adapter_config import CONFIG_FILE
+from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.inject import adapter_from_factors, new_adapter, stored_adapter
 from paddlenlp_ext.peft.layers import AdapterLayer
@@ -26,6 +29,7 @@ from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.named_adapters import NamedAdapters
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
 from paddlenlp_ext.peft.weighted_adapters import combined_factors
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
@@ -307,8 +311,14 @@ class PeftModel(TrainableModel):
             adapter.save_pretrained(folder, tensors)
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the final adapter; some methods save a smaller adapter than they trained (such as AdaLoRA)."""
+        """Write the final adapter, and log the layers that Hugging Face PEFT would drop.
+
+        Some methods, such as AdaLoRA, save a smaller adapter than they trained.
+        """
         self.adapter.save_finished(folder, tensors)
+        fields = read_json_object(Path(folder, CONFIG_FILE))
+        if (warning := describe_layers_read_as_experts(fields, self.base_model)) is not None:
+            logger.warning("%s: %s", folder, warning)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
         """Return `tensors` after reading lazy tensors from their files; if `tensors` is None, `adapter_state()`."""

@@ -15,6 +15,7 @@ from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.memory import run_estimate
 from paddlenlp_ext.trainer.run_data import load_data
+from tests.common.adapters import tiny_model
 
 
 @pytest.fixture
@@ -55,6 +56,15 @@ def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
         plan(4, pipeline_parallel_degree=4)
     with pytest.raises(ValueError, match="expert_parallel_degree 2: the model has no experts"):
         plan(4, expert_parallel_degree=2)
+
+
+def test_describe_run_of_layers_that_peft_takes_for_experts_names_targets_that_it_reads(plan, run_folders):
+    tiny_model("experts").save_pretrained(run_folders / "model")
+    printed = " ".join(plan(1, lora=True).replace("│", " ").split())
+    assert "drops the adapters of 6 other layers" in printed
+    assert "lora_target_modules: k_proj, o_proj, q_proj, v_proj" in printed
+    read = plan(1, lora=True, lora_target_modules="o_proj", target_parameters="shared_experts.up_proj.weight")
+    assert "drops the adapters" not in read
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,8 @@
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
 
+`target_parameters` also selects linear layers, by their weights. They are adapted as by `target_modules`.
+
 Hugging Face PEFT adapts parameters instead of layers, and concatenates the factors of all experts:
 
     in memory                                 in files
@@ -30,6 +32,7 @@ from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.target_modules import linear_names
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.suggest import did_you_mean
@@ -110,7 +113,7 @@ def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian
 
 # -- targets ----------------------------------------------------------------------------------------------------------
 def parameter_names(model: nn.Layer) -> dict[str, str]:
-    """Return a dict from the parameter names allowed in `target_parameters` to layer names, in the model's order.
+    """Return a dict from the parameter names of experts and routers to layer names, in the model's order.
 
     The parameter names are the names in transformers. A stacked expert weight is named like its layer.
     """
@@ -124,31 +127,37 @@ def parameter_names(model: nn.Layer) -> dict[str, str]:
     return names
 
 
+def _adaptable_parameters(model: TrainableModel) -> dict[str, str]:
+    """Return a dict from the parameter names allowed in `target_parameters` to layer names."""
+    linears = (name.removesuffix(".base") for name in linear_names(model))
+    return {**parameter_names(model), **{f"{name}.weight": name for name in linears}}
+
+
 def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[str]:
     """Return the names of the layers whose parameter name is, or ends with, an entry of `requested`.
 
     Raises:
         ValueError: an entry matches nothing.
     """
-    names = parameter_names(model)
+    names = _adaptable_parameters(model)
     chosen = set()
     for entry in requested:
         found = [name for name in names if f".{name}".endswith(f".{entry}")]
         if not found:
-            known = list(dict.fromkeys(_within_layer(name) for name in names))
+            known = list(dict.fromkeys(_within_layer(name) for name in parameter_names(model)))
             listed = f"known: {', '.join(known)}" if known else "this model has no experts"
             raise ValueError(
                 f"target_parameters: {entry!r} matches no weight of experts or of a router"
                 f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
-                "Name linear layers in target_modules."
+                "Name linear layers in target_modules, or by their weights (q_proj.weight)."
             )
         chosen.update(found)
     return [layer for name, layer in names.items() if name in chosen]
 
 
-def shortest_parameters(layers: Collection[str], model: nn.Layer) -> list[str]:
+def shortest_parameters(layers: Collection[str], model: TrainableModel) -> list[str]:
     """Return short values of `target_parameters` that match exactly the parameters of `layers`."""
-    names = parameter_names(model)
+    names = _adaptable_parameters(model)
     chosen = [name for name, layer in names.items() if layer in layers]
     others = {_within_layer(name) for name in names if name not in chosen}
     return sorted({name if _within_layer(name) in others else _within_layer(name) for name in chosen})

@@ -97,8 +97,8 @@ class LoRAConfig(RandomInitConfig):
     lora_bias: bool = option(False, help="train a bias of B, which is scaled like the update", key="lora_bias")
     target_parameters: tuple[str, ...] | None = option(
         None,
-        help="weights of experts and routers to adapt, as name suffixes: mlp.experts.gate_up_proj, "
-        "mlp.experts.down_proj, mlp.gate.weight (or mlp.router.weight); unset: none",
+        help="weights of experts, routers and linear layers to adapt, as name suffixes: mlp.experts.gate_up_proj, "
+        "mlp.experts.down_proj, mlp.gate.weight (or mlp.router.weight), mlp.up_proj.weight; unset: none",
         key="target_parameters",
     )
     use_dora: bool = _variant("DoRA")
@@ -122,7 +122,7 @@ class LoRAConfig(RandomInitConfig):
         parameters = select_parameters(model, self.target_parameters) if self.target_parameters else []
         if parameters and self.target_modules == ():
             return parameters
-        return [*self._target_layers(model), *parameters]
+        return list(dict.fromkeys([*self._target_layers(model), *parameters]))
 
     def _target_layers(self, model: TrainableModel) -> list[str]:
         """Return the names of the linear layers and tables to wrap."""
@@ -162,7 +162,8 @@ class LoRAConfig(RandomInitConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
         layers = {name: layer for name, layer in adapter_layers(model) if not isinstance(layer, TrainableTokens)}
-        parameters = [name for name, layer in layers.items() if isinstance(layer, LoRAExperts | LoRARouter)]
+        parameters = select_parameters(model, self.target_parameters) if self.target_parameters else []
+        parameters = [name for name in layers if name in parameters]
         return {
             **super().to_adapter_config(model),
             "target_modules": shortest_targets([name for name in layers if name not in parameters], model),

@@ -25,6 +25,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.lora.expert_layers import shortest_parameters
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
 from paddlenlp_ext.peft.methods.boft import BOFTConfig
@@ -50,6 +51,7 @@ from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.methods.trainable_tokens import TrainableTokensConfig
 from paddlenlp_ext.peft.methods.vera import VeRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.peft.target_modules import linear_names
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.golden import set_golden_weights
 from tests.golden.cases.model_cases import CASES, make_inputs
@@ -100,12 +102,20 @@ ADAPTERS = {
 
 EVERYWHERE = {"all_linear": ADAPTERS["all_linear"]}
 OF_ATTENTION = {"attention": ADAPTERS["attention"]}
-"""Adapters of models with experts: PEFT takes `gate_proj` for a part of the experts, also in other layers."""
+"""Adapters of models with experts: PEFT takes `gate_proj` in `target_modules` for experts (peft_experts.py)."""
 FUSED = {
     **{name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")},
     "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=["gate_up_proj"]),
 }
 """Adapters of models whose files have fused layers; PEFT adapts those."""
+
+
+def of_feed_forward(model: CausalLM) -> dict[str, LoRAConfig]:
+    """Return an adapter of the dense layers and shared experts of a model with experts, which PEFT reads."""
+    parts = ("gate_proj", "up_proj", "down_proj")
+    dense = [name for name in linear_names(model) if name.endswith(parts)]
+    parameters = shortest_parameters(dense, model)
+    return {"feed_forward": LoRAConfig(rank=3, target_modules=["o_proj"], target_parameters=parameters)}
 
 
 def of_experts(router: str) -> dict[str, LoRAConfig]:
@@ -152,7 +162,10 @@ def main() -> None:
         chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
         if model.config.experts is not None:
             shape = next(filter(None, model.config.experts), None)
-            chosen = OF_ATTENTION if shape is None else of_experts(shape.router_name)
+            chosen = {
+                **(OF_ATTENTION if shape is None else of_experts(shape.router_name)),
+                **of_feed_forward(model),
+            }
         if case in ("llama_odd_sizes", "qwen2"):
             chosen = ADAPTERS
         if model.config.experts is not None or model.config.latent is not None:

@@ -200,7 +200,7 @@ def test_config_with_target_parameters_where_they_do_not_apply_raises(config: An
             "experts.down_porj",
             r"matches no .*; did you mean '.*down_proj'\? Known: mlp\.gate\.weight",
         ),
-        ("experts", "q_proj.weight", "Name linear layers in target_modules"),
+        ("experts", "q_proj", r"Name linear layers in target_modules, or by their weights \(q_proj\.weight\)"),
         ("llama", "experts.down_proj", "This model has no experts"),
     ],
 )
