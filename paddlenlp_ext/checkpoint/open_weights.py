@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from paddlenlp_ext.checkpoint.gguf.read_weights import open_gguf_weights
-from paddlenlp_ext.checkpoint.quantized_formats.float8 import FLOAT8_METHOD, open_float8
+from paddlenlp_ext.checkpoint.quantized_formats.float8 import is_float8, open_float8
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
 from paddlenlp_ext.checkpoint.quantized_formats.repack import PackedWeights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors
@@ -18,8 +18,8 @@ from paddlenlp_ext.utils.files import read_json_object
 def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
-    FP8 weights are dequantized. GPTQ, AWQ and compressed-tensors weights are converted to this package's integer
-    format.
+    FP8 weights are dequantized. Integer weights of GPTQ, AWQ, AutoRound and compressed-tensors are converted to this
+    package's integer format.
 
     Raises:
         ValueError: the folder has no weights or only pickles, a file is damaged, the index contradicts the shards, a
@@ -43,7 +43,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
         raise ValueError(_nothing_readable(path))
     config = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
     quantization = config.get("quantization_config") or {}
-    if quantization.get("quant_method") == FLOAT8_METHOD:
+    if is_float8(quantization):
         return open_float8(source, quantization)
     layout = read_layout(quantization)
     return source if layout is None else PackedWeights(source, layout)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.checkpoint.quantized_formats.float8 import FLOAT8_METHOD
+from paddlenlp_ext.checkpoint.quantized_formats.float8 import is_float8
 from paddlenlp_ext.checkpoint.quantized_formats.mxfp4 import MXFP4_METHOD
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
 from paddlenlp_ext.nn.linear import Linear
@@ -17,8 +17,6 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 
 _OURS = "paddlenlp_ext"
 """`quant_method` of formats that only this package reads, and key of this package's options in every file."""
-_DEQUANTIZED = (FLOAT8_METHOD, MXFP4_METHOD)
-"""Values of `quant_method` for weights that are dequantized when they are read (checkpoint/quantized_formats)."""
 _BITSANDBYTES_FORMATS = frozenset({"nf4", "fp4"})
 _BITSANDBYTES_BLOCKS = frozenset(2**power for power in range(5, 13))
 """Block sizes that bitsandbytes supports, 32 to 4096. Double quantization requires at least 64 scales per group."""
@@ -71,7 +69,7 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
     Raises:
         ValueError: the quantization method is not supported.
     """
-    if not config or config.get("quant_method") in _DEQUANTIZED:
+    if not config or config.get("quant_method") == MXFP4_METHOD or is_float8(config):
         return None
     if _OURS in config:
         return options_from_dict(config[_OURS])
@@ -81,8 +79,8 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
     if config.get("quant_method") != "bitsandbytes" or not config.get("load_in_4bit"):
         raise ValueError(
             f"quantization_config in config.json: weights quantized by {config.get('quant_method')!r} are not "
-            "supported; known: bitsandbytes in 4 bits, gptq, awq, compressed-tensors, fp8, mxfp4, paddlenlp_ext; start "
-            "from the original model"
+            "supported; known: bitsandbytes in 4 bits, gptq, awq, auto-round, compressed-tensors, fp8, mxfp4, "
+            "paddlenlp_ext; start from the original model"
         )
     return QuantizationConfig(
         algo=config.get("bnb_4bit_quant_type", "fp4"), double_quant=bool(config.get("bnb_4bit_use_double_quant"))

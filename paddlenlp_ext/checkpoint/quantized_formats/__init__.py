@@ -1,1 +1,1 @@
-"""Checkpoint formats of other quantization programs: GPTQ, AWQ, compressed-tensors, FP8, MXFP4."""
+"""Checkpoint formats of other quantization programs: GPTQ, AWQ, AutoRound, compressed-tensors, FP8, MXFP4."""

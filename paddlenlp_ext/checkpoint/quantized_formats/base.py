@@ -46,9 +46,8 @@ class PackedLayout:
     """Base class of the packed integer formats.
 
     Attributes:
-        method: `quant_method` in config.json.
         method: value of `quant_method` in config.json.
-        marker: name suffix of the tensor with the codes.
+        marker: name suffix of a tensor that only quantized layers have.
         parts: name suffixes of the other tensors of a weight.
         bits: bits per code, 4 or 8.
         group_size: number of inputs that share a scale; None: all inputs of a row share one scale.
@@ -91,6 +90,10 @@ class PackedLayout:
     def scale_name(self, layer: str) -> str:
         """Return the name of the tensor with the scales of a layer."""
         return f"{layer}.scales"
+
+    def required(self, layer: str) -> set[str]:
+        """Return the names of the tensors without which a quantized layer cannot be read."""
+        return {layer + self.marker, self.scale_name(layer)}
 
     def zeros(self, source: WeightSource, layer: str) -> np.ndarray:
         """Return the zero points of a layer, int16 [out, groups]."""
@@ -136,6 +139,18 @@ def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> No
         )
 
 
+def mapping_option(options: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """Return the object under a key of `quantization_config`; an absent or null value is an empty object.
+
+    Raises:
+        ValueError: the value is not an object.
+    """
+    value = options.get(key)
+    if value is not None and not isinstance(value, Mapping):
+        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an object; correct it")
+    return value or {}
+
+
 def whole_option(options: Mapping[str, Any], key: str) -> int:
     """Return the integer value of a key of `quantization_config`.
 
@@ -151,6 +166,7 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
 def unsupported(method: Any, variant: str) -> ValueError:
     """Return the error for an unsupported variant of a format."""
     return ValueError(
-        f"quantization_config in config.json: {method} with {variant} is not supported; known: gptq and "
-        "compressed-tensors (pack-quantized) in 4 and 8 bits, awq (gemm) in 4 bits; start from the original model"
+        f"quantization_config in config.json: {method} with {variant} is not supported; known: gptq, auto-round and "
+        "compressed-tensors (pack-quantized) in 4 and 8 bits, awq (gemm) in 4 bits, compressed-tensors in int8 "
+        "(int-quantized) and FP8 (float-quantized); start from the original model"
     )

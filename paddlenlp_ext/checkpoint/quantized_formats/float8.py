@@ -1,11 +1,12 @@
-"""Dequantize FP8 weights with block scales (DeepSeek-V3) while reading them.
+"""Dequantize FP8 weights with scales per block (DeepSeek-V3), row or matrix while reading them.
 
     in files                                                as read
     q_a_proj.weight [O, I], float8_e4m3fn                   q_a_proj.weight [O, I]
     q_a_proj.weight_scale_inv [ceil(O / R), ceil(I / C)]
 
 Each value is multiplied by the scale of its block of R rows and C columns (DeepSeek-AI 2024, arXiv:2412.19437, section
-3.3). A scale tensor with one element applies to the entire matrix. Models are saved with unquantized weights.
+3.3). A scale tensor with one element applies to the entire matrix. compressed-tensors (FP8_DYNAMIC) stores a
+`weight_scale` per row. The quantization of activations is not simulated. Models are saved with unquantized weights.
 """
 
 from __future__ import annotations
@@ -16,15 +17,30 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
+from paddlenlp_ext.checkpoint.quantized_formats.base import unsupported, whole_option
+from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import COMPRESSED_TENSORS, weight_options
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 FLOAT8_METHOD = "fp8"
 """Value of `quant_method` in config.json for FP8 weights."""
 _SCALES = ("_scale_inv", "_scale")
-_OF_ACTIVATIONS = (".activation_scale", ".input_scale")
+_OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale")
 _WEIGHTS = "float8_e4m3fn"
-_ROWS, _COLUMNS = 128, 128
+_BLOCK = (128, 128)
+_WHOLE = 1 << 62
+"""Size of a block that covers all rows or columns."""
+_ROWS_AT_ONCE = 128
+
+
+def is_float8(options: Mapping[str, Any]) -> bool:
+    """Return whether a `quantization_config` describes FP8 weights.
+
+    Raises:
+        ValueError: see `weight_options`.
+    """
+    method = options.get("quant_method")
+    return method == FLOAT8_METHOD or (method == COMPRESSED_TENSORS and weight_options(options).get("type") == "float")
 
 
 def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSource:
@@ -35,32 +51,61 @@ def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSourc
         options: `quantization_config` of config.json.
 
     Raises:
-        ValueError: `weight_block_size` is invalid, or scales are missing or have a wrong shape.
+        ValueError: the sizes of blocks are invalid, scales are missing or have a wrong shape, or the variant of
+            compressed-tensors is not supported.
     """
-    block = options.get("weight_block_size")
-    if block is not None and (
-        not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block)
-    ):
+    if options.get("quant_method") == COMPRESSED_TENSORS:
+        return _Float8Weights(source, _compressed_block(source, options), None)
+    return _Float8Weights(source, _checked(source, "weight_block_size", options.get("weight_block_size")), "bfloat16")
+
+
+def _compressed_block(source: WeightSource, options: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return the rows and columns that share a scale in a model of compressed-tensors; None: all of them do."""
+    weights, form = weight_options(options), options.get("format")
+    bits, strategy = whole_option(weights, "num_bits"), weights.get("strategy")
+    if bits != 8 or form not in ("float-quantized", "naive-quantized"):
+        raise unsupported(COMPRESSED_TENSORS, f"floating-point weights of {bits} bits in the format {form!r}")
+    if strategy == "block":
+        return _checked(source, "block_structure", weights.get("block_structure"))
+    if strategy == "group":
+        return _checked(source, "group_size", [1, weights.get("group_size")])
+    if strategy not in ("tensor", "channel"):
+        raise unsupported(COMPRESSED_TENSORS, f"FP8 weights and the strategy {strategy!r}")
+    return (1, _WHOLE) if strategy == "channel" else None
+
+
+def _checked(source: WeightSource, key: str, block: Any) -> tuple[int, int] | None:
+    """Return the rows and columns of a block, the value of `key`."""
+    if block is None:
+        return None
+    if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
         raise ValueError(
-            f"{source.path}: weight_block_size {block!r} in quantization_config of config.json must be null or two "
+            f"{source.path}: {key} {block!r} in quantization_config of config.json must be null or two "
             "positive integers (rows and columns of a block)"
         )
-    return _Float8Weights(source, None if block is None else (block[0], block[1]))
+    return block[0], block[1]
 
 
 class _Float8Weights(WeightSource):
-    """Stored tensors with FP8 matrices multiplied by their scales."""
+    """Stored tensors with FP8 matrices multiplied by their scales.
 
-    def __init__(self, source: WeightSource, block: tuple[int, int] | None) -> None:
-        self.path, self._source = source.path, source
-        self._block = block or (_ROWS, _COLUMNS)
+    Args:
+        source: the stored tensors.
+        block: rows and columns that share a scale; None: the entire matrix has one scale.
+        dtype: dtype of dequantized weights; None: dtype of their scales.
+    """
+
+    def __init__(self, source: WeightSource, block: tuple[int, int] | None, dtype: str | None) -> None:
+        self.path, self._source, self._dtype = source.path, source, dtype
+        self._block = block or _BLOCK
         stored = {name: source.dtype(name) for name in source.names() if not name.endswith(_OF_ACTIVATIONS)}
         self._scales: dict[str, str] = {}
         for name in (name for name, dtype in stored.items() if dtype == _WEIGHTS):
             scale = next((name + ending for ending in _SCALES if name + ending in stored), None)
             if scale is None:
+                missing = f"{name}_scale_inv" if self._dtype else f"{name}_scale"
                 raise ValueError(
-                    f"{self.path}: {name} is stored in FP8, but {name}_scale_inv is missing; download the model again"
+                    f"{self.path}: {name} is stored in FP8, but {missing} is missing; download the model again"
                 )
             self._scales[name] = scale
             self._check(name, block is not None)
@@ -71,7 +116,8 @@ class _Float8Weights(WeightSource):
         shape, scale = self._source.shape(name), self._source.shape(self._scales[name])
         grid = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=False))
         if len(shape) != 2 or (scale not in ((), (1,)) and not (has_blocks and scale == grid)):
-            expected = f"{list(grid)} for blocks of {self._block[0]} x {self._block[1]}" if has_blocks else "1 element"
+            rows, columns = ("all" if size == _WHOLE else str(size) for size in self._block)
+            expected = f"{list(grid)} for blocks of {rows} x {columns}" if has_blocks else "1 element"
             raise ValueError(
                 f"{self.path}: {self._scales[name]} has the shape {list(scale)} for a weight of {list(shape)}; "
                 f"expected: {expected}"
@@ -84,7 +130,9 @@ class _Float8Weights(WeightSource):
         return self._source.shape(name)
 
     def dtype(self, name: str) -> str:
-        return "bfloat16" if name in self._scales else self._source.dtype(name)
+        if name not in self._scales:
+            return self._source.dtype(name)
+        return self._dtype or self._source.dtype(self._scales[name])
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if name not in self._scales:
@@ -101,7 +149,8 @@ class _Float8Weights(WeightSource):
         if scales.size == 1:
             scales = np.broadcast_to(scales.reshape(1, 1), (rows[-1] + 1, columns[-1] + 1))
         values = np.empty(codes.shape, NUMPY_DTYPE[dtype])
-        for row in np.unique(rows):  # one block row at a time, to avoid a float32 copy of the entire matrix
-            chosen = slice(*np.searchsorted(rows, (row, row + 1)))
-            values[chosen] = cast(cast(codes[chosen], _WEIGHTS, "float32") * scales[row, columns], "float32", dtype)
+        for first in range(0, len(codes), _ROWS_AT_ONCE):  # avoids a float32 copy of the entire matrix
+            chosen = slice(first, first + _ROWS_AT_ONCE)
+            scaled = cast(codes[chosen], _WEIGHTS, "float32") * scales[rows[chosen, None], columns]
+            values[chosen] = cast(scaled, "float32", dtype)
         return values

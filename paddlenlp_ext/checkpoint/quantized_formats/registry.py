@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.quantized_formats.auto_round import AUTO_ROUND, auto_round_layout
 from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
 from paddlenlp_ext.checkpoint.quantized_formats.base import PackedLayout, unsupported
 from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import CompressedTensorsLayout
@@ -13,7 +14,7 @@ from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout
 LAYOUTS: dict[str, type[PackedLayout]] = {
     layout.method: layout for layout in (CompressedTensorsLayout, GPTQLayout, AWQLayout)
 }
-"""`quant_method` -> class of the format."""
+"""`quant_method` -> class of the format, for the formats that are also written."""
 
 
 def read_layout(config: Mapping[str, Any]) -> PackedLayout | None:
@@ -23,9 +24,9 @@ def read_layout(config: Mapping[str, Any]) -> PackedLayout | None:
         ValueError: a value has a wrong type, or the variant of the format is not supported.
     """
     method = config.get("quant_method")
-    if method not in LAYOUTS:
+    if method != AUTO_ROUND and method not in LAYOUTS:
         return None
-    layout = LAYOUTS[method].from_config(config)
+    layout = auto_round_layout(config) if method == AUTO_ROUND else LAYOUTS[method].from_config(config)
     if layout.bits not in (4, 8):
         raise unsupported(method, f"weights of {layout.bits} bits")
     return layout

@@ -43,7 +43,7 @@ class PackedWeights(WeightSource):
         parts = {layer + part for layer in layers for part in (layout.marker, *layout.parts)}
         self._names = [name for name in stored if name not in parts]
         self._parts = {layer + part: (layer, part) for layer in layers for part in (_WEIGHT, *INTEGER_PARTS)}
-        missing = {layout.scale_name(layer) for layer in layers} - set(stored)
+        missing = set().union(*(layout.required(layer) for layer in layers)) - set(stored)
         if missing:
             raise ValueError(f"{self.path}: {min(missing)} is missing; download or save the model again")
 

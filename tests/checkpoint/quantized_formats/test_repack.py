@@ -152,7 +152,10 @@ def test_packed_model_saved_here_keeps_zero_points(tmp_path: Path):
         ({**GPTQ, "bits": 3}, "gptq with weights of 3 bits is not supported.*start from the original model"),
         ({**GPTQ, "checkpoint_format": "marlin"}, "gptq with its version 'marlin'"),
         ({**AWQ, "version": "gemv"}, "awq with its version 'gemv'"),
-        ({**COMPRESSED, "format": "nvfp4-pack-quantized"}, "compressed-tensors with 1 groups in the format 'nvfp4"),
+        (
+            {**COMPRESSED, "format": "nvfp4-pack-quantized"},
+            "compressed-tensors with weights of type 'int' in the format 'nvfp4",
+        ),
         ({**GPTQ, "bits": "4"}, "bits is '4', not an integer"),
         ({"quant_method": "hqq"}, "weights quantized by 'hqq' are not supported"),
     ],
