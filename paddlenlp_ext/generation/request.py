@@ -28,6 +28,7 @@ class Request:
         row: index of the request among requests with the same seed, which selects the random generator.
         adjustments: penalties and biases of single tokens.
         adapter: name of the adapter; an unknown name selects the base model.
+        client: name of the client, by which the engine shares its time.
         num_top: number of most likely tokens whose log-probabilities are returned at each position; None to compute no
             log-probabilities.
         on_prompt: function called once with the log-probabilities of all prompt tokens except the first; None to skip
@@ -48,6 +49,7 @@ class Request:
     row: int = 0
     adjustments: LogitAdjustments = field(default_factory=LogitAdjustments)
     adapter: str = ""
+    client: str = ""
     num_top: int | None = None
     is_cancelled: bool = False
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,10 @@ from starlette.types import ASGIApp
 from paddlenlp_ext.serve.access_control import AccessCheck
 from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, until_disconnected
 from paddlenlp_ext.serve.engine_thread import EngineStoppedError, EngineThread, QueueFullError
-from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.serve.requests import GenerationRequest, parse_chat, parse_completion
+from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.read_request import ReadRequest, RequestReader
+from paddlenlp_ext.serve.reader_processes import Read, ReaderProcesses
+from paddlenlp_ext.serve.requests import ChatRequest
 from paddlenlp_ext.serve.responses import (
     ChatFormat,
     CompletionFormat,
@@ -33,7 +34,7 @@ from paddlenlp_ext.serve.responses import (
     model_entry,
 )
 from paddlenlp_ext.serve.running_request import RunningRequest
-from paddlenlp_ext.serve.served_models import ModelSet, ServedModel
+from paddlenlp_ext.serve.served_models import ModelCatalog
 from paddlenlp_ext.serve.stream import EventStream, sse_events
 
 _JSON_TYPE = "application/json"
@@ -44,7 +45,6 @@ class Limits:
     """Limits of one request; times in seconds."""
 
     max_body_bytes: int = 1 << 21
-    max_choices: int = 256
     request_timeout: float = 600.0
     transfer_timeout: float = 30.0
 
@@ -53,17 +53,16 @@ class Service:
     """Handlers of the routes.
 
     Args:
-        models: the models.
+        catalog: the models.
+        readers: processes that read requests.
         engine: the engine's thread.
         limits: limits of one request.
     """
 
-    def __init__(self, models: ModelSet, engine: EngineThread, limits: Limits) -> None:
-        self._models, self._engine, self._limits = models, engine, limits
+    def __init__(self, catalog: ModelCatalog, readers: ReaderProcesses, engine: EngineThread, limits: Limits) -> None:
+        self._models, self._readers, self._engine, self._limits = catalog, readers, engine, limits
         self._created = int(time.time())
-        # A long text would block the event loop, and two threads cannot encode with one tokenizer.
-        self._encoder = ThreadPoolExecutor(1, thread_name_prefix="encoder")
-        self._token_texts = {name: TokenTexts(model.tokenizer) for name, model in models.by_name.items()}
+        self._token_texts = {name: TokenTexts(model.tokenizer) for name, model in catalog.by_name.items()}
 
     async def health(self, request: Request) -> Response:
         """Answer 200 while requests are accepted, else 503."""
@@ -83,23 +82,19 @@ class Service:
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
-        parsed = parse_chat(await self._body(request))
-        model = self._models.find(parsed.model)
-        prompt = await self._encode(model.encode_chat, parsed.conversation)
-        form = ChatFormat(model.name, self._token_texts[model.name], parsed.num_top is not None)
-        return await self._generate(request, parsed, model, [prompt], form)
+        return await self._answer(request, RequestReader.read_chat)
 
     async def completions(self, request: Request) -> Response:
         """Complete strings or token ids."""
-        parsed = parse_completion(await self._body(request), self._limits.max_choices)
-        model = self._models.find(parsed.model)
-        prompts = await self._encode(model.encode_prompts, parsed.prompts)
-        echoed: list[tuple[str, Sequence[int]]] = []
-        if parsed.echo:
-            texts = await self._encode(model.prompt_texts, parsed.prompts)
-            echoed = [pair for pair in zip(texts, prompts, strict=True) for _ in range(parsed.num_choices)]
-        form = CompletionFormat(model.name, self._token_texts[model.name], parsed.num_top, echoed)
-        return await self._generate(request, parsed, model, prompts, form)
+        return await self._answer(request, RequestReader.read_completion)
+
+    async def _answer(self, request: Request, read: Read) -> Response:
+        body, client = await self._body(request), _client_of(request)
+        found = await until_disconnected(request, self._readers.read(client, read, body))
+        if found is None:
+            return Response(status_code=STATUS_CLIENT_CLOSED)
+        del body  # the answer may take minutes
+        return await self._generate(request, found, client)
 
     async def _body(self, request: Request) -> bytes:
         """Read the body within the limits of size and time."""
@@ -121,35 +116,34 @@ class Service:
             raise ApiError(408, "the body was not received in time", "timeout") from None
         return bytes(body)
 
-    async def _encode(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function that tokenizes in the encoder's thread."""
-        return await asyncio.get_running_loop().run_in_executor(self._encoder, function, *arguments)
-
-    async def _generate(
-        self,
-        request: Request,
-        parsed: GenerationRequest,
-        model: ServedModel,
-        prompts: Sequence[list[int]],
-        form: ResponseFormat,
-    ) -> Response:
+    async def _generate(self, request: Request, found: ReadRequest, client: str) -> Response:
         """Generate all choices and return the response."""
-        max_new_tokens = [self._models.max_new_tokens(len(prompt), parsed.max_tokens) for prompt in prompts]
-        if len(prompts) * parsed.num_choices > self._limits.max_choices:
-            raise invalid("n", f"more than {self._limits.max_choices} answers are requested; send several requests")
-        if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
-            problem = f"a token id is not below {model.vocab_size}, the size of the vocabulary"
-            raise invalid("logit_bias", problem)
-        running = RunningRequest(parsed, model, prompts, max_new_tokens, self._limits.request_timeout)
+        model, options = self._models.by_name[found.options.model], found.options
+        running = RunningRequest(found, model, client, self._limits.request_timeout)
+        form = _format(found, self._token_texts[model.name])
         self._engine.submit(running.engine_requests)
-        if parsed.stream:
-            events = sse_events(running, form, parsed.include_usage)
+        if options.stream:
+            events = sse_events(running, form, options.include_usage)
             return EventStream(events, on_end=running.cancel)
         try:
             response = await until_disconnected(request, full_response(running, form))
         finally:
             running.cancel()
         return response or Response(status_code=STATUS_CLIENT_CLOSED)
+
+
+def _client_of(request: Request) -> str:
+    """Return the address of the client, by which clients take turns."""
+    return "" if request.client is None else request.client.host
+
+
+def _format(found: ReadRequest, texts: TokenTexts) -> ResponseFormat:
+    options = found.options
+    if isinstance(options, ChatRequest):
+        return ChatFormat(options.model, texts, options.num_top is not None)
+    pairs = zip(found.prompt_texts, found.prompts, strict=True) if options.echo else ()
+    echoed = [pair for pair in pairs for _ in range(options.num_choices)]
+    return CompletionFormat(options.model, texts, options.num_top, echoed)
 
 
 async def _on_queue_full(request: Request, error: Exception) -> Response:
@@ -180,9 +174,15 @@ async def _on_defect(request: Request, error: Exception) -> Response:
     return error_response(ApiError(500, "internal server error; see the log of the server", "internal_error"))
 
 
-def make_app(models: ModelSet, engine: EngineThread, limits: Limits, api_key: str | None = None) -> ASGIApp:
+def make_app(
+    catalog: ModelCatalog,
+    readers: ReaderProcesses,
+    engine: EngineThread,
+    limits: Limits,
+    api_key: str | None = None,
+) -> ASGIApp:
     """Return the application; it starts the engine's thread, and ends it after the last request."""
-    service = Service(models, engine, limits)
+    service = Service(catalog, readers, engine, limits)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

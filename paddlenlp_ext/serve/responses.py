@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from paddlenlp_ext.generation.logprobs import TokenLogprob
 from paddlenlp_ext.serve.choice_deltas import Delta
@@ -162,7 +164,7 @@ class CompletionFormat:
 ResponseFormat = ChatFormat | CompletionFormat
 
 
-async def full_response(running: RunningRequest, form: ResponseFormat) -> JSONResponse:
+async def full_response(running: RunningRequest, form: ResponseFormat) -> Response:
     """Return the response when all choices have ended.
 
     Raises:
@@ -171,10 +173,21 @@ async def full_response(running: RunningRequest, form: ResponseFormat) -> JSONRe
     by_choice: list[list[Delta]] = [[] for _ in running.engine_requests]
     async for delta in running.deltas():
         by_choice[delta.choice].append(delta)
-    choices = [form.full(choice, deltas) for choice, deltas in enumerate(by_choice)]
     num_new = sum(delta.num_tokens for deltas in by_choice for delta in deltas)
-    head = {**form.head, "object": form.kind}
-    return JSONResponse({**head, "choices": choices, "usage": usage(running.num_prompt_tokens, num_new)})
+    # Log-probabilities of thousands of tokens would block the event loop.
+    choices = [await asyncio.to_thread(_encode_choice, form, *each) for each in enumerate(by_choice)]
+    head, counts = json_bytes({**form.head, "object": form.kind}), json_bytes(usage(running.num_prompt_tokens, num_new))
+    body = b'%b,"choices":[%b],"usage":%b}' % (head.removesuffix(b"}"), b",".join(choices), counts)
+    return Response(body, media_type="application/json")
+
+
+def _encode_choice(form: ResponseFormat, choice: int, deltas: Sequence[Delta]) -> bytes:
+    return json_bytes(form.full(choice, deltas))
+
+
+def json_bytes(value: Any) -> bytes:
+    """Return a value as compact JSON."""
+    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import anyio
@@ -19,6 +19,7 @@ from paddlenlp_ext.generation import request as generation_request
 from paddlenlp_ext.serve.choice_deltas import Choice, Delta
 from paddlenlp_ext.serve.engine_thread import EngineFailedError
 from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.read_request import ReadRequest
 from paddlenlp_ext.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
 from paddlenlp_ext.serve.served_models import ServedModel
 from paddlenlp_ext.serve.tool_call_parser import tool_call_parser
@@ -32,10 +33,9 @@ class RunningRequest:
     """Choices of one request while the engine generates them; the caller submits the engine requests.
 
     Args:
-        request: the request of the client.
+        found: the request, with token ids.
         model: the model that the request names.
-        prompts: ids of each prompt.
-        max_new_tokens: maximum number of new tokens after each prompt.
+        client: address of the client.
         timeout: time limit in seconds, from now on.
 
     Attributes:
@@ -43,22 +43,18 @@ class RunningRequest:
         num_prompt_tokens: number of tokens of all prompts.
     """
 
-    def __init__(
-        self,
-        request: GenerationRequest,
-        model: ServedModel,
-        prompts: Sequence[list[int]],
-        max_new_tokens: Sequence[int],
-        timeout: float,
-    ) -> None:
+    def __init__(self, found: ReadRequest, model: ServedModel, client: str, timeout: float) -> None:
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Delta]()
-        self.num_prompt_tokens = sum(map(len, prompts))
+        self.num_prompt_tokens = sum(map(len, found.prompts))
+        request = found.options
         self.engine_requests: list[generation_request.Request] = []
-        for prompt, limit in zip(prompts, max_new_tokens, strict=True):
+        for prompt, limit in zip(found.prompts, found.max_new_tokens, strict=True):
             for row in range(request.num_choices):
                 choice = self._choice(request, model, prompt)
-                self.engine_requests.append(_engine_request(request, model, choice, prompt, limit, row))
+                engine_request = _engine_request(request, model, choice, prompt, limit, row)
+                engine_request.client = client
+                self.engine_requests.append(engine_request)
 
     def _choice(self, request: GenerationRequest, model: ServedModel, prompt: list[int]) -> Choice:
         index = len(self.engine_requests)

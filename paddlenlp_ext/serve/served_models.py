@@ -81,17 +81,15 @@ class ServedModel:
 
 
 @dataclass(frozen=True)
-class ModelSet:
-    """All models of the server.
+class ModelCatalog:
+    """Tokenizers, templates and limits of all models of the server.
 
     Attributes:
-        groups: the base model with its adapters, for the engine.
         by_name: model name -> model, the base model first.
         base: name of the base model, even if only an adapter is served.
         max_total_length: maximum number of tokens of a prompt and its answer together.
     """
 
-    groups: AdapterGroups
     by_name: Mapping[str, ServedModel]
     base: str
     max_total_length: int
@@ -120,6 +118,24 @@ class ModelSet:
                 problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one"
             raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
         return self.max_total_length - num_prompt if requested is None else requested
+
+
+@dataclass(frozen=True)
+class ModelSet:
+    """All models of the server.
+
+    Attributes:
+        groups: the base model with its adapters, for the engine.
+        catalog: tokenizers, templates and limits.
+    """
+
+    groups: AdapterGroups
+    catalog: ModelCatalog
+
+    @property
+    def by_name(self) -> Mapping[str, ServedModel]:
+        """Model name -> model, the base model first."""
+        return self.catalog.by_name
 
 
 def load_models(arguments: ServeArguments) -> ModelSet:
@@ -155,7 +171,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
         raise ValueError(
             f"--max_total_length {limit} exceeds the model's context of {model.config.max_context} tokens; lower it"
         )
-    return ModelSet(AdapterGroups(model, stored), served, base_name, limit)
+    return ModelSet(AdapterGroups(model, stored), ModelCatalog(served, base_name, limit))
 
 
 def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:

@@ -27,6 +27,8 @@ def serve(arguments: ServeArguments) -> None:
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
     from paddlenlp_ext.serve.engine_thread import EngineThread
+    from paddlenlp_ext.serve.read_request import RequestReader
+    from paddlenlp_ext.serve.reader_processes import ReaderProcesses, start_fork_server
     from paddlenlp_ext.serve.served_models import load_models
 
     config = uvicorn.Config(
@@ -49,18 +51,19 @@ def serve(arguments: ServeArguments) -> None:
         raise ValueError(
             f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose others"
         ) from error
+    start_fork_server()
     models = load_models(arguments)
+    readers = ReaderProcesses(RequestReader(models.catalog, arguments.max_waiting))
     engine = Engine(
         models.groups, max_rows=arguments.max_batch_size, prompt_tokens_per_step=arguments.prompt_tokens_per_step
     )
     engine_thread = EngineThread(engine, arguments.max_waiting)
     limits = Limits(
         max_body_bytes=arguments.max_body_bytes,
-        max_choices=arguments.max_waiting,
         request_timeout=arguments.request_timeout,
         transfer_timeout=arguments.transfer_timeout,
     )
-    config.app = make_app(models, engine_thread, limits, api_key)
+    config.app = make_app(models.catalog, readers, engine_thread, limits, api_key)
     for each in _SIGNALS:  # uvicorn raises the signals again when it has stopped
         signal.signal(each, lambda *_: None)
     address, port = listener.getsockname()[:2]
@@ -68,4 +71,5 @@ def serve(arguments: ServeArguments) -> None:
     logger.info("serving %s on http://%s:%d/v1", ", ".join(models.by_name), host, port)
     uvicorn.Server(config).run(sockets=[listener])
     engine_thread.close()  # uvicorn skips the end of the application after a second Ctrl-C
+    readers.close()
     logger.info("stopped")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from typing import Any
@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from paddlenlp_ext.serve.connection import until_disconnected
 from paddlenlp_ext.serve.errors import ApiError
-from paddlenlp_ext.serve.responses import ResponseFormat, usage
+from paddlenlp_ext.serve.responses import ResponseFormat, json_bytes, usage
 from paddlenlp_ext.serve.running_request import RunningRequest
 
 
@@ -28,8 +28,12 @@ async def sse_events(running: RunningRequest, form: ResponseFormat, include_usag
                 yield _sse_event({**head, "choices": [entry], **no_usage})
         async for delta in running.deltas():
             num_new += delta.num_tokens
-            if not delta.is_empty:
-                yield _sse_event({**head, "choices": [form.chunk(delta)], **no_usage})
+            if delta.is_empty:
+                continue
+            # Log-probabilities of a long prompt would block the event loop.
+            is_long = delta.prompt_logprobs is not None
+            entry = await asyncio.to_thread(form.chunk, delta) if is_long else form.chunk(delta)
+            yield _sse_event({**head, "choices": [entry], **no_usage})
         if include_usage:
             yield _sse_event({**head, "choices": [], "usage": usage(running.num_prompt_tokens, num_new)})
     except ApiError as error:  # the status is already sent
@@ -38,7 +42,7 @@ async def sse_events(running: RunningRequest, form: ResponseFormat, include_usag
 
 
 def _sse_event(value: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, ensure_ascii=False, separators=(',', ':'))}\n\n".encode()
+    return b"data: %b\n\n" % json_bytes(value)
 
 
 class EventStream(Response):

@@ -227,7 +227,7 @@ def test_failing_model_is_an_error_and_the_server_goes_on(models, monkeypatch):
 
 
 def test_defect_of_a_handler_is_an_error_in_the_form_of_all_others(models, monkeypatch):
-    monkeypatch.setattr("paddlenlp_ext.serve.app.parse_completion", lambda *_: 1 / 0)
+    monkeypatch.setattr("paddlenlp_ext.serve.app.RunningRequest", lambda *_: 1 / 0)
     reply = served(models, lambda app: call(app, COMPLETIONS, {"model": "base", "prompt": "a"}))
     assert (reply.status, reply.json["error"]["code"]) == (500, "internal_error")
     assert isinstance(reply.defect, ZeroDivisionError)
@@ -252,7 +252,7 @@ def test_prompt_that_exceeds_the_context_is_an_error_with_the_numbers(models, bo
         ("temperature", 3, "temperature", "invalid_value"),
         ("temperature", "hot", "temperature", "invalid_type"),
         ("messages", None, "messages", "missing_required_parameter"),
-        ("temperatur", 1, "temperatur", "unknown_parameter"),
+        ("temperatur_", 1, "temperatur_", "unknown_parameter"),
     ],
 )
 def test_error_of_an_invalid_field_has_the_status_and_codes_of_openai(models, field, value, param, code):

@@ -139,7 +139,7 @@ def test_every_kind_of_bad_request_is_a_clear_error_and_leaves_the_server_answer
             replies.append(await asyncio.wait_for(call(app, path, **arguments), 20))
         return replies, [await call(app, path, body) for path, body in GOOD.items()]
 
-    replies, good = served(models, use, Limits(max_body_bytes=32768, max_choices=64))
+    replies, good = served(models, use, Limits(max_body_bytes=32768))
     problems = []
     for (path, arguments, statuses), reply in zip(kinds, replies, strict=True):
         if not _is_clear(reply, arguments.get("body"), statuses):

@@ -13,6 +13,7 @@ from paddlenlp_ext.serve.app import Limits, make_app
 from paddlenlp_ext.serve.tool_call_parser import BareJsonParser, HermesParser, parser_class
 from tests.golden import DATA
 from tests.serve.asgi import call
+from tests.serve.tiny_server import readers_of
 
 TOOLS = ("add", "weather")
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": [2]}}\n</tool_call>'
@@ -118,7 +119,9 @@ def chat(models, text: str, reason: str = "stop", **body: Any) -> Any:
     tools = [{"type": "function", "function": {"name": name}} for name in body.pop("names", TOOLS)]
     engine: Any = ScriptedEngine(models.by_name["base"].tokenizer(text)["input_ids"], reason)
     full = {"model": "base", "messages": [{"role": "user", "content": "?"}], "max_tokens": 5, "tools": tools, **body}
-    reply = asyncio.run(call(make_app(models, engine, Limits()), "/v1/chat/completions", full))
+    reply = asyncio.run(
+        call(make_app(models.catalog, readers_of(models), engine, Limits()), "/v1/chat/completions", full)
+    )
     assert reply.status == 200, reply.json
     return reply
 

@@ -16,6 +16,8 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.serve.app import Limits, make_app
 from paddlenlp_ext.serve.engine_thread import EngineThread
+from paddlenlp_ext.serve.read_request import RequestReader
+from paddlenlp_ext.serve.reader_processes import ReaderProcesses
 from paddlenlp_ext.serve.served_models import ModelSet
 from tests.common.models import TINY_LLAMA
 from tests.serve.asgi import running
@@ -53,6 +55,17 @@ def write_models(folder: Path) -> None:
         model.save_pretrained(folder / name)
 
 
+_readers: dict[int, ReaderProcesses] = {}
+"""Reader processes by the id of their models; they start slowly, and end with this process."""
+
+
+def readers_of(models: ModelSet) -> ReaderProcesses:
+    """Return the reader processes of the models; a request may have up to 64 choices."""
+    if id(models) not in _readers:
+        _readers[id(models)] = ReaderProcesses(RequestReader(models.catalog, max_choices=64))
+    return _readers[id(models)]
+
+
 def served(
     models: ModelSet,
     use: Callable[[Any], Awaitable[Any]],
@@ -64,7 +77,7 @@ def served(
 
     async def main() -> Any:
         engine = EngineThread(Engine(models.groups, max_rows=4, prompt_tokens_per_step=16), max_waiting)
-        app = make_app(models, engine, limits or Limits(), api_key)
+        app = make_app(models.catalog, readers_of(models), engine, limits or Limits(), api_key)
         async with running(app):
             return await use(app)
 

@@ -1,0 +1,137 @@
+"""Processes that read requests, so that no request blocks the event loop or takes time from the engine's thread.
+
+    body of up to 16 KiB --> turns of the clients --> process
+    larger body          --> turns of the clients --> process with low priority
+
+A large body therefore delays neither small bodies nor the engine. Each process has a budget of processor time for one
+request. A process that exceeds it is killed and replaced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Hashable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
+
+from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.fair_turns import FairTurns, TooManyWaitingError
+from paddlenlp_ext.serve.read_request import ReadRequest, RequestReader
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.serve")
+MAX_SECONDS = 10.0
+"""Maximum processor time to read one request."""
+_SMALL_BYTES = 1 << 14
+_MAX_SMALL, _MAX_LARGE = 1024, 32
+"""Maximum number of waiting requests of a client with small and with large bodies."""
+_LOW_PRIORITY = 10
+Read = Callable[[RequestReader, bytes], ReadRequest]
+"""Method of `RequestReader`."""
+
+
+def start_fork_server() -> None:
+    """Start the process from which readers are forked; it imports Paddle and the tokenizers in the background."""
+    multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
+    forkserver.ensure_running()
+
+
+class ReaderProcesses:
+    """Two reader processes, for small and for large bodies.
+
+    Args:
+        reader: the reader, which the processes copy.
+        max_seconds: maximum processor time to read one request.
+    """
+
+    def __init__(self, reader: RequestReader, max_seconds: float = MAX_SECONDS) -> None:
+        start_fork_server()
+        self._small = _ReaderProcess(reader, max_seconds, _MAX_SMALL, niceness=0)
+        self._large = _ReaderProcess(reader, max_seconds, _MAX_LARGE, niceness=_LOW_PRIORITY)
+
+    async def read(self, client: Hashable, read: Read, body: bytes) -> ReadRequest:
+        """Read a body when it is the client's turn.
+
+        If the caller is cancelled, a waiting body is dropped.
+
+        Raises:
+            ApiError: the request is invalid, exceeds the budget, or too many requests of the client are waiting.
+        """
+        process = self._small if len(body) <= _SMALL_BYTES else self._large
+        return await process.read(client, read, body)
+
+    def close(self) -> None:
+        """End the processes."""
+        for process in (self._small, self._large):
+            process.close()
+
+
+class _ReaderProcess:
+    def __init__(self, reader: RequestReader, max_seconds: float, max_waiting: int, niceness: int) -> None:
+        self._reader, self._max_seconds, self._niceness = reader, max_seconds, niceness
+        self._turns = FairTurns(max_waiting)
+        self._start()
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("forkserver")
+        self._executor = ProcessPoolExecutor(1, context, _begin, (self._reader, self._niceness))
+        self._executor.submit(os.getpid)  # the first task starts the process
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    async def read(self, client: Hashable, read: Read, body: bytes) -> ReadRequest:
+        try:
+            async with self._turns.turn(client):
+                return await self._read(read, body)
+        except TooManyWaitingError as error:
+            raise ApiError(429, str(error), "queue_full") from None
+
+    async def _read(self, read: Read, body: bytes) -> ReadRequest:
+        reading = asyncio.wrap_future(self._executor.submit(_read, read, body, self._max_seconds))
+        try:
+            return await asyncio.shield(reading)
+        except asyncio.CancelledError:
+            await asyncio.wait((reading,))  # the process is still busy with the request of a client that has left
+            raise
+        except BrokenProcessPool:
+            self.close()
+            self._start()
+            logger.warning("a request of %d bytes exceeded the budget of its reader, which was replaced", len(body))
+            problem = f"reading the request took more than {self._max_seconds:g} seconds; send a shorter one"
+            raise ApiError(400, problem, "request_too_expensive") from None
+
+
+_process_reader: RequestReader | None = None
+"""Reader of this process."""
+
+
+def _begin(reader: RequestReader, niceness: int) -> None:
+    global _process_reader
+    _process_reader = reader
+    os.nice(niceness)
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    for each in (signal.SIGINT, signal.SIGTERM):  # they also reach the server, which finishes its requests first
+        signal.signal(each, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "this process is not a reader"
+    parent.join()
+    os._exit(1)
+
+
+def _read(read: Read, body: bytes, max_seconds: float) -> ReadRequest:
+    assert _process_reader is not None, "this process is not a reader"
+    signal.setitimer(signal.ITIMER_PROF, max_seconds)  # its signal kills the process
+    try:
+        return read(_process_reader, body)
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
