@@ -48,23 +48,6 @@ def test_decode_attention_matches_the_formula(backend, batch, length, heads, kv_
     np.testing.assert_allclose(out.numpy(), formula(q, k, v, ranges, 0.37), rtol=1e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(("length", "is_decoded"), [(1, True), (8, True), (9, False), (40, False)])
-def test_decode_attention_of_a_chunk_takes_matmuls_and_matches_the_formula(length, is_decoded, monkeypatch):
-    """Count the calls of a decoding backend, which reads the cache once per position."""
-    calls = []
-
-    def choose(x):
-        calls.append(x.shape[1])
-        return ops.decode_attention_reference
-
-    monkeypatch.setattr(ops.decode_attention_op, "choose", choose)
-    q, k, v = normal(1, 1, length, 4, 6), normal(2, 1, 2, 50, 6), normal(3, 1, 2, 50, 6)
-    seen = VisiblePositions.of_rows(np.arange(50 - length, 50)[None], np.zeros(1, np.int64), 0, None)
-    out = ops.decode_attention(*map(paddle.to_tensor, (q, k, v)), seen, 0.4)
-    np.testing.assert_allclose(out.numpy(), formula(q, k, v, seen.ranges, 0.4), rtol=1e-5, atol=2e-6)
-    assert calls == [length] * is_decoded
-
-
 @needs_cpp
 def test_decode_attention_cpp_reads_only_visible_positions():
     q, stores = normal(1, 1, 1, 2, 16), [normal(seed, 1, 1, 40, 16) for seed in (2, 3)]
