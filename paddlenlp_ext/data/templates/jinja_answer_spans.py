@@ -178,8 +178,8 @@ def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def unfold(renderings: Renderings) -> list[Example]:
     """Return examples that contain each target exactly as the model would generate it.
 
-    The last example is the full conversation. Targets that the full text rewrites are targets of shorter examples,
-    which are prefixes of the conversation.
+    The last example is the full conversation. A target that the template renders differently in the full conversation
+    is trained in a shorter example, a prefix of the conversation.
     """
     remaining = {index for index in renderings.answers if renderings.messages[index].is_target}
     examples: list[Example] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -14,7 +15,8 @@ from jinja2.exceptions import TemplateError
 from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
-from paddlenlp_ext.data.templates.jinja_sandbox import bound_template, limited
+from paddlenlp_ext.data.templates.jinja_budget import limited
+from paddlenlp_ext.data.templates.jinja_sandbox import bound_template
 
 _FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
 """Variables with a fixed date, so that training, resumed training and prediction have equal prompts.
@@ -26,6 +28,8 @@ _GENERATION_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _REASONING_KEY = re.compile(r"(?:\.|['\"])(reasoning_content|thinking|reasoning)\b")
 _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tokenize", "conversation")
 """Variables that `chat_template_kwargs` must not set, because they are arguments of the rendering function."""
+
+_MAX_ERROR_CHARS = 1000
 
 Spans = list[tuple[int, int]]
 
@@ -41,7 +45,14 @@ def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
             yield bound_template(source)
     except Exception as error:
         text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-        raise InvalidRowError(REFUSED, f"the chat template raises: {text}") from error
+        raise InvalidRowError(REFUSED, f"the chat template raises: {text[:_MAX_ERROR_CHARS]}") from error
+
+
+@functools.lru_cache(maxsize=256)
+def _with_fixed_date(text: str, day: date) -> str:
+    """Return a template whose function `strftime_now` formats a fixed date."""
+    replaced = "".join(f" | replace('%{kind}', '{day.strftime('%' + kind)}')" for kind in _DATE_FORMATS)
+    return f"{{% macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro +%}}{text}"
 
 
 class Renderer:
@@ -86,8 +97,7 @@ class Renderer:
             day = date.fromisoformat(value)
         except (TypeError, ValueError) as error:
             raise ValueError(f"strftime_now must be a date such as 2024-07-26, got {value!r}") from error
-        replaced = "".join(f" | replace('%{kind}', '{day.strftime('%' + kind)}')" for kind in _DATE_FORMATS)
-        return f"{{% macro strftime_now(format) -%}}{{{{ format{replaced} }}}}{{%- endmacro +%}}{self.text}"
+        return _with_fixed_date(self.text, day)
 
     def text_of(self, conversation: Conversation, kwargs: Mapping[str, Any], for_generation: bool = False) -> str:
         """Return the text of a conversation, with the generation prompt if `for_generation` is set.

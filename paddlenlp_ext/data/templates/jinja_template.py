@@ -9,10 +9,10 @@ from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversa
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate, TemplateOptions
 from paddlenlp_ext.data.templates.jinja_answer_spans import Renderings, unfold
+from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_omissions import check_all_written
 from paddlenlp_ext.data.templates.jinja_probe import Probe, probe_template
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer, key_of
-from paddlenlp_ext.data.templates.jinja_sandbox import limited
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder, special_token_pattern, stop_token_ids
 

@@ -9,22 +9,24 @@ for generation, `query` replaces the first item of `conversation` in the last tu
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, REFUSED, Conversation, Message, turns_of
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.data.templates.jinja_budget import limited
+from paddlenlp_ext.data.templates.jinja_sandbox import compile_bounded
 from paddlenlp_ext.data.templates.loss_mask import join_turns
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.templates.text_encoder import TextEncoder, end_of_answer, special_token_pattern, stop_token_ids
 
 _PROBE = "Wherefore?"
-_ENVIRONMENT = ImmutableSandboxedEnvironment(keep_trailing_newline=True)
 
 
 def is_paddlenlp_template(content: Any) -> bool:
@@ -61,12 +63,9 @@ class PaddleNLPTemplate(ChatTemplate):
         if not isinstance(system, str):
             raise ValueError(f'{path}: "system" is not a string; write one with {{{{system}}}}')
         self._takes_system = "system" in system and "{{" in system
-        try:
-            self._system = _ENVIRONMENT.from_string(system)
-            self._system.render()
-            self._system.render(system=_PROBE)
-        except TemplateError as error:
-            raise ValueError(f"{path}: the piece {system!r} is not valid Jinja: {error}") from error
+        self._system, self._path = system, path
+        _render(system, path)
+        _render(system, path, system=_PROBE)
         special = special_token_pattern(tokenizer)
         self._end = end_of_answer(after_bot, special)
         self.ends_answers = bool(special.search(self._end))
@@ -102,17 +101,37 @@ class PaddleNLPTemplate(ChatTemplate):
                 REFUSED,
                 "the template's \"system\" has no {{system}}, so the row's system prompt would be lost; add it",
             )
-        return self._system.render(**({} if system is None else {"system": system}))
+        try:
+            return _render(self._system, self._path, **({} if system is None else {"system": system}))
+        except ValueError as error:
+            raise InvalidRowError(REFUSED, str(error)) from error
 
 
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
     """Return the text before and after the variable in a value of the JSON object."""
     if not isinstance(piece, str):
         raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write one")
-    try:
-        before, found, after = _ENVIRONMENT.from_string(piece).render({variable: _PROBE}).partition(_PROBE)
-    except TemplateError as error:
-        raise ValueError(f"{path}: the piece {piece!r} is not valid Jinja: {error}") from error
+    before, found, after = _render(piece, path, **{variable: _PROBE}).partition(_PROBE)
     if not found:
         raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}; add it")
     return before, after
+
+
+@functools.lru_cache(maxsize=16)
+def _template(piece: str) -> Template:
+    return compile_bounded(ImmutableSandboxedEnvironment(keep_trailing_newline=True), piece)
+
+
+def _render(piece: str, path: Path, **variables: str) -> str:
+    """Render a piece of the template within the limits of jinja_budget.py.
+
+    Raises:
+        ValueError: the piece is not valid Jinja, raises an error, or exceeds the limits.
+    """
+    try:
+        with limited(sum(map(len, variables.values()))):
+            text = _template(piece).render(variables)
+        text.encode()  # tokenizers cannot encode lone surrogates
+        return text
+    except Exception as error:  # templates are programs and may raise any exception
+        raise ValueError(f"{path}: the piece {piece[:200]!r} is not valid Jinja: {error}") from error

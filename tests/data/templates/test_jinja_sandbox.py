@@ -13,33 +13,35 @@ from transformers.utils.chat_template_utils import (
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.templates import jinja_budget as budget
 from paddlenlp_ext.data.templates import jinja_sandbox as sandbox
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 GROWING = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x }}"
 LONG = "('a' * 10000)"
+COLLIDING = "range(0, 5000 * (2 ** 61 - 1), 2 ** 61 - 1)"  # numbers with equal hashes
 BOMBS = {
     "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}": "more than 0 seconds",
     "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}": "more than 0 seconds",
     "{% for x in [1, 2] recursive %}{{ loop([1, 2]) }}{% endfor %}": "recursion",
-    "{% for x in [1] recursive %}{% if loop.depth == 1 %}{{ loop('a' * 4000000) }}{% endif %}{% endfor %}": "texts",
-    "{{ 'a' * 10**12 }}": "texts",
+    "{% for x in [1] recursive %}{% if loop.depth == 1 %}{{ loop('a' * 4000000) }}{% endif %}{% endfor %}": "char",
+    "{{ 'a' * 10**12 }}": "characters",
     "{{ 2 ** (10**9) }}": "number of too many digits",
     GROWING % ("7**99", "{% set ns.x = ns.x * ns.x %}"): "number of too many digits",
-    GROWING % ("'abcd'", "{% set ns.x = ns.x + ns.x %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = ns.x ~ ns.x %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = [ns.x, ns.x] %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = (ns.x, ns.x) %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = {1: ns.x, 2: ns.x} %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = dict(a=ns.x, b=ns.x) %}"): "texts",
-    GROWING % ("'abcd'", "{% set ns.x = cycler(ns.x, ns.x).items %}"): "texts",
+    GROWING % ("'abcd'", "{% set ns.x = ns.x + ns.x %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = ns.x ~ ns.x %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x %}{{ ns.x }}{{ ns.x }}{% endset %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = [ns.x, ns.x] %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = (ns.x, ns.x) %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = {1: ns.x, 2: ns.x} %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = dict(a=ns.x, b=ns.x) %}"): "characters",
+    GROWING % ("'abcd'", "{% set ns.x = cycler(ns.x, ns.x).items %}"): "characters",
     "{% set ns = namespace(x='abcd') %}{% macro m() %}{% set ns.x = varargs %}{% endmacro %}"
-    "{% for i in range(60) %}{{ m(ns.x, ns.x) }}{% endfor %}": "texts",  # never written, but it could be compared
-    "{% for i in range(100000) %}" + "y" * 1000 + "{% endfor %}": "texts",
-    "{% set n = namespace(x=1) %}{% set n.x = n %}": "namespace",
-    GROWING % ("[]", "{% set ns.x = ns.x + ['a' * 10000000][:1] %}"): "texts",
+    "{% for i in range(60) %}{{ m(ns.x, ns.x) }}{% endfor %}{{ ns.x == ns.x }}": "characters",
+    "{% for i in range(100000) %}" + "y" * 1000 + "{% endfor %}": "characters",
+    "{% set n = namespace(x=1) %}{% set n.x = n %}{{ n.x == n }}": "namespace",
+    GROWING % ("[]", "{% set ns.x = ns.x + ['a' * 10000000][:1] %}"): "characters",
     GROWING % ("'abcd'", "{% set ns.x = ns %}"): "namespace",
     "{% set n = namespace(x=1) %}{{ n ~ 'a' }}": "namespace",
     "{% set n = namespace(x=1) %}{{ [n] }}": "namespace",
@@ -49,21 +51,53 @@ BOMBS = {
     "{{ '%1000000000d'|format(3) }}": "width",
     "{{ '{:1000000000}'.format(1) }}": "width",
     "{{ '{:{}}'.format(1, 1000000000) }}": "width",
-    "{{ ('{0}' * 2000).format('a' * 1000000) }}": "texts",
-    "{{ 'a'|center(1000000000) }}": "width",
-    "{{ 'a'.ljust(1000000000) }}": "width",
-    "{{ [1]|batch(1000000000, 'x')|list }}": "width",
-    "{{ 1.5|round(1000000000, 'ceil') }}": "width",
-    "{{ messages|tojson(indent=1000000000) }}": "width",
-    "{{ 'a'.translate({97: 'b'}) }}": "translate",
+    "{{ ('{0}' * 2000).format('a' * 1000000) }}": "characters",
+    "{{ 'a'|center(1000000000) }}": "center, more than 10,000",
+    "{{ 'a'.ljust(1000000000) }}": "ljust, more than 10,000",
+    "{{ [1]|batch(1000000000, 'x')|list }}": "batch, more than 10,000",
+    "{{ 1.5|round(1000000000, 'ceil') }}": "round, more than 10,000",
+    "{{ messages|tojson(indent=1000000000) }}": "tojson, more than 10,000",
+    "{{ ('a' * 5000).translate({97: 'b'}) }}": "characters to translate",
     "{{ (5).to_bytes(1000000000, 'big') }}": "to_bytes",
-    f"{{{{ ({LONG} * 10)|replace('a', {LONG}) }}}}": "texts",
-    f"{{{{ ({LONG} * 10).replace('a', {LONG}) }}}}": "texts",
-    f"{{{{ {LONG}.join(range(10000)|map('string')) }}}}": "texts",
-    f"{{{{ range(100000)|join({LONG}) }}}}": "texts",
-    f"{{{{ ('\\n' * 100000)|indent({LONG}) }}}}": "texts",
+    f"{{{{ ({LONG} * 10)|replace('a', {LONG}) }}}}": "characters",
+    f"{{{{ ({LONG} * 10).replace('a', {LONG}) }}}}": "characters",
+    f"{{{{ {LONG}.join(range(10000)|map('string')) }}}}": "characters",
+    f"{{{{ range(100000)|join({LONG}) }}}}": "characters",
+    f"{{{{ ('\\n' * 100000)|indent({LONG}) }}}}": "characters",
     "{{ ([[]] * 1000)|sum(start=[]) }}": "concatenates lists",
     "{{ lipsum(n=1000000000) }}": "lipsum",
+    f"{{{{ {COLLIDING}|unique|list }}}}": "set or dictionary",
+    f"{{{{ dict.fromkeys({COLLIDING}) }}}}": "set or dictionary",
+    f"{{{{ dict({COLLIDING}|batch(2)) }}}}": "set or dictionary",
+    f"{{{{ ({LONG} * 10).rfind('ab' ~ {LONG}) }}}}": "characters",
+    f"{{{{ ({LONG} * 10).rsplit('ab' ~ {LONG}) }}}}": "characters",
+    f"{{{{ ({LONG} * 10).rpartition('ab' ~ {LONG}) }}}}": "characters",
+    f"{{{{ ({LONG} * 10).strip('b' * 10000 ~ 'a') }}}}": "characters",
+    f"{{{{ ({LONG} * 10)|trim('b' * 10000 ~ 'a') }}}}": "characters",
+    f"{{{{ {LONG}|urlize }}}}": "more than 4,096 characters to urlize",
+    f"{{{{ {LONG}|striptags }}}}": "more than 4,096 characters to striptags",
+    f"{{{{ {LONG}|wordwrap }}}}": "more than 4,096 characters to wordwrap",
+    f"{{{{ {LONG}.encode('punycode') }}}}": "more than 4,096 characters to encode",
+    "{{ ({'a': 'x' * 5000})|xmlattr }}": "more than 4,096 characters to xmlattr",
+    "{{ ([['a'] * 50] * 8000)|pprint }}": "characters",
+    "{{ ('a b ' * 200000)|title }}": "characters",
+    "{{ ('a b ' * 200000)|wordcount }}": "characters",
+    "{{ ('a b ' * 200000).split() }}": "characters",
+    "{{ ('a\n' * 500000)|indent }}": "characters",
+    "{{ ('a' * 500000)|list }}": "characters",
+    "{{ ('ü' * 500000)|urlencode }}": "characters",
+    "{{ ('}}' * 500000).format() }}": "characters",
+    "{{ (['a' * 100] * 5000)|sort }}": "characters",
+    "{{ (('&' * 1000000)|safe) + ('&' * 1000000) }}": "characters",
+    "{{ ([1] * 1000)|tojson(indent=10000) }}": "characters",
+    "{{ ([('a' * 1000)|safe]|map(attribute='replace')|list * 1000) }}": "characters",
+    "{{ '%1000000000d'.encode() % 3 }}": "formats bytes",
+    "{{ ('f' * 500)|int(base=16) }}": "number of too many digits",
+    GROWING % ("{1: 1}", "{% set ns.x = {1: ns.x.items(), 2: ns.x.items()} %}"): "characters",
+    GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = messages[0][ns.x] %}"): "characters",
+    GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = {ns.x: 1} %}"): "characters",
+    GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = ns.x in [ns.x, 1] %}"): "characters",
+    "{% autoescape true %}{{ 'a' }}{% endautoescape %}": "autoescape",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "recursion",
     "{% if 1 %}" * 200 + "{% endif %}" * 200: "IndentationError",
     "x" * 300_000: "300,000 characters",
@@ -75,8 +109,8 @@ BOMBS = {
 @pytest.mark.parametrize("text", BOMBS, ids=lambda text: text[:60])
 def test_text_of_bomb_raises_soon(text, monkeypatch):
     if "seconds" in BOMBS[text]:
-        monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.05)
-    monkeypatch.setattr(sandbox, "MAX_CHARS", 1 << 23)
+        monkeypatch.setattr(budget, "MAX_SECONDS", 0.05)
+    monkeypatch.setattr(budget, "MAX_WORK", 1 << 23)
     renderer = Renderer(text, make_tokenizer())
     started = time.thread_time()
     with pytest.raises(InvalidRowError, match=BOMBS[text]):
@@ -115,7 +149,7 @@ MESSAGES = [
 def test_bound_template_renders_the_text_of_transformers(text, prompt):
     arguments = {"add_generation_prompt": prompt, "bos_token": "<s>", "eos_token": "</s>"}
     expected = render_jinja_template([MESSAGES], chat_template=text, **arguments)
-    with sandbox.limited(100):
+    with budget.limited(100):
         name = sandbox.bound_template(text)
         assert render_jinja_template([MESSAGES], chat_template=name, **arguments) == expected
     assert len(expected[0][0]) > 50
@@ -131,18 +165,15 @@ def test_text_of_template_that_transformers_has_forgotten_is_the_same():
 
 
 def test_text_of_long_conversation_pays_with_its_length(monkeypatch):
-    monkeypatch.setattr(sandbox, "MAX_CHARS", 100)
+    monkeypatch.setattr(budget, "MAX_WORK", 100)
     renderer = Renderer("{% for m in messages %}{{ m.content + '' }}{{ m.content ~ '' }}{% endfor %}", make_tokenizer())
     assert len(renderer.text_of(Conversation((Message(USER, "a" * 5000),)), {})) == 10_000
 
 
-def test_limited_inner_block_ends_at_the_deadline_of_the_outer_one(monkeypatch):
-    loop = "{% for i in range(1000) %}{% endfor %}"
-    with monkeypatch.context() as patch:
-        patch.setattr(sandbox, "MAX_SECONDS", 0.0)
-        outer = sandbox.limited()
-        outer.__enter__()
-    with pytest.raises(InvalidRowError, match="more than 3 seconds"):
-        Renderer(loop, make_tokenizer()).text_of(Conversation((Message(USER, "a"),)), {})
-    outer.__exit__(None, None, None)
-    Renderer(loop, make_tokenizer()).text_of(Conversation((Message(USER, "a"),)), {})
+def test_limited_inner_blocks_end_at_the_deadline_of_the_outer_one(monkeypatch):
+    monkeypatch.setattr(budget, "MAX_SECONDS", 0.05)
+    renderer = Renderer("{% for i in range(1000) %}{% endfor %}", make_tokenizer())
+    with pytest.raises(InvalidRowError, match="more than 0 seconds"), budget.limited():
+        for _ in range(10_000):
+            renderer.text_of(Conversation((Message(USER, "a"),)), {})
+    renderer.text_of(Conversation((Message(USER, "a"),)), {})

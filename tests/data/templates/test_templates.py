@@ -276,6 +276,12 @@ def test_paddlenlp_template_with_a_fixed_system_prompt_refuses_others(tokenizer,
         ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": 3}', '"system" is not a string'),
         ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": "{{system"}', "not valid Jinja"),
         ('{"conversation": ["{{user}}", "{{bot}}"], "query": "{{query}}", "system": "{{ of() }}"}', "not valid Jinja"),
+        ('{"conversation": ["{{user}}", "{{bot ~ 1 // 0}}"], "query": "{{query}}"}', "division"),
+        (
+            '{"conversation": ["{{user * 10 ** 9}}", "{{bot}}"], "query": "{{query}}"}',
+            "more than 67,108,864 characters",
+        ),
+        ('{"conversation": ["{{user}}", "{{bot ~ \'\\\\ud83d\'}}"], "query": "{{query}}"}', "surrogates"),
     ],
 )
 def test_load_template_with_a_damaged_file_names_it(content, message, tokenizer, tmp_path):
