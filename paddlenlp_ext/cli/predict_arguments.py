@@ -27,7 +27,9 @@ _NGRAMS = "inference_with_reference"  # PaddleNLP's name of speculative decoding
 class PredictorArguments(ModelArguments):
     """Arguments of predictor.py; as in PaddleNLP, `max_length` counts new tokens only."""
 
-    prefix_path: str | None = option(None, help="adapter folder, as --lora_path (PaddleNLP's key for prefix tuning)")
+    prefix_path: str | None = option(
+        None, help="adapter folder, same as --lora_path (PaddleNLP's key for prefix tuning)"
+    )
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
     output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")

@@ -83,7 +83,7 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Return the sum of the losses and the number of correct predictions, computed as `ops.linear_cross_entropy`.
+        """Return the sum of the losses and the number of correct predictions, as `ops.linear_cross_entropy` does.
 
         Args:
             hidden_TD: hidden states.
@@ -105,7 +105,7 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> paddle.Tensor:
-        """Return the log-probability of each label, computed as `ops.linear_cross_entropy.token_logprobs`.
+        """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does.
 
         The arguments are described at `cross_entropy`.
         """

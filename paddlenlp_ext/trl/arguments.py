@@ -90,7 +90,7 @@ def _reporters(value: Any) -> list[str]:
 
 
 Conversion = Callable[[Any], dict[str, Any]]
-"""Function from the value of an argument to the run keys that it sets."""
+"""Function from the value of an argument to the keys and values of the run configuration that it sets."""
 CONVERSIONS: dict[str, Conversion] = {
     "lr_scheduler_type": lambda value: {"lr_scheduler_type": _named(value)},
     "warmup_steps": _warmup,
@@ -188,7 +188,10 @@ class TrainingArguments:
     conversions: ClassVar[Mapping[str, Conversion]] = CONVERSIONS
 
     def to_run_keys(self) -> dict[str, Any]:
-        """Return the run keys that the arguments set; `run_keys` override other fields."""
+        """Return the keys and values of the run configuration that these arguments set.
+
+        Keys in the field `run_keys` override the other fields.
+        """
         keys: dict[str, Any] = {"max_length": NO_LIMIT, "src_length": NO_LIMIT}
         for each in dataclasses.fields(self):
             value = getattr(self, each.name)
@@ -269,7 +272,7 @@ class DPOConfig(TrainingArguments):
     ref_model_sync_steps: int = 512
 
     def to_run_keys(self) -> dict[str, Any]:
-        """Return the run keys that the arguments set."""
+        """Return the keys and values of the run configuration that these arguments set."""
         keys = super().to_run_keys()
         return {"ref_model_update_steps": self.ref_model_sync_steps, **keys} if self.sync_ref_model else keys
 

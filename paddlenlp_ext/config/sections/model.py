@@ -87,7 +87,9 @@ class ModelConfig(OptionGroup):
     )
     rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
-        False, help="extend the model's context length by strategy_name; the saved config.json has the new length"
+        False,
+        help="extend the model's context length with the strategy named in strategy_name; the saved config.json has "
+        "the new length",
     )
     strategy_type: str | None = option(
         None,

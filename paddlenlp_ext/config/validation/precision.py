@@ -43,8 +43,8 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
 def _float16_weights_need_copies(precision: PrecisionConfig, report: Report) -> None:
     if precision.scales_loss and precision.fp16_opt_level == "O2" and not precision.master_weight:
         report.error(
-            "master_weight false rounds weights stochastically, which only bfloat16 supports; with fp16 and "
-            "fp16_opt_level O2, leave master_weight true, or use bf16: true",
+            "with master_weight: false, weights are rounded stochastically, which only bfloat16 supports; with fp16 "
+            "and fp16_opt_level: O2, leave master_weight: true, or use bf16: true",
             "master_weight",
         )
 

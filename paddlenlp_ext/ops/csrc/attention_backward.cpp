@@ -233,7 +233,8 @@ class BackwardPass {
         return own;
     }
 
-    // Loads each block of a document's queries and calls attend(); the first time, their gradient is set to zero.
+    // Loads each block of a document's queries and calls attend(). If is_first_time, first sets the gradient of the
+    // queries to zero.
     template <class Attend>
     void for_each_block(QueryBlock<Element>& block, i64 document, i64 head, bool is_first_time, Attend&& attend) const {
         const i64 start = sizes_.starts[document], length = sizes_.lengths[document];

@@ -36,7 +36,7 @@ class CheckpointSaver:
     Args:
         config: the run's configuration.
         process_group: processes of the run. Every method is collective: all processes call it.
-        time_limit: time limit of the run, which measures how long checkpoints take.
+        time_limit: the run's `TimeLimit`, which also records how long checkpoints take.
         on_save: function called with the folder of each complete checkpoint.
     """
 

@@ -84,7 +84,7 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
 
     Raises:
         ValueError: the named checkpoint or every checkpoint is damaged (the message names the files), or
-            `resume_candidates` raises the error.
+            `resume_candidates` raises a ValueError.
     """
     is_named = isinstance(resume, str) and resume != AUTO
     damaged = []
