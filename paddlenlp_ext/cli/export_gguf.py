@@ -139,7 +139,7 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
         output.parent.mkdir(parents=True, exist_ok=True)
     export_gguf(output, config, tensors, tokenizer, ends, outtype, name)
     stop_texts = [str(text) for text in tokenizer.convert_ids_to_tokens(ends)]
-    delimiters = _delimiters(tokenizer, template)
+    delimiters = chat_delimiters(tokenizer, template)
     beside = modelfile_of(output)
     write_text(beside, modelfile(output.name, delimiters, stop_texts, generation))
     size = output.stat().st_size / 1e6
@@ -200,20 +200,31 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
     tokenizer.chat_template = None
 
 
-def _delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
+def chat_delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
     """Return the text that the chat template writes around messages, without bos; None if the text is not constant."""
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import find_delimiters
-    from paddlenlp_ext.data.rows.conversation import Conversation
+    from paddlenlp_ext.checkpoint.gguf.ollama_tools import ChatMessage
+    from paddlenlp_ext.data.rows.conversation import Conversation, Message, ToolCall
     from paddlenlp_ext.data.rows.errors import InvalidRowError
 
     before = tokenizer.encode("")[:1]
 
-    def write(question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
-        ids = template.encode_prompt(Conversation.asking(question, history, system))
+    def write_conversation(conversation: Conversation) -> str:
+        ids = template.encode_prompt(conversation)
         return str(tokenizer.decode(ids[1:] if before and ids[:1] == before else ids))
 
+    def write(question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
+        return write_conversation(Conversation.asking(question, history, system))
+
+    def write_chat(messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
+        written = (
+            Message(role, content, tool_calls=tuple(ToolCall(*call) for call in calls))
+            for role, content, calls in messages
+        )
+        return write_conversation(Conversation(tuple(written), tuple(tools)))
+
     try:
-        delimiters = find_delimiters(write)
+        delimiters = find_delimiters(write, write_chat)
     except InvalidRowError:
         delimiters = None
     if delimiters is None:

@@ -4,10 +4,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-_QUESTION, _ANSWER, _NEXT, _SYSTEM = "QUESTION1", "ANSWER1", "QUESTION2", "SYSTEM1"
+from paddlenlp_ext.checkpoint.gguf.ollama_tools import (
+    ANSWER,
+    CALL,
+    FIRST_RESULT,
+    NEXT,
+    QUESTION,
+    SECOND_RESULT,
+    SYSTEM,
+    TOOLS,
+    USER,
+    ChatMessage,
+    ToolDelimiters,
+    WriteChat,
+    compact_json,
+    find_tool_delimiters,
+    literal,
+)
+
 _PARAMETERS = {
     "temperature": "temperature",
     "top_k": "top_k",
@@ -36,6 +53,7 @@ class ChatDelimiters:
         answer_lead: text between `before_answer` and an earlier answer, such as a space. In a new answer, the model
             generates this text.
         between: text between an answer and the next user message.
+        tools: text around tools, calls and results; None: the template does not write them, or not as JSON.
     """
 
     first: str
@@ -43,6 +61,7 @@ class ChatDelimiters:
     before_answer: str
     answer_lead: str
     between: str
+    tools: ToolDelimiters | None = None
 
     def write(self, question: str, history: Sequence[tuple[str, str]], system: str | None) -> str:
         """Render a prompt from a user message, earlier (user, assistant) turns and a system prompt."""
@@ -51,46 +70,99 @@ class ChatDelimiters:
             text += asked + self.before_answer + self.answer_lead + answer + self.between
         return text + question + self.before_answer
 
+    def write_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
+        """Render a prompt with tools from messages whose calls are the call `CALL`; the last one is not an answer."""
+        assert self.tools is not None
+        system = messages[0].content if messages[0].role == "system" else None
+        text, last = self.tools.write_prefix(system, tools), ""
+        for message in messages if system is None else messages[1:]:
+            if message.role == "user":
+                text += (self.between if last else "") + message.content + self.before_answer
+            elif message.role == "tool":
+                text += self.tools.write_result(message.content, is_first=last != "tool")
+            else:
+                answer = self.answer_lead + message.content
+                text += self.tools.after_results if last == "tool" else ""
+                text += self.tools.write_call(message.content) if message.calls else answer
+            last = message.role
+        return text + (self.tools.after_results if last == "tool" else "")
+
     def go_template(self) -> str:
-        """Return the chat template in the syntax of Go's text/template; all constant text is quoted."""
-        first = _literal(self.first)
+        """Return the chat template in the syntax of Go's text/template."""
+        first = literal(self.first)
         if self.system is not None:
-            before, after = map(_literal, self.system)
+            before, after = map(literal, self.system)
             first = f"{{{{ if $.System }}}}{before}{{{{ $.System }}}}{after}{{{{ else }}}}{first}{{{{ end }}}}"
+        answer = f"{literal(self.answer_lead)}{{{{ .Content }}}}"
+        if self.tools is None:
+            return f"{{{{ $first := true }}}}{{{{ range .Messages }}}}{self._go_messages(first, answer)}{{{{ end }}}}"
+        first = f"{{{{ if $.Tools }}}}{self.tools.go_prefix()}{{{{ else }}}}{first}{{{{ end }}}}"
+        answer = f"{{{{ if .ToolCalls }}}}{self.tools.go_calls()}{{{{ else }}}}{answer}{{{{ end }}}}"
+        after_results = f'{{{{ if eq $last "tool" }}}}{literal(self.tools.after_results)}{{{{ end }}}}'
+        result = f'{{{{ else if eq .Role "tool" }}}}{self.tools.go_result()}'
+        messages = self._go_messages(first, after_results + answer, result)
         return (
-            "{{ $first := true }}{{ range .Messages }}"
-            f'{{{{ if eq .Role "user" }}}}{{{{ if $first }}}}{first}{{{{ else }}}}{_literal(self.between)}{{{{ end }}}}'
-            f"{{{{ .Content }}}}{_literal(self.before_answer)}{{{{ $first = false }}}}"
-            f'{{{{ else if eq .Role "assistant" }}}}{_literal(self.answer_lead)}{{{{ .Content }}}}{{{{ end }}}}'
-            "{{ end }}"
+            f'{{{{ $first := true }}}}{{{{ $last := "" }}}}{{{{ range .Messages }}}}{messages}{{{{ $last = .Role }}}}'
+            f"{{{{ end }}}}{after_results}"
+        )
+
+    def _go_messages(self, first: str, answer: str, result: str = "") -> str:
+        """Return the Go template of a message, from its parts before the first user message, of answers and results."""
+        return (
+            f'{{{{ if eq .Role "user" }}}}{{{{ if $first }}}}{first}{{{{ else }}}}{literal(self.between)}{{{{ end }}}}'
+            f"{{{{ .Content }}}}{literal(self.before_answer)}{{{{ $first = false }}}}"
+            f'{{{{ else if eq .Role "assistant" }}}}{answer}{result}{{{{ end }}}}'
         )
 
 
-def _literal(text: str) -> str:
-    return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
-
-
-def find_delimiters(write: WritePrompt) -> ChatDelimiters | None:
+def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> ChatDelimiters | None:
     """Derive the delimiters of a chat template from rendered prompts; return None if they do not reproduce the prompts.
 
     Args:
         write: function that renders the template.
+        write_chat: function that renders the template with tools; None: the template does not support tools.
     """
-    first, _, before_answer = write(_QUESTION, (), None).partition(_QUESTION)
-    turn = write(_NEXT, [(_QUESTION, _ANSWER)], None)
-    lead = turn.partition(_ANSWER)[0].partition(_QUESTION)[2].removeprefix(before_answer)
-    between = turn.partition(_ANSWER)[2].partition(_NEXT)[0]
+    first, _, before_answer = write(QUESTION, (), None).partition(QUESTION)
+    turn = write(NEXT, [(QUESTION, ANSWER)], None)
+    lead = turn.partition(ANSWER)[0].partition(QUESTION)[2].removeprefix(before_answer)
+    between = turn.partition(ANSWER)[2].partition(NEXT)[0]
     try:
-        before, _, after = write(_QUESTION, (), _SYSTEM).partition(_QUESTION)[0].partition(_SYSTEM)
+        before, _, after = write(QUESTION, (), SYSTEM).partition(QUESTION)[0].partition(SYSTEM)
         system = (before, after)
     except ValueError:
         system = None
     delimiters = ChatDelimiters(first, system, before_answer, lead, between)
-    history = [(_QUESTION, _ANSWER), ("again", "yes")]
-    for asked in (None, _SYSTEM) if system else (None,):
-        if delimiters.write(_NEXT, history, asked) != write(_NEXT, history, asked):
+    history = [(QUESTION, ANSWER), ("again", "yes")]
+    for asked in (None, SYSTEM) if system else (None,):
+        if delimiters.write(NEXT, history, asked) != write(NEXT, history, asked):
             return None
-    return delimiters
+    return delimiters if write_chat is None else _with_tools(delimiters, write_chat)
+
+
+def _with_tools(delimiters: ChatDelimiters, write: WriteChat) -> ChatDelimiters:
+    """Add the text around tools, if it reproduces the prompts of the template up to spaces in JSON."""
+    tools = find_tool_delimiters(write, delimiters.before_answer, delimiters.system is not None)
+    found = replace(delimiters, tools=tools)
+    if tools is None:
+        return found
+    answer, again = ChatMessage("assistant", ANSWER), ChatMessage("user", NEXT)
+    call = CALL if tools.content is None else CALL._replace(content=ANSWER)
+    chats = (
+        (USER, answer, again),
+        (USER, CALL, FIRST_RESULT, answer, again),
+        (USER, CALL, FIRST_RESULT, SECOND_RESULT, answer, again, call, FIRST_RESULT),
+    )
+    systems: tuple[tuple[ChatMessage, ...], ...] = ((), (ChatMessage("system", SYSTEM),))
+    for system in systems if delimiters.system is not None else systems[:1]:
+        for chat in chats:
+            messages = (*system, *chat)
+            try:
+                expected = write(messages, TOOLS)
+            except ValueError:
+                return delimiters
+            if compact_json(found.write_chat(messages, TOOLS)) != compact_json(expected):
+                return delimiters
+    return found
 
 
 def modelfile(
