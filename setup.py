@@ -33,7 +33,8 @@ setup(
         "quickstart": ["gguf", "lemminflect", "sacrebleu", "rouge-score"],
         "metrics": ["sacrebleu", "rouge-score"],
         "gguf": ["gguf"],
-        "serve": ["starlette", "uvicorn"],
+        "structured": ["llguidance"],
+        "serve": ["starlette", "uvicorn", "llguidance"],
         "hub": ["datasets"],
         # Installed without constraints.txt: lm-eval's table writer needs an older python-dateutil.
         "lm-eval": ["lm-eval"],
@@ -44,7 +45,7 @@ setup(
         # Triton's interpreter runs the GPU kernels' tests on a CPU.
         "dev": [
             *("pytest", "pytest-cov", "pytest-xdist", "ruff", "codespell", "pyrefly", "clang-format", "pre-commit"),
-            *("pyarrow", "zstandard", "starlette", "uvicorn", TRITON),
+            *("pyarrow", "zstandard", "starlette", "uvicorn", "llguidance", "jsonschema", TRITON),
         ],
     },
 )

@@ -74,6 +74,22 @@ class DecodingOptions:
         if self.max_draft_tokens and batch_size > 1:
             raise ValueError(f"speculative decoding runs one row at a time; set batch_size {batch_size} to 1")
 
+    def check_grammar(self, name: str) -> None:
+        """Check that answers can be restricted to a grammar.
+
+        Args:
+            name: option that sets the grammar.
+
+        Raises:
+            ValueError: the strategy is beam search, or there is a minimum number of new tokens.
+        """
+        if self.decode_strategy == "beam_search":
+            raise ValueError(f"beam_search cannot use {name}; use another strategy")
+        if self.min_new_tokens:
+            raise ValueError(
+                f"min_new_tokens {self.min_new_tokens} with {name}: an answer ends when its grammar does; set it to 0"
+            )
+
 
 def check_strategy(name: str) -> None:
     """Check the name of a decoding strategy.

@@ -14,6 +14,7 @@ from paddle import nn
 
 from paddlenlp_ext.generation.beam_search import beam_search
 from paddlenlp_ext.generation.decoding_options import DecodingOptions, as_token_set
+from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.generation.logits_processors import ModelLogits
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 from paddlenlp_ext.generation.sampling import TokenChooser
@@ -38,6 +39,7 @@ def generate(
     max_draft_tokens: int = 0,
     max_ngram_size: int = 1,
     eos_token_id: int | Sequence[int] | None = None,
+    grammar: GrammarState | None = None,
     seed: int = 0,
     batch_size: int = 8,
     max_total_length: int | None = None,
@@ -69,6 +71,9 @@ def generate(
             (generation/speculative_decoding.py); 0 for no drafts. Drafts do not change the generated tokens.
         max_ngram_size: length of the longest n-gram for which drafts are searched.
         eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
+        grammar: grammar that the text of every row must match, from `GrammarCompiler.compile` (generation/grammar.py);
+            a row that is shorter than its limit matches, and ends when no longer text matches. Requires
+            `min_new_tokens` 0, and a strategy other than beam search.
         seed: random seed for sampling.
         batch_size: number of rows per batch.
         max_total_length: maximum number of tokens in a prompt and its continuation together; None for no limit.
@@ -78,7 +83,8 @@ def generate(
 
     Raises:
         ValueError: an option is out of range or contradicts another option; a prompt is empty, fills
-            `max_total_length`, or contains a token outside the vocabulary; or all logits of a row are NaN.
+            `max_total_length`, or contains a token outside the vocabulary; all logits of a row are NaN; or the grammar
+            is too complex.
 
     Example:
         >>> from paddlenlp_ext import AutoModelForCausalLM
@@ -107,7 +113,11 @@ def generate(
         max_total_length=max_total_length,
     )
     options.check_batch_size(batch_size)
+    if grammar is not None:
+        options.check_grammar("grammar")
     rows = _make_rows(prompts, first_row, options, vocab_size=model.config.vocab_size)
+    for row in rows:
+        row.grammar = None if grammar is None else grammar.copy()
     longest_first = sorted(rows, key=lambda row: -len(row.prompt))
     chooser = TokenChooser(options)
     with paddle.no_grad(), _evaluation_mode(model):

@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 from numpy.typing import NDArray
 
+from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.ops.tensor_utils import in_dtype
 
 Logits = NDArray[np.float32]
@@ -47,6 +48,26 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
         seen = row_V[distinct]
         row_V[distinct] = np.where(seen < 0, seen * penalty, seen / penalty)
     return penalized_BV
+
+
+def keep_allowed_tokens(
+    logits_BV: Logits, grammars: Sequence[GrammarState | None], end_tokens: Collection[int]
+) -> Logits:
+    """Set the logits of tokens that the grammar of a row does not allow to -inf.
+
+    Args:
+        logits_BV: logits of each row.
+        grammars: position of each row in its grammar, or None for a row without a grammar.
+        end_tokens: token ids that end a row.
+
+    Raises:
+        GrammarError: see `GrammarState.allowed_tokens`.
+    """
+    logits_BV = logits_BV.copy()
+    for row_V, grammar in zip(logits_BV, grammars, strict=True):
+        if grammar is not None:
+            row_V[~grammar.allowed_tokens(len(row_V), end_tokens)] = -np.inf
+    return logits_BV
 
 
 def exclude_early_ends(

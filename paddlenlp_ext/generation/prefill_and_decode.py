@@ -13,6 +13,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.generation.continuous_kv_cache import RowsOfCache
+from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.generation.logits_processors import ALL_NAN_LOGITS, ModelLogits
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
@@ -67,13 +68,15 @@ class Row:
         number: index of the row among all prompts.
         prompt: token ids of the prompt.
         limit: maximum number of generated tokens.
+        grammar: position in the grammar of the answer; None without a grammar.
         generated: generated tokens without the end token.
-        ended: whether the row has reached an end token or the limit.
+        ended: whether the row has reached an end token, the end of its grammar, or the limit.
     """
 
     number: int
     prompt: list[int]
     limit: int
+    grammar: GrammarState | None = None
     generated: list[int] = field(default_factory=list)
     ended: bool = False
 
@@ -94,6 +97,9 @@ class Row:
             return False
         self.generated.append(token)
         self.ended = len(self.generated) >= self.limit
+        if self.grammar is not None:
+            self.grammar.advance(token)
+            self.ended |= self.grammar.is_complete
         return True
 
 

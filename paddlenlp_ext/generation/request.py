@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.generation.logits_processors import LogitAdjustments, ModelLogits
 from paddlenlp_ext.generation.logprobs import TokenLogprob, token_logprobs
 from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
 
 STOP, LENGTH = "stop", "length"
-"""Finish reasons of a request: STOP after an end token or if `on_token` returned True, LENGTH at the token limit."""
+"""Finish reasons of a request: STOP after an end token, at the end of the grammar, or if `on_token` returned True;
+LENGTH at the token limit."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -27,6 +29,8 @@ class Request:
         decoding: sampling options, and the end tokens.
         row: index of the request among requests with the same seed, which selects the random generator.
         adjustments: penalties and biases of single tokens.
+        grammar: state at the start of the answer's grammar, which changes while the request runs; None without a
+            grammar.
         adapter: name of the adapter; an unknown name selects the base model.
         client: name of the client, by which the engine shares its time.
         num_top: number of most likely tokens whose log-probabilities are returned at each position; None to compute no
@@ -48,6 +52,7 @@ class Request:
     on_end_token: Callable[[TokenLogprob], None] | None = None
     row: int = 0
     adjustments: LogitAdjustments = field(default_factory=LogitAdjustments)
+    grammar: GrammarState | None = None
     adapter: str = ""
     client: str = ""
     num_top: int | None = None
@@ -71,7 +76,8 @@ class RunningRow:
         decoding = request.decoding
         is_plain = decoding.decode_strategy == "greedy_search" and decoding.repetition_penalty == 1.0
         may_end = decoding.min_new_tokens == 0
-        self.takes_most_likely = is_plain and may_end and request.adjustments == LogitAdjustments()
+        is_free = request.adjustments == LogitAdjustments() and request.grammar is None
+        self.takes_most_likely = is_plain and may_end and is_free
 
     @property
     def number(self) -> int:
@@ -82,6 +88,11 @@ class RunningRow:
     def num_generated(self) -> int:
         """Number of new tokens."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """Position in the grammar of the answer; None without a grammar."""
+        return self.request.grammar
 
     def take(self, logits_1V: ModelLogits, most_likely: int | None) -> None:
         """Choose the next token, append it unless it is an end token, and call the callbacks of the request.
@@ -100,8 +111,10 @@ class RunningRow:
             self.ended = STOP
             return
         self.tokens.append(token)
+        if self.grammar is not None:
+            self.grammar.advance(token)
         logprob = None if request.num_top is None else token_logprobs(logits_1V, [token], request.num_top)[0]
-        if request.on_token(token, logprob):
+        if request.on_token(token, logprob) or (self.grammar is not None and self.grammar.is_complete):
             self.ended = STOP
         elif self.num_generated >= request.max_new_tokens:
             self.ended = LENGTH

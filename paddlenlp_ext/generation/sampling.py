@@ -16,6 +16,7 @@ import paddle
 from numpy.typing import NDArray
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.generation.logits_processors import (
     ALL_NAN_LOGITS,
     Logits,
@@ -23,6 +24,7 @@ from paddlenlp_ext.generation.logits_processors import (
     apply_repetition_penalty,
     apply_temperature,
     exclude_early_ends,
+    keep_allowed_tokens,
     keep_top_k,
     keep_top_p,
     on_host,
@@ -45,6 +47,11 @@ class Continuation(Protocol):
     @property
     def num_generated(self) -> int:
         """Number of generated tokens."""
+        ...
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        """Position of the row in the grammar of its answer; None without a grammar."""
         ...
 
 
@@ -109,8 +116,15 @@ class TokenChooser:
         self._sampler = RowSampler(options.seed)
 
     def choose(self, logits_BV: ModelLogits, rows: Sequence[Continuation]) -> list[int]:
-        """Return the next token id of each row; logits [B, V] may have any floating-point dtype."""
+        """Return the next token id of each row; logits [B, V] may have any floating-point dtype.
+
+        Raises:
+            GrammarError: a grammar is too complex, or allows no token of the vocabulary.
+        """
         options = self._options
+        grammars = [row.grammar for row in rows]
+        if any(grammars):
+            logits_BV = keep_allowed_tokens(on_host(logits_BV), grammars, options.eos_token_ids)
         is_greedy = options.decode_strategy == "greedy_search"
         num_generated = [row.num_generated for row in rows]
         if is_greedy and options.repetition_penalty == 1.0 and min(num_generated) >= options.min_new_tokens:

@@ -19,7 +19,11 @@ class Answer:
     """Request with what the engine has called back."""
 
     def __init__(self, prompt, limit, end=(), stop_after=None, **options: Any) -> None:
-        own = {name: options.pop(name) for name in ("num_top", "adjustments", "row", "adapter") if name in options}
+        own = {
+            name: options.pop(name)
+            for name in ("num_top", "adjustments", "row", "adapter", "grammar")
+            if name in options
+        }
         self.tokens: list[int] = []
         self.logprobs: list[Any] = []
         self.prompt_logprobs: list[Any] | None = None
@@ -45,13 +49,13 @@ class Answer:
         self.prompt_logprobs = logprobs
 
 
-def run(engine: Engine, answers: list[Answer], steps_between: int = 0) -> None:
-    """Submit the requests one after another, with steps in between, and run the engine to the end."""
+def run(engine: Engine, answers: list[Answer], steps_between: int = 0, limit: int = 1000) -> None:
+    """Submit the requests one after another, with steps in between, and run the engine to the end in `limit` steps."""
     for answer in answers:
         engine.submit(answer.request)
         for _ in range(steps_between):
             engine.step()
-    for _ in range(1000):
+    for _ in range(limit):
         if not engine.step():
             break
     assert [len(answer.ended) for answer in answers] == [1] * len(answers)

@@ -19,6 +19,7 @@ from paddlenlp_ext.serve.engine_thread import EngineThread
 from paddlenlp_ext.serve.read_request import RequestReader
 from paddlenlp_ext.serve.reader_processes import ReaderProcesses
 from paddlenlp_ext.serve.served_models import ModelSet
+from tests.common.byte_tokenizer import byte_tokenizer
 from tests.common.models import TINY_LLAMA
 from tests.serve.asgi import running
 
@@ -34,15 +35,7 @@ TEMPLATE = (
 
 def write_models(folder: Path) -> None:
     """Save a model of bytes with a chat template, a LoRA adapter `one`, and an IA3 adapter `two`."""
-    from tokenizers import Tokenizer, decoders, pre_tokenizers
-    from tokenizers.models import BPE
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    core = Tokenizer(BPE({letter: index for index, letter in enumerate(alphabet)}, []))
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, additional_special_tokens=["<|role|>"])
+    tokenizer = byte_tokenizer(END, "<|role|>")
     tokenizer.chat_template = TEMPLATE
     config = {**TINY_LLAMA, "vocab_size": 260, "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.35}
     tokenizer.save_pretrained(folder / "base")

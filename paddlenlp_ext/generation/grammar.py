@@ -1,0 +1,238 @@
+"""Grammars that restrict the text of an answer: JSON schemas, regular expressions, choices, and their combinations.
+
+    grammar in the format of llguidance --GrammarCompiler--> GrammarState, one copy per row
+    GrammarState.allowed_tokens --logits_processors.py--> logits of the next token
+
+Each decoding step allows only tokens whose text continues the text so far to a text of the grammar. An end token is
+allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
+
+Shapes: V vocab.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paddlenlp_ext.utils.optional_packages import import_extra
+
+Grammar = Sequence[Mapping[str, Any]]
+"""Parts of a grammar. The first part is the start, and refers to another part as `@name`."""
+MAX_GRAMMAR_CHARS = 1 << 16
+_MAX_MULTIPLE = 20_000
+"""Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
+_WHITESPACE = r" |\r?\n[ \t]{0,32}"  # a model could otherwise write white space without end
+_END = "<|end of an answer with a grammar|>"
+"""End token for llguidance; the end tokens of the model depend on its template, and are added to each mask."""
+_DEAD_END = "no token of the vocabulary continues the answer within its grammar"
+_LIMITS = {
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 20_000,
+    "verbose_errors": False,
+}
+
+
+class GrammarError(ValueError):
+    """Error about a grammar that is invalid, exceeds a limit, or allows no token."""
+
+
+def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
+    """Return the grammar of JSON values that a JSON schema accepts; `{"type": "object"}` accepts any JSON object.
+
+    Keys are written in the order of the schema.
+
+    Raises:
+        GrammarError: multiples are too large, or an exclusive bound cannot be enforced; other errors are found when the
+            grammar is compiled.
+    """
+    objects = list(_objects(schema))
+    multiples = [number for each in objects if (number := _number(each.get("multipleOf")))]
+    unit = math.lcm(*(number.denominator for number in multiples))
+    if math.lcm(*(int(number * unit) for number in multiples)) > _MAX_MULTIPLE:
+        raise GrammarError(
+            f"the least common multiple of all multipleOf is above {_MAX_MULTIPLE} units of their last digit; remove "
+            "multipleOf, or use smaller values"
+        )
+    for each in objects:
+        _check_exclusive_bounds(each)
+    return [{"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}}]
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """Yield all objects in a JSON value."""
+    if isinstance(value, dict):
+        yield value
+    for each in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(each)
+
+
+def _number(value: Any) -> Fraction | None:
+    """Return the exact value of a number as it is written; None if it is not a finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return Fraction(value) if isinstance(value, int) else Fraction(str(value)) if math.isfinite(value) else None
+
+
+def _check_exclusive_bounds(schema: Mapping[str, Any]) -> None:
+    """Refuse a range of less than 1 next to an exclusive whole number, which llguidance 1.9 would allow as a value.
+
+    Raises:
+        GrammarError: the schema has such a range.
+    """
+    low, high = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
+    for name, others in (("exclusiveMinimum", high), ("exclusiveMaximum", low)):
+        bound = _number(schema.get(name))
+        if bound is None or bound.denominator != 1 or schema.get("type") == "integer":
+            continue
+        limits = [limit for other in others if (limit := _number(schema.get(other))) is not None]
+        if any(abs(limit - bound) < 1 for limit in limits):
+            raise GrammarError(f"{name} {bound}: a range of less than 1 cannot be enforced; make the bound inclusive")
+
+
+def regex_grammar(pattern: str) -> Grammar:
+    """Return the grammar of texts that match a regular expression from start to end.
+
+    Args:
+        pattern: regular expression in the syntax of Rust's crate `regex`, without word boundaries and look-around.
+    """
+    return json.loads(_llguidance().LLMatcher.grammar_from_regex(pattern))["grammars"]
+
+
+def choice_grammar(choices: Sequence[str]) -> Grammar:
+    """Return the grammar of a list of texts."""
+    return [{"lark_grammar": "start: " + " | ".join(map(json.dumps, choices))}]
+
+
+def combined_grammar(start: str, parts: Mapping[str, Grammar]) -> Grammar:
+    """Return a grammar with the rules `start` in Lark's syntax, which refer to other grammars as `@name`.
+
+    Args:
+        start: rules, beginning with the rule `start`.
+        parts: grammars by name, each of a single part.
+    """
+    return [{"lark_grammar": start}, *({**part, "name": name} for name, (part,) in parts.items())]
+
+
+class GrammarCompiler:
+    """Compiler of grammars for the tokens of a tokenizer.
+
+    Args:
+        tokenizer: a tokenizer of transformers with a `tokenizer.json`; it is read once, and not used afterwards.
+
+    Raises:
+        ValueError: llguidance is not installed, or the tokenizer has no `tokenizer.json`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        _llguidance()
+        core = getattr(tokenizer, "backend_tokenizer", None)
+        if core is None or not hasattr(core, "to_str"):
+            raise GrammarError(
+                f"structured answers need a tokenizer with a tokenizer.json; this one is a {type(tokenizer).__name__}"
+            )
+        core = copy.copy(core)
+        core.no_truncation()
+        core.no_padding()
+        core.add_special_tokens([_END])
+        self._end = core.token_to_id(_END)
+        self._json: str | None = core.to_str()
+        self._tokens: Any = None
+
+    def compile(self, grammar: Grammar) -> GrammarState:
+        """Return the state at the start of an answer.
+
+        The first call takes a second or more, because it indexes the vocabulary. Only one thread may compile at a time.
+
+        Raises:
+            GrammarError: the grammar is invalid, too large or too complex, or no text matches it.
+        """
+        library = _llguidance()
+        text = json.dumps({"grammars": grammar})
+        if len(text) > MAX_GRAMMAR_CHARS:
+            raise GrammarError(f"the grammar has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARS}")
+        if self._tokens is None:
+            self._tokens, self._json = library.LLTokenizer(self._json, eos_token=self._end), None
+        limits = library.LLParserLimits(**_LIMITS)
+        matcher = library.LLMatcher(self._tokens, text, log_level=0, limits=limits)
+        if matcher.is_error():
+            raise GrammarError(_message(matcher))
+        matcher.compute_bitmask()  # the first mask takes longer; copies of the state share its preparation
+        if matcher.is_stopped() and not matcher.is_accepting():
+            raise GrammarError("no text matches the grammar")
+        return GrammarState(matcher, self._end)
+
+
+class GrammarState:
+    """Position of a row in the grammar of its answer.
+
+    Args:
+        matcher: `llguidance.LLMatcher`.
+        end: the library's end token, whose id follows the last token of the tokenizer.
+    """
+
+    def __init__(self, matcher: Any, end: int) -> None:
+        self._matcher, self._end = matcher, end
+
+    def copy(self) -> GrammarState:
+        """Return an independent state at the same position."""
+        return GrammarState(self._matcher.deep_copy(), self._end)
+
+    def allowed_tokens(self, vocab_size: int, end_tokens: Collection[int]) -> NDArray[np.bool_]:
+        """Return which tokens may come next, bool [V].
+
+        Args:
+            vocab_size: number of logits, V.
+            end_tokens: token ids that end the answer.
+
+        Raises:
+            GrammarError: the grammar is too complex at this position, or no token of the vocabulary continues the text.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        self._check()
+        allowed_V = np.zeros(vocab_size, np.bool_)
+        known = min(vocab_size, self._end)
+        allowed_V[:known] = np.unpackbits(bits, count=known, bitorder="little")
+        allowed_V[[token for token in end_tokens if token < vocab_size]] = self._matcher.is_accepting()
+        if not allowed_V.any():
+            raise GrammarError(_DEAD_END)
+        return allowed_V
+
+    def advance(self, token: int) -> None:
+        """Append a token that is not an end token.
+
+        Raises:
+            GrammarError: the grammar is too complex at this position.
+        """
+        self._matcher.consume_token(token)
+        self._check()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the text matches the grammar, and no longer text does."""
+        return self._matcher.is_stopped() and self._matcher.is_accepting()
+
+    def _check(self) -> None:
+        if self._matcher.is_error():
+            raise GrammarError(_message(self._matcher))
+
+
+def _message(matcher: Any) -> str:
+    """Return the error of llguidance in one line, without its dump of the state."""
+    text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
+    if text.startswith("NoExtension"):
+        return _DEAD_END
+    return " ".join(text.split())[:300]
+
+
+def _llguidance() -> Any:
+    return import_extra("llguidance", "structured", "structured answers")
