@@ -18,7 +18,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
@@ -33,7 +32,7 @@ from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
-from paddlenlp_ext.data.tokenization.row_encoder import CHUNK_ROWS, RowEncoder
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder, in_chunks
 from paddlenlp_ext.data.tokenization.truncation import NO_ROOM, TOO_LONG
 
 
@@ -96,18 +95,19 @@ class PreferenceEncoder(RowEncoder):
 
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
         """Parse, render, tokenize and truncate rows in order; an invalid row yields an `InvalidRow`."""
-        iterator = iter(rows)
-        while chunk := list(islice(iterator, CHUNK_ROWS)):
-            rendered = [self._render(row) for row in chunk]
-            texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
-            encoded = iter(self.template.encode_turns(texts))
-            for item in rendered:
-                if isinstance(item, InvalidRow):
-                    yield item
-                    continue
-                row, members = item
-                sequences = [self.join(next(encoded)) for _ in members]
-                yield self._finish(row, [answer for answer, _ in members], sequences)
+        return in_chunks(rows, self._encode_chunk)
+
+    def _encode_chunk(self, chunk: Sequence[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
+        rendered = [self._render(row) for row in chunk]
+        texts = [turns for item in rendered if not isinstance(item, InvalidRow) for _, turns in item[1]]
+        encoded = iter(self.template.encode_turns(texts))
+        for item in rendered:
+            if isinstance(item, InvalidRow):
+                yield item
+                continue
+            row, members = item
+            sequences = [self.join(next(encoded)) for _ in members]
+            yield self._finish(row, [answer for answer, _ in members], sequences)
 
     def unknown_fields(self, row: Any) -> Iterator[str]:
         """Yield the fields of a row that have no effect and are not metadata."""

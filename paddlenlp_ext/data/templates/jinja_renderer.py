@@ -17,6 +17,7 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_sandbox import bound_template
+from paddlenlp_ext.data.templates.text_encoder import check_characters
 
 _FIXED = {"date_string": "26 Jul 2024", "strftime_now": "2024-07-26"}
 """Variables with a fixed date, so that training, resumed training and prediction have equal prompts.
@@ -43,6 +44,8 @@ def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
     try:
         with limited(sum(len(message.content) for message in conversation.messages)):
             yield bound_template(source)
+    except InvalidRowError as error:
+        raise InvalidRowError(REFUSED, f"the chat template: {error}") from error
     except Exception as error:
         text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
         raise InvalidRowError(REFUSED, f"the chat template raises: {text[:_MAX_ERROR_CHARS]}") from error
@@ -115,7 +118,7 @@ class Renderer:
                 tokenize=False,
                 **{**_FIXED, **kwargs},
             )
-            text.encode()  # tokenizers cannot encode lone surrogates
+            check_characters(text)
             return text
 
     def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
@@ -136,6 +139,7 @@ class Renderer:
                 return_assistant_tokens_mask=True,
                 **variables,
             )
+            check_characters(texts[0])
         return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
 
     def reasoning_of(self, message: Message) -> str:

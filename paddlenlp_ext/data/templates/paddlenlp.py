@@ -24,7 +24,13 @@ from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_sandbox import compile_bounded
 from paddlenlp_ext.data.templates.loss_mask import join_turns
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
-from paddlenlp_ext.data.templates.text_encoder import TextEncoder, end_of_answer, special_token_pattern, stop_token_ids
+from paddlenlp_ext.data.templates.text_encoder import (
+    TextEncoder,
+    check_characters,
+    end_of_answer,
+    special_token_pattern,
+    stop_token_ids,
+)
 
 _PROBE = "Wherefore?"
 
@@ -131,7 +137,7 @@ def _render(piece: str, path: Path, **variables: str) -> str:
     try:
         with limited(sum(map(len, variables.values()))):
             text = _template(piece).render(variables)
-        text.encode()  # tokenizers cannot encode lone surrogates
+        check_characters(text)
         return text
     except Exception as error:  # templates are programs and may raise any exception
         raise ValueError(f"{path}: the piece {piece[:200]!r} is not valid Jinja: {error}") from error

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.utils.logging import get_logger
 
 
@@ -41,6 +42,22 @@ def stop_token_ids(end: str, special: re.Pattern[str], tokenizer: Any) -> tuple[
 
 
 _ANCHOR = "\n"
+NOT_ENCODED = "not encoded"
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def check_characters(text: str) -> None:
+    """Check that a text has no unpaired surrogate, which tokenizers cannot encode.
+
+    Raises:
+        InvalidRowError: the text has an unpaired surrogate; the message has its position.
+    """
+    found = None if text.isascii() else _SURROGATE.search(text)
+    if found is not None:
+        place = f"character {found.start():,}, after {text[max(found.start() - 40, 0) : found.start()]!r}"
+        raise InvalidRowError(
+            NOT_ENCODED, f"the text has an unpaired surrogate U+{ord(found[0]):04X} at {place}; remove it"
+        )
 
 
 class TextEncoder:
@@ -69,7 +86,8 @@ class TextEncoder:
             continues: whether each fragment continues another text.
 
         Raises:
-            ValueError: the tokenizer cannot encode a fragment, or merges a fragment with the line break before it.
+            InvalidRowError: the tokenizer cannot encode a fragment.
+            ValueError: the tokenizer merges a fragment with the line break before it.
         """
         if not self._adds_dummy_prefix:
             return self._encode(texts)
@@ -97,9 +115,11 @@ class TextEncoder:
         except BaseException as error:  # a panic in Rust code is not a subclass of Exception
             if len(texts) > 1:
                 return [ids for text in texts for ids in self._encode([text])]
-            raise ValueError(
-                f"tokenizer {self.tokenizer.name_or_path}: cannot encode {texts[0][:40]!r}: {error}; change the text, "
-                "or the regular expressions of tokenizer.json"
+            check_characters(texts[0])
+            raise InvalidRowError(
+                NOT_ENCODED,
+                f"tokenizer {self.tokenizer.name_or_path}: cannot encode {texts[0][:40]!r}, of {len(texts[0]):,} "
+                f"characters: {error}; change the text, or the regular expressions of tokenizer.json",
             ) from error
         return [list(ids) for ids in encoded["input_ids"]]
 

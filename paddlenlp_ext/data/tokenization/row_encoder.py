@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
 
+_Encoded = TypeVar("_Encoded")
 CHUNK_ROWS = 1000
 """Number of rows per tokenizer call; a fast tokenizer encodes the texts of a call in parallel."""
 
@@ -41,9 +42,37 @@ def encode_rows(
     With `autoregressive`, rows are plain text, which is tokenized without a template.
     """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
+    return in_chunks(rows, lambda chunk: encode_chunk(chunk, template, limits))
+
+
+def in_chunks(
+    rows: Iterable[SourceRow | InvalidRow], encode: Callable[[list[SourceRow | InvalidRow]], Iterable[_Encoded]]
+) -> Iterator[_Encoded | InvalidRow]:
+    """Encode rows in chunks, in order; a row that the tokenizer cannot encode yields an `InvalidRow`.
+
+    Args:
+        rows: rows of the data.
+        encode: function from a chunk of rows to encoded rows, which raises `InvalidRowError` for the entire chunk.
+    """
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK_ROWS)):
-        yield from encode_chunk(chunk, template, limits)
+        try:
+            encoded = list(encode(chunk))
+        except InvalidRowError:
+            for row in chunk:
+                yield from _encode_one(row, encode)
+        else:
+            yield from encoded
+
+
+def _encode_one(
+    row: SourceRow | InvalidRow, encode: Callable[[list[SourceRow | InvalidRow]], Iterable[_Encoded]]
+) -> list[_Encoded | InvalidRow]:
+    try:
+        return list(encode([row]))
+    except InvalidRowError as error:
+        assert isinstance(row, SourceRow), "an invalid row is not encoded"
+        return [_invalid(row, error)]
 
 
 def _encode_conversations(

@@ -281,7 +281,7 @@ def test_paddlenlp_template_with_a_fixed_system_prompt_refuses_others(tokenizer,
             '{"conversation": ["{{user * 10 ** 9}}", "{{bot}}"], "query": "{{query}}"}',
             "more than 67,108,864 characters",
         ),
-        ('{"conversation": ["{{user}}", "{{bot ~ \'\\\\ud83d\'}}"], "query": "{{query}}"}', "surrogates"),
+        ('{"conversation": ["{{user}}", "{{bot ~ \'\\\\ud83d\'}}"], "query": "{{query}}"}', "surrogate"),
     ],
 )
 def test_load_template_with_a_damaged_file_names_it(content, message, tokenizer, tmp_path):
