@@ -8,6 +8,14 @@ complete. Between two chunks of a long prompt, the other rows therefore continue
     row 1                prefill  prefill  decode   decode
     row 2                                  prefill  decode
 
+If several clients have requests, each step belongs to one client (client_shares.py). Only prompts of this client are
+prefilled, and clients with more requests than this client do not decode in the step:
+
+    step           1       2       3          4       5       6
+    belongs to     a       a       b          a       a       b
+    1 row of a     decode  decode  decode     decode  decode  decode
+    16 rows of b                   decode                     decode
+
 The tokens of a request depend only on its prompt, its options and its seed. Rows with different rotary frequencies
 therefore run in separate forward passes, and each row has a separate random generator.
 
@@ -17,17 +25,22 @@ Shapes: B rows, S positions, D hidden, V vocab.
 from __future__ import annotations
 
 import itertools
-from collections import deque
-from collections.abc import Hashable, Sequence
+import time
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any, Protocol
 
 import paddle
 
+from paddlenlp_ext.generation.client_shares import ClientQueues, TimeShares
 from paddlenlp_ext.generation.continuous_kv_cache import RowsOfCache, SlotCache
 from paddlenlp_ext.generation.logits_processors import ALL_NAN_LOGITS, ModelLogits, on_host
 from paddlenlp_ext.generation.logprobs import sequence_logprobs
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, forward, step
 from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_tokens
+
+_SHARED_STEP_DIVISOR = 4
+"""Divisor of the prompt tokens of a step while other clients have requests, so that they wait less for their steps."""
 
 
 class AdapterModels(Protocol):
@@ -50,25 +63,38 @@ class AdapterModels(Protocol):
 class _Batch:
     """Rows of one adapter group, and their cache.
 
-    A row is complete after the prefill of its prompt. Complete rows come first, followed by at most one incomplete row.
+    A row is complete after the prefill of its prompt. Complete rows come first.
     """
 
     def __init__(self) -> None:
         self.cache = SlotCache()
         self.rows: list[RunningRow] = []
+        self.num_complete = 0
 
     def add(self, row: RunningRow) -> None:
         self.cache.add_row()
         self.rows.append(row)
 
-    def remove(self, index: int, num_complete: int) -> None:
-        """Remove a row, replace it by the last complete row, and move the incomplete row up."""
-        for source, target in ((num_complete - 1, index), (len(self.rows) - 1, num_complete - 1)):
-            if index < num_complete and source > target:
-                self.cache.move_row(source, target)
-                self.rows[target] = self.rows[source]
+    def complete(self, row: RunningRow) -> None:
+        """Move a row whose prompt is prefilled to the complete rows."""
+        index, target = self.rows.index(row), self.num_complete
+        self.cache.swap_rows(index, target)
+        self.rows[index], self.rows[target] = self.rows[target], self.rows[index]
+        self.num_complete += 1
+
+    def remove(self, index: int) -> None:
+        """Remove a row; the last complete row, and then the last row, take the free places."""
+        if index < self.num_complete:
+            self.num_complete -= 1
+            self._move(self.num_complete, index)
+            index = self.num_complete
+        self._move(len(self.rows) - 1, index)
         self.cache.remove_last_row()
         self.rows.pop()
+
+    def _move(self, source: int, target: int) -> None:
+        self.cache.move_row(source, target)
+        self.rows[target] = self.rows[source]
 
     def forward(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
@@ -104,8 +130,9 @@ class Engine:
 
     Args:
         models: base model and adapters.
-        max_rows: maximum number of requests in the batch.
-        prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes.
+        max_rows: maximum number of requests in the batch; one more request may join if its client has none.
+        prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter if
+            several clients have requests.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -113,9 +140,9 @@ class Engine:
         self._models, self._max_rows, self._prompt_tokens = models, max_rows, prompt_tokens_per_step
         ropes = models.config.ropes
         self._ropes = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
-        self._waiting: deque[RunningRow] = deque()
+        self._queues, self._shares = ClientQueues(), TimeShares()
         self._batches: dict[Hashable, _Batch] = {}
-        self._incomplete: RunningRow | None = None
+        self._incomplete: dict[str, RunningRow] = {}
 
     @property
     def num_rows(self) -> int:
@@ -124,69 +151,90 @@ class Engine:
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests in the queue, without cancelled requests."""
-        waiting = tuple(self._waiting)  # another thread may change the queue during the iteration
-        return sum(not row.request.is_cancelled for row in waiting)
+        """Number of waiting requests, without cancelled requests."""
+        return sum(self._queues.counts().values())
+
+    @property
+    def num_waiting_by_client(self) -> dict[str, int]:
+        """Number of waiting requests of each client, without cancelled requests."""
+        return self._queues.counts()
 
     def submit(self, request: Request) -> None:
         """Add a request to the queue."""
         assert len(request.prompt) >= 1 and request.max_new_tokens >= 0
-        self._waiting.append(RunningRow(request))
+        self._queues.add(RunningRow(request))
 
     def fail(self, error: Exception) -> None:
         """End all requests with an error."""
-        rows = [*self._waiting, *(row for batch in self._batches.values() for row in batch.rows)]
-        self._waiting.clear()
+        rows = [*self._queues.clear(), *(row for batch in self._batches.values() for row in batch.rows)]
         self._batches.clear()
-        self._incomplete = None
+        self._incomplete.clear()
         for row in rows:
             if not row.request.is_cancelled:
                 row.request.on_end(error)
 
     @paddle.no_grad()
     def step(self) -> bool:
-        """Prefill prompt tokens, then decode one token of every complete row; return False if no request is left."""
-        self._waiting = deque(row for row in self._waiting if not row.request.is_cancelled)
+        """Prefill prompt tokens, then decode one token of complete rows; return False if no request is left."""
+        self._queues.drop_cancelled()
         self._remove_ended()
-        budget = self._prompt_tokens
-        while budget > 0 and (self._incomplete is not None or self._admit()):
-            budget -= self._run_prompt(budget)
-            self._remove_ended()
-        for group, batch in self._batches.items():
-            self._decode(group, batch)
-        self._remove_ended()
-        return bool(self.num_rows or self._waiting)
-
-    def _admit(self) -> bool:
-        """Move the first waiting request to its batch; return False if the queue is empty or the batch is full."""
-        if not self._waiting or self.num_rows >= self._max_rows:
+        counts = self._requests_with_work()
+        if not counts:
             return False
-        row = self._incomplete = self._waiting.popleft()
+        client, started = self._shares.choose(counts), time.perf_counter()
+        budget = self._prompt_tokens if len(counts) == 1 else max(1, self._prompt_tokens // _SHARED_STEP_DIVISOR)
+        while budget > 0 and (client in self._incomplete or self._admit(client)):
+            budget -= self._run_prompt(client, budget)
+            self._remove_ended()
+        self._shares.charge(client, time.perf_counter() - started, counts[client])
+        self._decode_all({each: count for each, count in counts.items() if count <= counts[client]})
+        self._remove_ended()
+        return bool(self.num_rows or self.num_waiting)
+
+    def _requests_with_work(self) -> dict[str, int]:
+        """Return the number of requests of each client that has a row in the batch, or whose first request may join."""
+        running, waiting = self._running_rows(), self._queues.counts()
+        clients = dict.fromkeys([*running, *(client for client in waiting if self._may_join(client))])
+        return {client: running[client] + waiting.get(client, 0) for client in clients}
+
+    def _running_rows(self) -> Counter[str]:
+        return Counter(row.request.client for batch in self._batches.values() for row in batch.rows)
+
+    def _may_join(self, client: str) -> bool:
+        """Return whether the batch has a place for a request of the client."""
+        return self.num_rows < self._max_rows + (client not in self._running_rows())
+
+    def _admit(self, client: str) -> bool:
+        """Move the first waiting request of a client to its batch; return False if none waits or the batch is full."""
+        if client not in self._queues.counts() or not self._may_join(client):
+            return False
+        row = self._incomplete[client] = self._queues.take(client)
         group = self._models.group_of(row.request.adapter)
         self._batches.setdefault(group, _Batch()).add(row)
         return True
 
-    def _run_prompt(self, budget: int) -> int:
-        """Prefill up to `budget` prompt tokens of the incomplete row; return the number of prefilled tokens."""
-        row = self._incomplete
-        assert row is not None
+    def _run_prompt(self, client: str, budget: int) -> int:
+        """Prefill up to `budget` prompt tokens of the client's incomplete row; return the number of tokens."""
+        row = self._incomplete[client]
         request, group = row.request, self._models.group_of(row.request.adapter)
         batch, model = self._batches[group], self._models.prepare(group, [row.request.adapter])
-        start, total = batch.cache.lengths[-1], len(row.tokens)
+        index = batch.rows.index(row)
+        start, total = batch.cache.lengths[index], len(row.tokens)
         # A prompt whose chunks would have different rotary frequencies is not split, even if it exceeds the budget.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
         end = min(start + budget, total) if has_parts else total
-        hidden_BSD, _ = batch.forward(model, len(batch.rows) - 1, [row.tokens[start:end]])
+        hidden_BSD, _ = batch.forward(model, index, [row.tokens[start:end]])
         if request.on_prompt is not None:
             following = row.tokens[start + 1 : end + 1]
             row.prompt_logprobs += sequence_logprobs(model, hidden_BSD[0], following, request.num_top or 0)
         if end == total:
-            self._incomplete = None
+            del self._incomplete[client]
+            batch.complete(row)
             if request.on_prompt is not None:
                 request.on_prompt(row.prompt_logprobs)
             logits_1V = model.logits(hidden_BSD[:, -1])
             if bool(paddle.isnan(logits_1V).all()):
-                batch.cache.wipe_row(len(batch.rows) - 1)
+                batch.cache.wipe_row(batch.rows.index(row))
                 row.ended = ValueError(ALL_NAN_LOGITS)
             elif request.max_new_tokens == 0:
                 row.ended = LENGTH
@@ -194,11 +242,27 @@ class Engine:
                 take_tokens([row], logits_1V)
         return end - start
 
-    def _decode(self, group: Hashable, batch: _Batch) -> None:
-        """Run a forward pass over the newest token of every complete row, and choose the next tokens."""
-        rows = [row for row in batch.rows if row is not self._incomplete]
-        keys = [self._frequency_key(len(row.tokens)) for row in rows]
-        for _, run in itertools.groupby(range(len(rows)), keys.__getitem__):
+    def _decode_all(self, counts: Mapping[str, int]) -> None:
+        """Decode one token of every complete row of the given clients, and charge each client for its rows."""
+        started = time.perf_counter()
+        decoded = Counter[str]()
+        for group, batch in self._batches.items():
+            decoded.update(self._decode(group, batch, counts))
+        seconds = (time.perf_counter() - started) / max(decoded.total(), 1)
+        for client, num_rows in decoded.items():
+            self._shares.charge(client, seconds * num_rows, counts[client])
+
+    def _decode(self, group: Hashable, batch: _Batch, clients: Collection[str]) -> list[str]:
+        """Run the newest token of every complete row of the clients, and choose the next tokens.
+
+        Returns:
+            Client of each decoded row.
+        """
+        rows = batch.rows[: batch.num_complete]
+        keys = [(row.request.client in clients, self._frequency_key(len(row.tokens))) for row in rows]
+        for (is_decoded, _), run in itertools.groupby(range(len(rows)), keys.__getitem__):
+            if not is_decoded:
+                continue
             indices = list(run)
             same = rows[indices[0] : indices[-1] + 1]
             model = self._models.prepare(group, [row.request.adapter for row in same])
@@ -211,6 +275,7 @@ class Engine:
                 again_V = model.logits(hidden_1SD[:, -1])[0]
                 newest_BV[index - indices[0]] = again_V if isinstance(newest_BV, paddle.Tensor) else on_host(again_V)
             take_tokens(same, newest_BV)
+        return [row.request.client for row in rows if row.request.client in clients]
 
     def _frequency_key(self, length: int) -> tuple[float, ...]:
         """Return a key of the rotary frequencies of a row with `length` tokens; equal frequencies have equal keys."""
@@ -222,8 +287,8 @@ class Engine:
                 row = batch.rows[index]
                 if row.ended is None and not row.request.is_cancelled:
                     continue
-                if row is self._incomplete:
-                    self._incomplete = None
-                batch.remove(index, len(batch.rows) - (self._incomplete in batch.rows))
+                if row is self._incomplete.get(row.request.client):
+                    del self._incomplete[row.request.client]
+                batch.remove(index)
                 if not row.request.is_cancelled and row.ended is not None:
                     row.request.on_end(row.ended)

@@ -116,6 +116,20 @@ class SlotCache:
                 store[target, :, :end] = store[source, :, :end]
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
 
+    @paddle.no_grad()
+    def swap_rows(self, first: int, second: int) -> None:
+        """Exchange two rows."""
+        if first == second:
+            return
+        for layer in self.layers.values():
+            end = layer.prefix_length + max(self.lengths[first], self.lengths[second])
+            for store in layer.stored or ():
+                kept = store[first, :, :end].clone()
+                store[first, :, :end] = store[second, :, :end]
+                store[second, :, :end] = kept
+        for values in (self.lengths, self.frequency_sets):
+            values[first], values[second] = values[second], values[first]
+
     def remove_last_row(self) -> None:
         """Remove the last row in use. The memory is freed when no row is left."""
         self.lengths.pop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Sequence
 
 from paddlenlp_ext.generation.continuous_batching import Engine
@@ -31,7 +32,8 @@ class EngineThread:
 
     Args:
         engine: engine with continuous batching.
-        max_waiting: maximum number of requests that wait for a place in the batch.
+        max_waiting: maximum number of requests that wait for a place in the batch. If the queue is full, a client may
+            still use its share, so that the requests of another client do not keep it out.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
@@ -51,7 +53,7 @@ class EngineThread:
         return self._thread.is_alive() and not self._is_closed
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Put all requests into the queue, or none of them.
+        """Put all requests of a client into the queue, or none of them.
 
         Raises:
             QueueFullError: the queue cannot hold all requests.
@@ -60,12 +62,19 @@ class EngineThread:
         with self._changed:
             if not self.is_running:
                 raise EngineStoppedError("the server is stopping; try again later")
-            num_waiting = sum(not request.is_cancelled for request in self._inbox) + self._engine.num_waiting
-            if num_waiting + len(requests) > self._max_waiting:
-                problem = f"{num_waiting} answers are waiting, and the queue has room for {self._max_waiting}"
-                raise QueueFullError(f"{problem}; try again later")
+            self._check_room(requests)
             self._inbox += requests
             self._changed.notify()
+
+    def _check_room(self, requests: Sequence[Request]) -> None:
+        """Check that the queue, or the client's share of the queue, has room for all requests of a client."""
+        waiting = Counter(request.client for request in self._inbox if not request.is_cancelled)
+        waiting.update(self._engine.num_waiting_by_client)
+        client = requests[0].client
+        share = self._max_waiting // len({*waiting, client})
+        if waiting.total() + len(requests) > self._max_waiting and waiting[client] + len(requests) > share:
+            problem = f"{waiting.total()} answers are waiting, and the queue has room for {self._max_waiting}"
+            raise QueueFullError(f"{problem}; try again later")
 
     def close(self, timeout: float = _LAST_STEP_S) -> bool:
         """Finish all requests and end the thread; return False if it still runs after `timeout` seconds."""

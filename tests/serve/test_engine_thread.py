@@ -30,3 +30,17 @@ def test_engine_thread_full_queue_takes_none_of_the_requests():
         thread.submit([answer.request for answer in answers])
     assert thread.close(60)
     assert [answer.ended for answer in answers] == [[], [], []]
+
+
+def test_engine_thread_queue_that_a_client_has_filled_takes_the_requests_of_another_client():
+    thread = EngineThread(engine_of(tiny_model("llama_grouped_heads"), max_rows=1), max_waiting=4)
+    many, more, other = ([Answer([1, 2], 3).request for _ in range(count)] for count in (4, 1, 2))
+    for request in other:
+        request.client = "other"
+    thread._thread.is_alive = lambda: True  # accept requests, but run none
+    thread.submit(many)
+    with pytest.raises(QueueFullError, match="4 answers are waiting"):
+        thread.submit(more)
+    thread.submit(other)
+    with pytest.raises(QueueFullError, match="6 answers are waiting"):
+        thread.submit(other[:1])

@@ -1,0 +1,78 @@
+"""Waiting requests of each client, and the engine time of each client.
+
+A step of the engine belongs to the client that has used the least time. The time of a client with N requests counts
+sqrt(N) times, so many requests of a client delay another client's only request by less than their time:
+
+    client          requests    share of the time
+    a                      1    4/5
+    b                     16    1/5
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+
+from paddlenlp_ext.generation.request import RunningRow
+
+
+class ClientQueues:
+    """Queues of waiting requests, one for each client. Only the counting methods may be called from another thread."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[RunningRow]] = {}
+
+    def add(self, row: RunningRow) -> None:
+        """Add a row to the queue of its client."""
+        self._waiting.setdefault(row.request.client, deque()).append(row)
+
+    def take(self, client: str) -> RunningRow:
+        """Remove the first row of a client, and return it."""
+        row = self._waiting[client].popleft()
+        if not self._waiting[client]:
+            del self._waiting[client]
+        return row
+
+    def drop_cancelled(self) -> None:
+        """Remove cancelled requests."""
+        kept = {client: deque(row for row in rows if not row.request.is_cancelled) for client, rows in self._items()}
+        self._waiting = {client: rows for client, rows in kept.items() if rows}
+
+    def clear(self) -> list[RunningRow]:
+        """Remove all rows, and return them."""
+        rows = [row for _, rows in self._items() for row in rows]
+        self._waiting = {}
+        return rows
+
+    def counts(self) -> dict[str, int]:
+        """Return the number of requests of each client, without cancelled requests and without empty queues."""
+        # Tuples, because the engine's thread may change the queues during the iteration.
+        counts = {client: sum(not row.request.is_cancelled for row in tuple(rows)) for client, rows in self._items()}
+        return {client: count for client, count in counts.items() if count}
+
+    def _items(self) -> Iterable[tuple[str, deque[RunningRow]]]:
+        return tuple(self._waiting.items())
+
+
+class TimeShares:
+    """Weighted engine time of each client with requests."""
+
+    def __init__(self) -> None:
+        self._used: dict[str, float] = {}
+
+    def choose(self, num_requests: Mapping[str, int]) -> str:
+        """Return the client of the next step: the least time used, then the fewest requests.
+
+        A new client starts with the least time that another client has used.
+
+        Args:
+            num_requests: number of requests of each client with work; not empty.
+        """
+        start = min((self._used[client] for client in num_requests if client in self._used), default=0.0)
+        self._used = {client: self._used.get(client, start) for client in num_requests}
+        return min(num_requests, key=lambda client: (self._used[client], num_requests[client]))
+
+    def charge(self, client: str, seconds: float, num_requests: int) -> None:
+        """Add the time that a step took for a client with `num_requests` requests."""
+        self._used[client] += seconds * math.sqrt(num_requests)
