@@ -1,6 +1,6 @@
 """Fine-tune a real model on this machine: evaluate, train, evaluate again, merge, and query the merged model.
 
-Each step runs a command that a user would type, and reads the files that it wrote.
+Each step runs a command that a user would type. The script then reads the results from the files of these commands.
 """
 
 from __future__ import annotations

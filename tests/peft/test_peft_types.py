@@ -92,7 +92,7 @@ def test_adapters_page_has_the_current_table():
 
 def test_readme_counts_the_available_types():
     (said,) = re.findall(
-        r"(\d+) of the (\d+) types of PEFT ([\d.]+) can be loaded, trained and saved, (\d+) of them merged",
+        r"(\d+) of the (\d+) adapter types of PEFT ([\d.]+) can be loaded, trained and saved, (\d+) also merged",
         README.read_text(encoding="utf-8"),
     )
     merged = sum(METHODS[kind].mergeable for kind in AVAILABLE)
