@@ -77,9 +77,10 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (
         whole(0, 2**16).or_null(),
         "num_attention_heads num_key_value_heads head_dim num_experts num_local_experts num_experts_per_tok "
-        "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim",
+        "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
+        "kv_channels",
     ),
-    (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window"),
+    (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
     (_POSITIONS, "original_max_position_embeddings"),
     # Layers.
     (
@@ -94,10 +95,10 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (list_of(either(whole(0, 1), FLAG)).or_null(), "no_rope_layers"),
     (list_of(TEXT).or_null(), "layer_types mlp_layer_types"),
     # Floating-point values.
-    (_FRACTION, "rms_norm_eps layer_norm_eps moe_norm_min"),
+    (_FRACTION, "rms_norm_eps layer_norm_eps layer_norm_epsilon moe_norm_min"),
     (number(minimum=0, maximum=1e3), "initializer_range"),
-    (_ROPE_BASE, "rope_theta rope_local_base_freq"),
-    (_ROTARY_FRACTION, "partial_rotary_factor"),
+    (_ROPE_BASE, "rope_theta rope_local_base_freq rotary_emb_base"),
+    (_ROTARY_FRACTION, "partial_rotary_factor rotary_pct"),
     (
         _POSITIVE,
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling logit_scale "
@@ -107,13 +108,14 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (number().or_null(), "attn_logit_softcapping final_logit_softcapping"),
     (
         number(minimum=0, maximum=1e3).or_null(),
-        "attention_dropout resid_pdrop embd_pdrop router_jitter_noise router_aux_loss_coef",
+        "attention_dropout resid_pdrop embd_pdrop router_jitter_noise router_aux_loss_coef "
+        "attn_dropout_prob emb_dropout_prob",
     ),
     # Options.
     (
         FLAG.or_null(),
         "attention_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window use_qk_norm rope_interleave "
-        "norm_topk_prob output_router_logits use_bidirectional_attention",
+        "norm_topk_prob output_router_logits use_bidirectional_attention no_bias",
     ),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func"),
     # Token ids and labels.

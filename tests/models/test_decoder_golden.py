@@ -27,7 +27,8 @@ def build(case: str) -> CausalLM:
 
 
 def test_golden_cases_cover_every_family():
-    assert {settings["model_type"] for settings in CASES.values()} == set(FAMILIES.names())
+    without_class = {"qwen"}  # transformers has no class; see test_qwen.py
+    assert {settings["model_type"] for settings in CASES.values()} == set(FAMILIES.names()) - without_class
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,0 +1,74 @@
+"""Layout of files whose tensors have the shapes of the parameters and other names."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+
+class RenamedTensors(FileLayout):
+    """Layout of files with other names of layers.
+
+    Args:
+        names: dotted name of a layer in memory -> name in files. `*` stands for the index of a decoder layer. A name
+            also renames the layers inside, such as `model.layers.*.mlp` the layer `model.layers.3.mlp.up_proj`; the
+            longest name that matches is used.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        self._to_files = _patterns(names)
+        self._to_memory = _patterns({file: memory for memory, file in names.items()})
+
+    def open(self, source: WeightSource) -> WeightSource:
+        """Return the stored tensors with the names of the parameters."""
+        return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the parameters with the names of the files."""
+        return {_renamed(name, self._to_files): tensor for name, tensor in tensors.items()}
+
+    def name_in_memory(self, name: str) -> str:
+        """Return the name in memory of a stored tensor."""
+        return _renamed(name, self._to_memory)
+
+
+class _RenamedWeights(WeightSource):
+    """Stored tensors under other names: name in memory -> name in the source."""
+
+    def __init__(self, source: WeightSource, names: Mapping[str, str]) -> None:
+        self.path, self._source, self._names = source.path, source, names
+
+    def names(self) -> list[str]:
+        return list(self._names)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return self._source.shape(self._names[name])
+
+    def dtype(self, name: str) -> str:
+        return self._source.dtype(self._names[name])
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        return self._source.read(self._names[name], dtype, shard)
+
+
+def _patterns(names: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
+    """Return a pattern and its replacement for each name, the longest name first."""
+    longest_first = sorted(names.items(), key=lambda pair: -len(pair[0]))
+    return [
+        (re.compile(re.escape(name).replace(r"\*", r"(\d+)") + r"(?=\.)"), replacement.replace("*", r"\g<1>"))
+        for name, replacement in longest_first
+    ]
+
+
+def _renamed(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> str:
+    for pattern, replacement in patterns:
+        if pattern.match(name):
+            return pattern.sub(replacement, name, count=1)
+    return name

@@ -1,0 +1,70 @@
+"""Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and with other names in files. arXiv:2309.16609.
+
+Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
+inference, but not in training. Neither is implemented, so the context of a model is `seq_length`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.sliding_windows import full_attention
+
+_LAYER, _STORED_LAYER = "model.layers.*", "transformer.h.*"
+_FILES = RenamedTensors(
+    {
+        "model.embed_tokens": "transformer.wte",
+        "model.norm": "transformer.ln_f",
+        f"{_LAYER}.input_layernorm": f"{_STORED_LAYER}.ln_1",
+        f"{_LAYER}.post_attention_layernorm": f"{_STORED_LAYER}.ln_2",
+        f"{_LAYER}.self_attn": f"{_STORED_LAYER}.attn",
+        f"{_LAYER}.self_attn.o_proj": f"{_STORED_LAYER}.attn.c_proj",
+        f"{_LAYER}.mlp.up_proj": f"{_STORED_LAYER}.mlp.w1",
+        f"{_LAYER}.mlp.gate_proj": f"{_STORED_LAYER}.mlp.w2",
+        f"{_LAYER}.mlp.down_proj": f"{_STORED_LAYER}.mlp.c_proj",
+    }
+)
+_KEYS = {
+    "head_dim": "kv_channels",
+    "max_position_embeddings": "seq_length",
+    "partial_rotary_factor": "rotary_pct",
+    "rms_norm_eps": "layer_norm_epsilon",
+    "rope_theta": "rotary_emb_base",
+}
+"""Common key of config.json -> key of this family."""
+
+
+def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    common = {key: config[own] for key, own in _KEYS.items() if config.get(own) is not None}
+    # Files count the outputs of gate and up together.
+    return {**config, **common, "intermediate_size": config["intermediate_size"] // 2}
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    for key in ("attn_dropout_prob", "emb_dropout_prob"):
+        if config.value(key):
+            raise ValueError(f"{key} {config.value(key)!r} in config.json is not supported for qwen; set it to 0.0")
+    bias = not config.value("no_bias")
+    return {
+        "qkv_bias": True,
+        "output_bias": bias,
+        "mlp_bias": bias,
+        "windows": full_attention(config),
+        "file_layout": _FILES,
+    }
+
+
+FAMILIES.register("qwen")(
+    Family(
+        "QWenLMHeadModel",
+        _differences,
+        DECODER_TENSOR_PLAN,
+        {"no_bias": True, "seq_length": 8192, "layer_norm_epsilon": 1e-6},
+        complete=_complete,
+        fused_layers={"c_attn": ("q_proj", "k_proj", "v_proj")},
+        classifier="QWenForSequenceClassification",
+    )
+)
