@@ -84,6 +84,8 @@ def _plan_table(
         table.add_row("eval rows", ", ".join(f"{name} {len(rows):,}" for name, rows in data.eval_rows.items()))
     elif data.eval_rows is not None:
         table.add_row("eval rows", f"{len(data.eval_rows):,}")
+    if data.test_rows is not None:
+        table.add_row("test rows", f"{len(data.test_rows):,}")
     if config.preference is not None:
         table.add_row("loss", f"{config.preference.loss_type}; reference: {_reference(config.preference)}")
     if config.reward is not None:

@@ -74,6 +74,19 @@ def _expand_rslora_plus(value: Values) -> Iterator[Adjustment]:
         yield Adjustment({**_RSLORA_PLUS, "rslora_plus": False}, reason, ("rslora_plus",))
 
 
+_RECOMPUTES = {True: ("recompute",), "unsloth": ("recompute", "offload_recompute_inputs")}
+"""Value of `use_gradient_checkpointing` in transformers, PEFT and Unsloth -> keys that do the same."""
+
+
+def _recompute_for_gradient_checkpointing(value: Values) -> Iterator[Adjustment]:
+    written = value("use_gradient_checkpointing")
+    if keys := _RECOMPUTES.get(written):
+        reason = f"use_gradient_checkpointing {written} sets {' and '.join(keys)}"
+        yield Adjustment(
+            {**dict.fromkeys(keys, True), "use_gradient_checkpointing": None}, reason, ("use_gradient_checkpointing",)
+        )
+
+
 def _train_for_epochs(value: Values) -> Iterator[Adjustment]:
     if value("max_steps") == 0:
         reason = "max_steps 0 has no effect: num_train_epochs sets the length of the run, as with -1"
@@ -106,6 +119,6 @@ def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
 
 
 _ADJUSTMENTS = (
-    *(_evaluate, _load_no_best_model, _pack_for_flash_mask, _expand_rslora_plus, _train_for_epochs, _use_one_process),
-    _offload_from_gpus,
+    *(_evaluate, _load_no_best_model, _pack_for_flash_mask, _expand_rslora_plus, _recompute_for_gradient_checkpointing),
+    *(_train_for_epochs, _use_one_process, _offload_from_gpus),
 )

@@ -120,7 +120,7 @@ def load_dataset(
     Args:
         dataset_name_or_path: a directory with `train.json` and `dev.json`, a data file, the name of a built-in
             dataset, a hub id, rows as a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
-        split: "train" or "dev"; only a label if the dataset is a file or rows in memory.
+        split: "train", "dev" or "test"; only a label if the dataset is a file or rows in memory.
         tokenizer: a Hugging Face tokenizer.
         template: the chat template, if already loaded; None loads the template that the data keys select.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.

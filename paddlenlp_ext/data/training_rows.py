@@ -38,7 +38,7 @@ def load_rows(
 
     Args:
         config: `config.data` of a run.
-        split: "train" or "dev".
+        split: "train", "dev" or "test".
         tokenizer, template, fingerprint: as for `load_dataset`.
         rows: rows in memory to use instead of `dataset_name_or_path`.
 

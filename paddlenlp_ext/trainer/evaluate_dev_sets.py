@@ -1,4 +1,4 @@
-"""Evaluate a model on all dev sets of a run: loss, and metrics of generated answers."""
+"""Evaluate a model on the dev sets or test rows of a run: loss, and metrics of generated answers."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
 
+TEST = "test"
+"""Prefix of the metrics of test rows, and part of the names of their files."""
+
 
 class Evaluator:
-    """Evaluator of a run's dev sets.
+    """Evaluator of a run's dev sets and test rows.
 
     Args:
         model, config, tokenizer, process_group, forward_backward, objective: see `Trainer`.
@@ -58,11 +61,20 @@ class Evaluator:
         assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
         metrics: dict[str, float] = {}
         for name, rows in self.dev_sets.items():
-            values = self._loss_metrics(rows)
-            if self.config.generation.eval_with_do_generation:
-                values |= self._generation_metrics(name, rows)
-            metrics |= with_dev_set(values, name)
+            metrics |= with_dev_set(self._metrics_of(name, rows), name)
         return self.process_group.from_main(metrics)
+
+    def test_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
+        """Return the metrics of test rows, such as test_loss; `generated_output_test.json` has their answers."""
+        metrics = self._metrics_of(TEST, rows)
+        named = {f"{TEST}_{key.removeprefix('eval_')}": value for key, value in metrics.items()}
+        return self.process_group.from_main(named)
+
+    def _metrics_of(self, name: str, rows: TokenizedDataset) -> dict[str, float]:
+        metrics = self._loss_metrics(rows)
+        if self.config.generation.eval_with_do_generation:
+            metrics |= self._generation_metrics(name, rows)
+        return metrics
 
     def _loss_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
         return evaluate_loss(

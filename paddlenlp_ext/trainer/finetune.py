@@ -12,6 +12,7 @@ from typing import Any
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
@@ -32,7 +33,7 @@ class FinetuneResult:
 
     Attributes:
         output_dir: folder with the trained model or adapter, metrics and logs.
-        metrics: merged contents of train_results.json and eval_results.json.
+        metrics: merged contents of train_results.json, eval_results.json and test_results.json.
         trainer: the trainer, with model, state and log history.
     """
 
@@ -147,7 +148,7 @@ def _load(
 def run_training(
     config: RunConfig, train_rows: Rows | None = None, eval_rows: Rows | Mapping[str, Rows] | None = None
 ) -> FinetuneResult:
-    """Load data and model, train and save the model (`do_train`), and evaluate it (`do_eval`).
+    """Load data and model, train and save the model (`do_train`), evaluate it (`do_eval`) and test it (`do_predict`).
 
     Args:
         config: configuration of the run.
@@ -169,15 +170,17 @@ def run_training(
             if is_main_rank():
                 audit_run(config, data, train_rows, eval_rows)
             trainer.process_group.barrier()
-        return train_and_evaluate(trainer)
+        return train_and_evaluate(trainer, data.test_rows)
 
 
-def train_and_evaluate(trainer: Trainer) -> FinetuneResult:
-    """Train and save the model (`do_train`), then evaluate it (`do_eval`)."""
+def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:
+    """Train and save the model (`do_train`), then evaluate it on the dev sets (`do_eval`) and on test rows."""
     metrics: dict[str, float] = {}
     if trainer.config.train.do_train:
         metrics |= trainer.train()
         trainer.save_model()
     if trainer.config.train.do_eval:
         metrics |= trainer.evaluate()
+    if test_rows is not None:
+        metrics |= trainer.predict(test_rows)
     return FinetuneResult(trainer.output_dir, metrics, trainer)

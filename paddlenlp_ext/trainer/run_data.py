@@ -43,6 +43,7 @@ class RunData:
         template: the chat template.
         train_rows: tokenized training rows; None if the run does not train.
         eval_rows: tokenized rows of the dev set, or a mapping from names to dev sets; None without evaluation.
+        test_rows: tokenized rows of the test split; None without `do_predict`.
         compute_metrics: function that the key `compute_metrics` names; None without the key.
     """
 
@@ -52,12 +53,13 @@ class RunData:
     train_rows: TrainingRows | None
     eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None
     compute_metrics: ComputeMetrics | None = None
+    test_rows: TokenizedDataset | None = None
 
     @property
     def any_rows(self) -> TrainingRows:
-        """Training rows, or the rows of the first dev set if the run does not train."""
-        rows = self.train_rows if self.train_rows is not None else self.eval_rows
-        assert rows is not None, "validation requires do_train or do_eval"
+        """Training rows, or the rows of the first dev set or the test split if the run does not train."""
+        rows = next((rows for rows in (self.train_rows, self.eval_rows, self.test_rows) if rows is not None), None)
+        assert rows is not None, "validation requires do_train, do_eval or do_predict"
         return next(iter(rows.values())) if isinstance(rows, Mapping) else rows
 
 
@@ -118,7 +120,10 @@ def load_data(
     """
     data = load_tokenizing(config)
     train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
-    return replace(data, train_rows=train, eval_rows=dev)
+    test = None
+    if config.train.do_predict:
+        test = row_loader(config, data.tokenizer, data.template)(config.data, split="test")
+    return replace(data, train_rows=train, eval_rows=dev, test_rows=test)
 
 
 def load_splits(
@@ -165,8 +170,8 @@ def load_tokenizing(config: RunConfig) -> RunData:
 def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
     """Return the function that tokenizes a split for the objective of the run.
 
-    The function takes the data section of the run, `split="train"` or `"dev"`, and optionally `rows` in memory that
-    replace the dataset of the data section.
+    The function takes the data section of the run, `split="train"`, `"dev"` or `"test"`, and optionally `rows` in
+    memory that replace the dataset of the data section.
     """
     load: Callable[..., Any] = load_rows
     if config.reward is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import (
 )
 from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, checkpoint_damage
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import restore_checkpoint, save_finished
-from paddlenlp_ext.trainer.evaluate_dev_sets import Evaluator
+from paddlenlp_ext.trainer.evaluate_dev_sets import TEST, Evaluator
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
@@ -178,16 +178,22 @@ class Trainer:
 
     def evaluate(self) -> dict[str, float]:
         """Evaluate on the eval rows, write eval_results.json and return the metrics."""
+        step, metrics = self._last_metrics or (-1, {})
+        return self._results("eval", lambda: metrics if step == self.state.step else self.evaluator.metrics())
+
+    def predict(self, test_rows: TokenizedDataset) -> dict[str, float]:
+        """Evaluate on test rows, write test_results.json and return the metrics, such as test_loss."""
+        return self._results(TEST, lambda: self.evaluator.test_metrics(test_rows))
+
+    def _results(self, split: str, compute: Callable[[], dict[str, float]]) -> dict[str, float]:
+        """Compute metrics, write them to `<split>_results.json` and log them."""
         if self.process_group.is_main:
             check_no_active_run(self.output_dir)
             self.output_dir.mkdir(parents=True, exist_ok=True)
-        if self._last_metrics is not None and self._last_metrics[0] == self.state.step:
-            metrics = self._last_metrics[1]
-        else:
-            metrics = self._compute_metrics()
+        metrics = compute()
         if self.process_group.is_main:
-            save_results(self.output_dir, "eval", metrics)
-        logger.info("evaluated: %s", describe_metrics(metrics))
+            save_results(self.output_dir, split, metrics)
+        logger.info("%s: %s", "tested" if split == TEST else "evaluated", describe_metrics(metrics))
         return metrics
 
     def save_model(self, folder: str | Path | None = None) -> None:
@@ -360,14 +366,11 @@ class Trainer:
         raise TrainingStopped(reason, message)
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
-    def _compute_metrics(self) -> dict[str, float]:
-        return self.evaluator.metrics()
-
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
         """Evaluate and log; save a new best model for `load_best_model_at_end`. A signal interrupts the evaluation."""
         state, metrics = self.state, None
         with signals.interruptible(), self.time_limit.measured("evaluation"):
-            metrics = self._compute_metrics()
+            metrics = self.evaluator.metrics()
         signals.synchronize()
         if metrics is None:
             return

@@ -34,6 +34,16 @@ ADJUSTED = [
         {"use_flash_attention": True},
         "use_flash_attention is on, because flash_mask",
     ),
+    (
+        {"use_gradient_checkpointing": True},
+        {"recompute": True, "offload_recompute_inputs": False},
+        "use_gradient_checkpointing True sets recompute",
+    ),
+    (
+        {"use_gradient_checkpointing": "unsloth"},
+        {"recompute": True, "offload_recompute_inputs": True},
+        "use_gradient_checkpointing unsloth sets recompute and offload_recompute_inputs",
+    ),
     ({"max_steps": 0}, {"max_steps": -1}, "max_steps 0 has no effect: num_train_epochs sets the length"),
     (
         {"tensor_parallel_degree": 8},

@@ -57,7 +57,7 @@ def test_known_keys_are_all_read_or_listed_as_compat():
     # by the parser, adjustments, compute_dtype, complete_degrees, `patience`, `dev_sets` and the validation of flags
     read_in_config = {"sharding", "bf16", "fp16", *degrees, *COMPAT_FLAGS, "metric_for_best_model", "flash_mask"}
     read_in_config |= {"skip_data_intervals", "max_train_time"}  # `skipped_intervals`, `max_train_seconds`
-    read_in_config |= {"amp_master_grad"}  # `float32_gradients`
+    read_in_config |= {"amp_master_grad", "use_gradient_checkpointing"}  # `float32_gradients`, adjustments
     read_in_config |= {"rslora_plus", "early_stopping", "early_stopping_patience", "eval_dataset_path", "strategy_type"}
     for_the_launcher = {"dry_run", "preview_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
@@ -136,8 +136,13 @@ def test_unknown_key_gets_a_suggestion_only_where_it_is_likely(tmp_path, unknown
     assert words in found.message
 
 
-@pytest.mark.parametrize(("key", "value"), [("use_unsloth", True), ("use_gradient_checkpointing", "unsloth")])
-def test_key_of_unsloth_is_refused_with_the_key_that_replaces_it(tmp_path: Path, key: str, value: object):
-    (problem,) = problems(write(tmp_path, SMALLEST | {key: value}))
-    assert problem.key == key and "set recompute" in str(problem)
-    load(write(tmp_path, SMALLEST | {key: False}))
+def test_use_unsloth_is_accepted_with_a_note_about_what_does_the_same(tmp_path: Path):
+    (note,) = load(write(tmp_path, SMALLEST | {"use_unsloth": True})).notes
+    assert "fused kernels" in str(note) and "set recompute" in str(note)
+    assert load(write(tmp_path, SMALLEST | {"use_unsloth": False})).notes == []
+
+
+@pytest.mark.parametrize("value", ["yes", "unslothed"])
+def test_use_gradient_checkpointing_with_an_unknown_value_is_an_error(tmp_path: Path, value: str):
+    (problem,) = problems(write(tmp_path, SMALLEST | {"use_gradient_checkpointing": value}))
+    assert problem.key == "use_gradient_checkpointing" and "set recompute" in str(problem)

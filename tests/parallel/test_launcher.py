@@ -25,6 +25,7 @@ def command(run_folders):
         "output_dir": str(run_folders / "out"),
         "do_train": True,
         "do_eval": True,
+        "do_predict": True,
         "device": "cpu",
         "max_steps": 4,
         "logging_steps": 1,
@@ -35,6 +36,7 @@ def command(run_folders):
         "src_length": 16,
     }
     (run_folders / "run.json").write_text(json.dumps(keys))
+    (run_folders / "data" / "test.json").write_bytes((run_folders / "data" / "dev.json").read_bytes())
     return [SCRIPT, str(run_folders / "run.json")]
 
 
@@ -48,9 +50,11 @@ def test_launch_of_two_processes_makes_one_run(command, run_folders):
     main, other = ((run_folders / "log" / f"workerlog.{rank}").read_text() for rank in range(2))
     assert main.count("step 3/4") == 1 and "step 3/4" not in other
     both = main + other
-    assert both.count("tokens cached in") == 2, "train and dev, each tokenized once"
+    assert both.count("tokens cached in") == 3, "train, dev and test, each tokenized once"
     assert "cached tokens found in" in both
-    assert json.loads((out / "eval_results.json").read_text())["eval_num_rows"] == 12
+    evaluated, tested = (json.loads((out / f"{name}_results.json").read_text()) for name in ("eval", "test"))
+    assert evaluated["eval_num_rows"] == tested["test_num_rows"] == 12
+    assert tested["test_loss"] == evaluated["eval_loss"]
 
 
 @pytest.mark.layouts

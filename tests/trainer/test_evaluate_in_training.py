@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import time
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,15 +16,16 @@ from tests.common.training import Rows, Tokenizer, make_config, make_model
 
 
 def test_trainer_signal_in_an_evaluation_repeats_it_in_the_resumed_run(tmp_path):
-    class InterruptedTrainer(Trainer):
-        def _compute_metrics(self):
-            os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(30)
-            raise AssertionError("the signal did not end the evaluation")
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(30)
+        raise AssertionError("the signal did not end the evaluation")
 
     config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
+    trainer = Trainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer.evaluator.metrics = interrupted
     with pytest.raises(TrainingStopped):
-        InterruptedTrainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer()).train()
+        trainer.train()
     state = json.loads((tmp_path / "checkpoint-2" / "trainer_state.json").read_text())
     assert state["step"] == 2 and state["evaluation_due"]
     again = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4, resume_from_checkpoint=True)
@@ -33,17 +35,11 @@ def test_trainer_signal_in_an_evaluation_repeats_it_in_the_resumed_run(tmp_path)
 
 
 def test_trainer_last_evaluation_is_not_repeated(tmp_path):
-    class CountingTrainer(Trainer):
-        calls = 0
-
-        def _compute_metrics(self):
-            self.calls += 1
-            return super()._compute_metrics()
-
     config = make_config(tmp_path, evaluation_strategy="steps", eval_steps=2, max_steps=4)
-    trainer = CountingTrainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer = Trainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer.evaluator.metrics = Mock(side_effect=trainer.evaluator.metrics)
     trainer.train()
     results = trainer.evaluate()
-    assert trainer.calls == 2
+    assert trainer.evaluator.metrics.call_count == 2
     assert results["eval_loss"] == trainer.state.log_history[-1]["eval_loss"]
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval_loss"] == results["eval_loss"]

@@ -48,6 +48,44 @@ def test_finetune_returns_what_the_run_left(run_folders: Path):
     np.testing.assert_array_equal(loaded(ids).numpy(), result.model(ids).numpy())
 
 
+def test_finetune_with_do_predict_evaluates_the_test_rows_after_training(run_folders: Path):
+    rows = (run_folders / "data" / "dev.json").read_text().splitlines(keepends=True)
+    (run_folders / "data" / "test.json").write_text("".join(rows[:5]))
+    generation = {"eval_with_do_generation": True, "save_generation_output": True, "max_new_tokens": 4}
+    result = paddlenlp_ext.finetune(keys_of(run_folders, do_predict=True, **generation))
+    stored = json.loads((result.output_dir / "test_results.json").read_text())
+    assert stored.items() <= result.metrics.items() and stored["test_num_rows"] == 5
+    answers = [json.loads(line) for line in (result.output_dir / "generated_output_test.json").read_text().splitlines()]
+    assert [row["src"] for row in answers] == [json.loads(row)["src"] for row in rows[:5]]
+    again = keys_of(
+        run_folders,
+        do_train=False,
+        eval_dataset_path=run_folders / "data" / "test.json",
+        output_dir=run_folders / "again",
+        lora_path=result.output_dir,
+        **generation,
+    )
+    evaluated = paddlenlp_ext.finetune(again).metrics
+    for name in ("loss", "accuracy", "rouge1", "bleu4"):
+        assert stored[f"test_{name}"] == evaluated[f"eval_{name}"], name
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({}, r"no 'test' split; it has none; add one of .*test\.json, .* or set do_predict to false"),
+        ({"dataset_name_or_path": "train.json", "do_eval": False}, "do_predict: needs test rows, and .* use a folder"),
+        ({"dataset_name_or_path": "inflection"}, "do_predict: inflection has no test rows"),
+    ],
+)
+def test_finetune_with_do_predict_without_test_rows_raises_before_training(run_folders: Path, keys: dict, message: str):
+    if keys.get("dataset_name_or_path") == "train.json":
+        keys = {**keys, "dataset_name_or_path": run_folders / "data" / "train.json"}
+    with pytest.raises(ValueError, match=message):
+        paddlenlp_ext.finetune(keys_of(run_folders, do_predict=True, **keys))
+    assert not list((run_folders / "out").glob("*results.json"))
+
+
 def test_finetune_reads_a_file_and_overrides_it(run_folders: Path, tmp_path: Path):
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in keys_of(run_folders).items()}
     (tmp_path / "run.json").write_text(json.dumps(plain))

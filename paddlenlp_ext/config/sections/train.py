@@ -25,6 +25,7 @@ class TrainConfig(OptionGroup):
     ignore_data_skip: bool = option(False, help="on resume, start the epoch again from its first row")
     do_train: bool = option(False, help="train the model")
     do_eval: bool = option(False, help="evaluate on the eval rows (dev.json)")
+    do_predict: bool = option(False, help="after training, evaluate on the test rows (test.json)")
     per_device_train_batch_size: int = option(8, minimum=1, help="rows (or packs) per micro-batch")
     per_device_eval_batch_size: int = option(8, minimum=1, help="rows per batch in evaluation")
     gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and replica")
@@ -70,6 +71,9 @@ class TrainConfig(OptionGroup):
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
     )
     recompute: bool = option(False, help="recompute activations in the backward pass: slower, less memory")
+    use_gradient_checkpointing: bool | str | None = option(
+        None, help="true: recompute; unsloth: recompute and offload_recompute_inputs"
+    )
     recompute_granularity: str = option(
         "full",
         choices=("full", "full_attn", "core_attn"),

@@ -49,6 +49,15 @@ def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
         )
 
 
+@row_rules("do_predict")
+def _there_are_no_test_rows(train: TrainConfig, report: Report) -> None:
+    if train.do_predict:
+        report.error(
+            "do_predict: preference data has no test rows; name the file in dev_dataset_path and set do_eval",
+            "do_predict",
+        )
+
+
 @row_rules("lazy", "train_dataset_prob")
 def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
     if data.lazy:

@@ -28,19 +28,30 @@ rules = Rules()
 @run_rules()
 def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, report: Report) -> None:
     # A switch with an invalid value counts as on, so that the keys it needs are reported too.
-    on = [switch for switch in ("do_train", "do_eval") if getattr(train, switch) or switch in report.invalid_keys]
+    switches = ("do_train", "do_eval", "do_predict")
+    on = [switch for switch in switches if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
         report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
         return
     needed = {
         "model_name_or_path": model.model_name_or_path,
-        **data.paths(train="do_train" in on, evaluate="do_eval" in on),
+        **data.paths(train="do_train" in on or "do_predict" in on, evaluate="do_eval" in on),
         "output_dir": train.output_dir,
     }
     for key, value in needed.items():
         if value is None and key not in report.invalid_keys:
             switch = on[-1] if key.startswith("dev_") else on[0]
             report.error(f"{switch} needs {key}, which is not set", key, switch)
+
+
+@rules("use_gradient_checkpointing")
+def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None:
+    if train.use_gradient_checkpointing:  # true and "unsloth" were replaced by the keys that they imply
+        report.error(
+            f"use_gradient_checkpointing: {train.use_gradient_checkpointing!r} is not true, false or unsloth; set "
+            "recompute",
+            "use_gradient_checkpointing",
+        )
 
 
 @run_rules("resume_from_checkpoint", "do_train")

@@ -65,14 +65,17 @@ def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Re
         known = ", ".join(BUILTIN_NAMES)
         raise ValueError(f"dataset_name_or_path: not set; use a file, a directory or a built-in dataset ({known})")
     names = dataset_names(config.dataset_name_or_path)
-    if split == "dev" and config.eval_dataset_path is None:
+    if split == "test" or (split == "dev" and config.eval_dataset_path is None):
         files = [name for name in names if _has_no_splits(_find_folder(name))]
         names = tuple(name for name in names if name not in files)
         if not names:
-            raise MissingSplitError(
-                f"eval_dataset_path: not set, and the rows of {', '.join(files)} are training rows; set it to a file "
-                "or folder, or set do_eval to false"
+            needed = "eval_dataset_path: not set, and" if split == "dev" else "do_predict: needs test rows, and"
+            remedy = (
+                "set it to a file or folder, or set do_eval to false"
+                if split == "dev"
+                else "use a folder with test.json, or set do_predict to false"
             )
+            raise MissingSplitError(f"{needed} the rows of {', '.join(files)} are training rows; {remedy}")
     return open_splits(names, split, config.task_name, is_stream)
 
 
@@ -85,14 +88,14 @@ def title_of(config: DataConfig, readers: Sequence[Reader]) -> str:
 def open_splits(
     names: Sequence[str], split: str, task_name: str | None = None, is_stream: bool = False
 ) -> list[Reader]:
-    """Return the readers of a split of several datasets; datasets without a dev split are skipped.
+    """Return the readers of a split of several datasets; datasets without a dev or test split are skipped.
 
     Args:
         names: names of the datasets.
         split, task_name, is_stream: as for `open_split`.
 
     Raises:
-        ValueError: as for `open_split`, or no dataset has a dev split.
+        ValueError: as for `open_split`, or no dataset has the split.
     """
     readers: list[Reader] = []
     missing: MissingSplitError | None = None
@@ -113,7 +116,7 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
 
     Args:
         name: a file, a directory, a built-in name or a hub id.
-        split: "train" or "dev".
+        split: "train", "dev" or "test".
         task_name: configuration of a hub data set.
         is_stream: whether to read a hub data set during its download.
 
@@ -122,6 +125,8 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     """
     assert split in SPLITS, split
     if name in BUILTIN_NAMES and not task_name:
+        if split == "test":
+            raise MissingSplitError(f"do_predict: {name} has no test rows; set it to false, or do_eval to true")
         return [InflectionReader(split)]
     if not _find_folder(name).exists() and is_hub_id(name):
         return [HubReader(name, split, task_name, is_stream)]
@@ -159,7 +164,10 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
         name = choose_split(split, found, str(folder))
     except MissingSplitError as error:
         looked_for = ", ".join(str(folder / f"{split}{end}") for end in (*known_suffixes(), "/*", "-00000-of-00001.*"))
-        raise MissingSplitError(f"{error}; add one of {looked_for}, in {folder} or in {folder / 'data'}") from None
+        otherwise = ", or set do_predict to false" if split == "test" else ""
+        raise MissingSplitError(
+            f"{error}; add one of {looked_for}, in {folder} or in {folder / 'data'}{otherwise}"
+        ) from None
     if len(found[name]) > 1:
         named = ", ".join(str(files[0]) for files in found[name])
         raise ValueError(f"{folder}: the split {name!r} exists more than once: {named}; keep one")

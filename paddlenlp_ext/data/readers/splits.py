@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-SPLITS = {"train": (("train",),), "dev": (("dev", "validation", "valid", "val", "eval"), ("test",))}
+SPLITS = {
+    "train": (("train",),),
+    "dev": (("dev", "validation", "valid", "val", "eval"), ("test",)),
+    "test": (("test",),),
+}
 """Split of a run -> names of the split in datasets. A later group applies only if the dataset has no earlier name."""
 
 
@@ -16,7 +20,7 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
     """Return the name under which a dataset has a split.
 
     Args:
-        split: "train" or "dev".
+        split: "train", "dev" or "test".
         names: names of the splits of the dataset.
         place: the dataset, for the error message.
 
@@ -32,7 +36,6 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
             )
         if found:
             return found[0]
-    known = ", ".join(name for group in SPLITS[split] for name in group)
-    raise MissingSplitError(
-        f"{place}: no {split!r} split (also accepted: {known}); it has {', '.join(names) or 'none'}"
-    )
+    others = ", ".join(name for group in SPLITS[split] for name in group if name != split)
+    accepted = f" (also accepted: {others})" if others else ""
+    raise MissingSplitError(f"{place}: no {split!r} split{accepted}; it has {', '.join(names) or 'none'}")

@@ -38,9 +38,9 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
 def describe_metrics(metrics: dict[str, Any]) -> str:
     """Format the metrics of an evaluation as one line of text, without times and counts."""
     shown = {
-        key.removeprefix("eval_"): value
+        key.removeprefix("eval_").removeprefix("test_"): value
         for key, value in metrics.items()
-        if key.startswith("eval_") and not key.endswith(("_second", "_runtime", "_num_rows", "_num_learned"))
+        if key.startswith(("eval_", "test_")) and not key.endswith(("_second", "_runtime", "_num_rows", "_num_learned"))
     }
     return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 

@@ -25,6 +25,7 @@ _RUN_FILES = (
     BAD_STEPS_FILE,
     "train_results.json",
     "eval_results.json",
+    "test_results.json",
     "all_results.json",
     "generated_output*.json",
     "label_scores*.json",

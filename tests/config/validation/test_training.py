@@ -48,6 +48,8 @@ CONTRADICTIONS = [
     ({"output_dir": ""}, "do_train needs output_dir"),
     ({"dataset_name_or_path": None, "do_train": None, "do_eval": True}, "do_eval needs dataset_name_or_path"),
     ({"resume_from_checkpoint": True, "do_train": False, "do_eval": True}, "resume_from_checkpoint needs do_train"),
+    ({"do_train": None, "dataset_name_or_path": None, "do_predict": True}, "do_predict needs dataset_name_or_path"),
+    ({"use_gradient_checkpointing": "yes"}, "'yes' is not true, false or unsloth"),
     ({"refined_recompute": "mlp_ln:5", "recompute": True}, "unknown region 'mlp_ln'"),
     ({"early_stopping_patience": 3}, "early_stopping_patience needs evaluation_strategy steps or epoch, not no"),
     ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),

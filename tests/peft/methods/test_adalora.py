@@ -310,6 +310,26 @@ def test_adalora_half_precision_base_keeps_singular_values_float32(tmp_path: Pat
         shared.close(layer.delta_weight(), ours[name].delta_weight().numpy(), name)
 
 
+def test_update_and_allocate_in_ones_own_loop_gives_the_adapter_of_the_training_hooks():
+    total = 6
+    models = [get_peft_model(tiny_model(), AdaLoRAConfig(init_r=4, target_r=2, total_step=total)) for _ in range(2)]
+    models[1].hooks.plan_steps(total)
+    for model, update in zip(models, ("own", "hooks"), strict=True):
+        optimizer = shared.adamw(model, 0.01, 0.0, 1e-8)
+        for step in range(1, total + 1):
+            (loss_of(model) + model.auxiliary_loss()).backward()
+            optimizer.step()
+            if update == "own":
+                model.update_and_allocate(step)
+            else:
+                model.hooks.after_step(step, total, 0.01)
+            optimizer.clear_grad()
+    own, hooks = ({name: tensor.numpy() for name, tensor in model.adapter_state().items()} for model in models)
+    assert all(np.array_equal(own[name], hooks[name]) for name in own)
+    pruned = sum(int((value == 0).sum()) for name, value in own.items() if name.endswith("lora_E"))
+    assert pruned == 2 * len(models[0].adapter.layers())
+
+
 def test_update_and_allocate_needs_total_step_and_the_active_adapter():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(init_r=4, target_r=2))
     with pytest.raises(ValueError, match="pass total_step to AdaLoraConfig"):
