@@ -11,6 +11,7 @@ from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.checkpoint.tokenizer_config import check_tokenizer_config
+from paddlenlp_ext.checkpoint.tokenizer_json import check_tokenizer_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -100,6 +101,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
     check_links(folder)
     check_tokenizer_config(folder)
+    check_tokenizer_json(folder)
     # transformers would log that PyTorch is missing, which is intended.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer

@@ -13,10 +13,14 @@ def test_load_tokenizer_folder_without_files_raises(tmp_path):
         load_tokenizer(tmp_path)
 
 
-def test_load_tokenizer_damaged_file_is_named(tmp_path):
-    (tmp_path / "tokenizer.json").write_text('{"model": ')
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [('{"model": ', "/tokenizer.json:1:11: damaged"), ('{"model": 1}', ": transformers cannot read the tokenizer")],
+)
+def test_load_tokenizer_damaged_file_is_named(content, message, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(content)
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
-    with pytest.raises(ValueError, match=f"{tmp_path}: transformers cannot read the tokenizer"):
+    with pytest.raises(ValueError, match=f"{tmp_path}{message}"):
         load_tokenizer(tmp_path)
 
 
