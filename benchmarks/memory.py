@@ -199,10 +199,10 @@ Predicted components, GB:
 The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap,
 where few freed blocks fit a later request. Blocks of 32 MiB or more are returned to the system. The estimate
 therefore counts smaller heap blocks twice, which overestimates the peak. Without the C++ library
-([cpu.md](cpu.md)), all tensors are on the heap, and a frozen linear layer saves its input. The estimate then adds
-0.7 times the memory in use for full fine-tuning. With adapters, whose small tensors fragment the freed memory, it
-adds 1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a
-Xeon, rank 8, a vocabulary of 8,000):
+([cpu.md](cpu.md)), all tensors are on the heap, and a frozen linear layer saves its input. For full fine-tuning, the
+estimate then adds 0.7 times the memory in use. For adapters, whose small tensors fragment the freed memory, it adds
+1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank
+8, a vocabulary of 8,000):
 
 | hidden x layers | tokens | trained | measured | estimate |
 |---|---|---|---|---|

@@ -252,12 +252,12 @@ MEASURED = """
 The model is a Llama with 8 layers, D 256, and a tied vocabulary of 4,096. Each run has two steps of 4 micro-batches
 of 128 tokens, distributed over the replicas, in fp32 with AdamW, over gloo on one machine.
 
-**Communication** in MB per step, formula / counted, for the process that sends most. The count is the size of the
-arguments of the collectives in the second step, not the traffic of gloo.
+**Communication** in MB per step, formula / counted, for the process that sends the most. The count is the size of
+the arguments of the collectives in the second step, not the traffic of gloo.
 
 {bytes}
 
-**Memory** in MB, for the process that needs most: the components of the formula, their sum, and the measured growth
+**Memory** in MB, for the process that needs the most: the components of the formula, their sum, and the measured growth
 of the process (`VmHWM`) since before the model was built. The growth also includes the cache of the allocator,
 copies of gradients for communication, and memory of gloo.
 
@@ -275,11 +275,11 @@ The table contains estimates, not measurements. Assumptions:
 - a step has 512 sequences of 8,192 tokens, one per micro-batch, and all tokens are target tokens;
 - all layers are recomputed, and tensor parallelism is used with sequence parallelism.
 
-Communication is in GB (10^9 bytes) per step, for the GPU that sends most. Memory is for the GPU that needs most,
-without libraries and fragmentation. "over 80" does not fit into a GPU with 80 GB. The bandwidth between GPUs is
-ignored (tensor parallelism needs links within a machine).
+Communication is in GB (10^9 bytes) per step, for the GPU that sends the most. Memory is for the GPU that needs the
+most, without libraries and fragmentation. "over 80" marks layouts that do not fit into a GPU with 80 GB. The bandwidth
+between GPUs is ignored (tensor parallelism needs links within a machine).
 
-The formula assumes an even shard of the state per GPU, outside the forward and backward pass. The peak of a run is
+The formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a run is
 higher:
 
 - unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding has twice an even share

@@ -220,9 +220,11 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
     """Return the page: two tables, and the environment of the figures."""
     cells = {(name, m): max(row[m]) for name, row in found.items() if name != YARDSTICK for m in methods if row[m]}
     over = [f"| {name} | {m} | {worst:.1e} |" for (name, m), worst in cells.items() if worst > LIMIT]
-    verdict = f"{len(cells) - len(over)} of {len(cells)} runs are within it; the maximum is {max(cells.values()):.1e}."
+    inside, most = len(cells) - len(over), max(cells.values())
+    verdict = f"{inside} of {len(cells)} runs are within the limit; the maximum is {most:.1e}."
     if over:
-        verdict += " Beyond it:\n\n" + "\n".join(["| layout | method | difference |", "| --- | --- | --- |", *over])
+        heads = ["| layout | method | difference |", "| --- | --- | --- |"]
+        verdict += " These runs exceed the limit:\n\n" + "\n".join([*heads, *over])
     parts = [HEAD.format(steps=steps, model=model, micro=MICRO_BATCHES, verdict=verdict, move=MOVE, epsilon=EPSILON)]
     for number, title in enumerate(("Losses", "Weights")):
         lines = [["layout", *methods], ["---"] * (len(methods) + 1)]
@@ -251,7 +253,7 @@ def main() -> None:
     if arguments.collect and not arguments.folder:
         parser.error("--collect needs the --folder of the runs")
     keys: dict[str, Any] = {"max_steps": arguments.steps, "adam_epsilon": EPSILON}
-    tensor, model = 2, "a random Llama of 4 layers, D 32, 61 tokens of vocabulary"
+    tensor, model = 2, "a random Llama of 4 layers, D 32, with a vocabulary of 61 tokens"
     if arguments.model:
         path, model = resolve_model(arguments.model), arguments.model
         heads = read_model_config(path)["num_key_value_heads"]

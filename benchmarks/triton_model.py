@@ -165,12 +165,12 @@ def counted_table(args: argparse.Namespace) -> str:
         rows[name] = [*memory, counts.operators, counts.launches, *moved]
         print(name, rows[name], file=sys.stderr, flush=True)
     heads = [
-        "GiB kept for backward",
-        "GiB at the peak",
+        "GiB saved for backward",
+        "peak GiB",
         "operators",
-        "of them our kernels",
+        "Triton kernels among the operators",
         "GB moved",
-        "by our kernels",
+        "GB moved by Triton kernels",
     ]
     return markdown(heads, rows)
 
