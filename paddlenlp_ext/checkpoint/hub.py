@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_DUPLICATES = ["*/*", "consolidated*"]  # copies of the weights in other layouts
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:

@@ -97,7 +97,13 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    found = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
+    if found in ([], ["tokenizer_config.json"]) and any(folder.glob("*.tiktoken")):
+        from paddlenlp_ext.checkpoint.tiktoken_file import tokenizer_from_tiktoken
+
+        check_links(folder)
+        return tokenizer_from_tiktoken(folder)
+    if not found:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
     check_links(folder)
     check_tokenizer_config(folder)

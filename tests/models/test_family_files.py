@@ -15,9 +15,13 @@ from paddlenlp_ext.models.registry import FAMILIES
 PACKAGE = Path(paddlenlp_ext.__file__).parent
 FAMILY_FILES = {f"models/families/{model_type}.py": model_type for model_type in FAMILIES.names()}
 NAMES_OF_TOKENIZERS = [
-    f"checkpoint/gguf/{name}.py" for name in ("tokenizer_fields", "read_tokenizer", "write_tokenizer", "pre_tokenizers")
+    "checkpoint/tiktoken_file.py",
+    *(
+        f"checkpoint/gguf/{name}.py"
+        for name in ("tokenizer_fields", "read_tokenizer", "write_tokenizer", "pre_tokenizers")
+    ),
 ]
-"""Modules with the names of tokenizers in GGUF files, some of which are also those of families."""
+"""Modules with the names of tokenizers, some of which are also those of families."""
 MAX_LINES = 120
 
 

@@ -40,7 +40,15 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import write_text
 
-_TOKENIZER_FILES = ("tokenizer*", "vocab*", "merges.txt", "special_tokens_map.json", "added_tokens.json", "*.model")
+_TOKENIZER_FILES = (
+    "tokenizer*",
+    "vocab*",
+    "merges.txt",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "*.model",
+    "*.tiktoken",
+)
 _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
 
 
