@@ -44,7 +44,10 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
         if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
-            logger.warning("%s holds a model and an adapter: using the model only; --lora_path adds the adapter", named)
+            raise ValueError(
+                f"--model_name_or_path {named} holds a model and an adapter; add --lora_path {named} to use both, or "
+                "move one of them to another folder"
+            )
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:
         raise ValueError(

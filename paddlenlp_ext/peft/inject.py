@@ -29,6 +29,7 @@ from paddlenlp_ext.peft.trainable_token_indices import EMBEDDING, TABLES, Traina
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.suggest import did_you_mean
 
 logger = get_logger("paddlenlp_ext.peft")
 
@@ -45,6 +46,8 @@ def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter
     if model.trained_modules:
         config = with_trained_modules(config, model)
     _log_frozen_experts(model, config)
+    if config.exclude_modules and not config.path:
+        _require_excluded_targets(model, config)
     with undone_on_failure(model):
         return _continued_adapter(model, config, seed) if config.path else inject(model, config, seed)
 
@@ -85,13 +88,23 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
     return adapter
 
 
+def _require_excluded_targets(model: TrainableModel, config: PeftConfig) -> None:
+    """Check that each entry of `exclude_modules` matches a target, which it does not in the files of an adapter."""
+    targets = config.targets(model)
+    for entry in config.exclude_modules or ():
+        if not excluded_targets(config.replace(exclude_modules=(entry,), modules_to_save=None), targets):
+            leaves = list(dict.fromkeys(name.rpartition(".")[2] for name in targets))
+            raise ValueError(
+                f"exclude_modules: {entry} matches no target of the adapter{did_you_mean(entry, leaves)} Targets: "
+                f"{', '.join(leaves)}. Remove the entry, or correct it."
+            )
+
+
 def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[str]) -> list[str]:
     """Return the targets except for excluded layers and layers that are trained in full."""
     excluded = excluded_targets(config, targets)
     if targets and len(excluded) == len(targets):
         raise ValueError("exclude_modules and modules_to_save leave no layer to adapt; exclude fewer layers")
-    if config.exclude_modules and not excluded:
-        logger.warning("exclude_modules: %s matches no target", ", ".join(config.exclude_modules))
     kept = [name for name in targets if name not in excluded]
     if model.config.tie_word_embeddings and _trained_tables(config) and EMBEDDING in kept:
         raise ValueError(

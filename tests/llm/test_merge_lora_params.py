@@ -19,7 +19,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.layers import adapter_layers
-from paddlenlp_ext.peft.merge import merge_adapter, write_merged
+from paddlenlp_ext.peft.merge import write_merged
 from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
@@ -231,15 +231,14 @@ def test_merge_lora_params_wrong_delta_weight_is_an_error(
     assert "the model merged in memory and base with adapter differ by" in error
 
 
-def test_merge_lora_params_update_lost_in_rounding_warns(
-    script: ModuleType, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+def test_merge_lora_params_update_lost_in_rounding_is_an_error(
+    script: ModuleType, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ):
-    monkeypatch.setattr(merge_adapter.logger.parent, "propagate", True)
     adapter = save_adapter(tmp_path / "adapter", size=1e-4, base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "fine") == 0
-    assert "lost" not in caplog.text
-    assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "coarse", "--dtype", "bfloat16") == 0
-    assert "most of the training is lost; pass --dtype float32" in caplog.text
+    error = error_of(script, capsys, tmp_path / "coarse", "--lora_path", adapter, "--dtype", "bfloat16")
+    assert "most of the training would be lost; pass --dtype float32" in error
+    assert not (tmp_path / "coarse").exists()
 
 
 def test_merge_lora_params_overwrites_only_a_model_folder(

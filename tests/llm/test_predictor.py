@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -94,6 +95,37 @@ def answers(model_path: Path, data_file: Path, *words: str) -> list[dict[str, ob
     return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
+@pytest.mark.parametrize("words", [["--batch_size", "3"], ["--lora_path", "{adapter}"], ["{drafts}"]])
+def test_predictor_with_schema_or_regex_restricts_answers(base, adapter, data_file, words):
+    pytest.importorskip("llguidance")
+    drafts = ["--speculate_method", "inference_with_reference", "--speculate_max_draft_token_num", "3"]
+    words = drafts if words == ["{drafts}"] else [word.format(adapter=adapter) for word in words]
+    schema = data_file.with_name("schema.json")
+    schema.write_text(json.dumps({"enum": ["ja", "nein"]}))
+    lines = answers(base, data_file, "--json_schema", str(schema), *words)
+    assert {line["output"] for line in lines} <= {'"ja"', '"nein"'}
+    lines = answers(base, data_file, "--regex", "[0-9]{2}:[0-9]{2}", *words)
+    assert all(re.fullmatch("[0-9]{2}:[0-9]{2}", str(line["output"])) for line in lines)
+
+
+def test_predictor_chat_with_regex_restricts_answers(base, monkeypatch, capsys):
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr("sys.stdin", io.StringIO("hello\n"))
+    predictor.main(["--model_name_or_path", str(base), *LENGTHS, "--regex", "(yes|no)!"])
+    assert capsys.readouterr().out in ("yes!\n", "no!\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--regex", "(a"], r"--regex \(a: .*unclosed group"), (["--json_schema", "none.json"], "no such file")],
+)
+def test_predictor_with_invalid_format_raises_before_model_is_loaded(base, data_file, monkeypatch, words, message):
+    pytest.importorskip("llguidance")
+    monkeypatch.delattr("paddlenlp_ext.cli.predict.load_predictor")
+    with pytest.raises(ValueError, match=message):
+        answers(base, data_file, *words)
+
+
 def test_predictor_answers_equal_generate(base, data_file):
     lines = answers(base, data_file, "--batch_size", "2")
     assert [line["src"] for line in lines] == ["What is two and two?", ["Name a colour.", "Another one."], "Hällo"]
@@ -182,16 +214,14 @@ def test_predictor_adapter_without_base_uses_run_config(base, adapter, data_file
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 
-def test_predictor_folder_with_model_and_adapter_uses_model(base, adapter, data_file, tmp_path, caplog):
+def test_predictor_folder_with_model_and_adapter_needs_the_adapters_argument(base, adapter, data_file, tmp_path):
     both = tmp_path / "both"
     shutil.copytree(base, both)
     for file in adapter.glob("adapter*"):
         shutil.copy(file, both)
-    assert answers(both, data_file) == answers(base, data_file)
-    assert "both holds a model and an adapter: using the model only" in caplog.text
-    caplog.clear()
+    with pytest.raises(ValueError, match=r"both holds a model and an adapter; add --lora_path .*both"):
+        answers(both, data_file)
     assert answers(both, data_file, "--lora_path", str(both)) == answers(adapter, data_file)
-    assert "holds a model and an adapter" not in caplog.text
 
 
 def test_predictor_missing_base_names_the_adapter(base, adapter, data_file, tmp_path):

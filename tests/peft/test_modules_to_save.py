@@ -236,13 +236,19 @@ def test_quantized_module_to_save_is_refused():
         get_peft_model(model, LoRAConfig(target_modules=["v_proj"], modules_to_save=["q_proj"]))
 
 
-def test_exclude_modules_leaves_layers_out(caplog: pytest.LogCaptureFixture):
+def test_exclude_modules_leaves_layers_out(tmp_path: Path):
     model = get_peft_model(tiny_model(), LoRAConfig(exclude_modules=["mlp.down_proj", r".*layers\.0.*"]))
     names = [name for name, _ in adapter_layers(model.base_model)]
     leaves = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj")
     assert names == [f"model.layers.1.{leaf}" for leaf in (*leaves, "mlp.gate_proj", "mlp.up_proj")]
-    get_peft_model(tiny_model(), LoRAConfig(exclude_modules=["no_such_layer"]))
-    assert "exclude_modules: no_such_layer matches no target" in caplog.text
+    model.save_pretrained(tmp_path)
+    continued = get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path)))
+    assert [name for name, _ in adapter_layers(continued.base_model)] == names
+
+
+def test_exclude_modules_with_an_entry_that_matches_no_target_raises():
+    with pytest.raises(ValueError, match=r"exclude_modules: down_porj matches no target .*did you mean 'down_proj'"):
+        get_peft_model(tiny_model(), LoRAConfig(exclude_modules=["q_proj", "down_porj"]))
 
 
 @pytest.mark.parametrize("config", [IA3Config(modules_to_save=["lm_head"]), LoRAConfig(modules_to_save=["lm_head"])])

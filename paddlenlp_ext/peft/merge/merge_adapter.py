@@ -56,12 +56,14 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 MergeBase = Literal["dequantized", "original"]
-_LARGE_DIFFERENCE = {
-    "dequantized": "the adapter changes logits by %.3g, but rounding the merged weights changes them by %.3g, so most "
-    "of the training is lost; pass --dtype float32",
-    "original": "the adapter changes logits by %.3g, but merging into the original weights changes logits by %.3g, so "
-    "the result is far from the trained model; leave out --merge_into to get the trained model",
-}
+_LOST_IN_ROUNDING = (
+    "the adapter changes logits by {:.3g}, but rounding the merged weights to {} changes them by {:.3g}, so most of "
+    "the training would be lost; pass --dtype float32"
+)
+_FAR_FROM_TRAINED = (
+    "the adapter changes logits by %.3g, but merging into the original weights changes logits by %.3g, so the result "
+    "is far from the trained model; leave out --merge_into to get the trained model"
+)
 # Allowed difference of a logit, relative to the largest logit (at least 1); float32 sums depend on the summation order.
 TOLERANCE = 1e-4
 _PROMPT_SHAPE = (4, 24)
@@ -115,8 +117,9 @@ def merge_adapter(
 
     Raises:
         ValueError: the base model is not found; the adapter belongs to another model, has no effect or cannot be
-            merged; `output` exists; `merge_base` is "original" for a base that is stored quantized; or logits
-            differ by more than the tolerance. After an error, nothing is written.
+            merged; rounding the merged weights loses most of the training; `output` exists; `merge_base` is "original"
+            for a base that is stored quantized; or logits differ by more than the tolerance. After an error, nothing
+            is written.
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)
@@ -155,9 +158,12 @@ def merge_adapter(
         written = _logits(load_model(draft), input_ids)
         _require_equal(written, expected, "the merged files", "the model merged in memory")
         difference = _largest(written - trained.adapted_logits)
+        is_far = difference > effect / 2
+        if is_far and target is trained and dtype != "float32":
+            raise ValueError(_LOST_IN_ROUNDING.format(effect, dtype, difference))
         write_model_card(draft, stored, base_name, merged_into, effect, difference)
-    if difference > effect / 2:
-        logger.warning(_LARGE_DIFFERENCE[merge_base if quantization is not None else "dequantized"], effect, difference)
+    if is_far and target is not trained:
+        logger.warning(_FAR_FROM_TRAINED, effect, difference)
     return MergeReport(output, len(target.modules), merged_into, effect, difference)
 
 
