@@ -24,7 +24,7 @@ def main(argv: Sequence[str]) -> None:
     if {"-h", "--help"}.intersection(argv):
         print(__doc__)
         if find_spec("lm_eval") is None:
-            return
+            raise SystemExit(0)
     else:
         require_paddle()
         from paddlenlp_ext.evaluation.lm_eval_harness import register_lm_eval_model
