@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--factor", type=float, default=2.0, help="ratio of the extended context to the trained one")
-    parser.add_argument("--trained", type=int, help="trained context; unset: that of the model's config.json")
+    parser.add_argument("--trained", type=int, help="trained context; unset: the context in the model's config.json")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rows", type=int, default=2048, help="tokens of a training row")
     parser.add_argument("--documents", type=int, default=4, help="held-out documents")

@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--steps", type=int, help="cost: 3, loss: 200")
-    parser.add_argument("--dataset", help="folder with train.json, as --dataset_name_or_path")
+    parser.add_argument("--dataset", help="folder with train.json; same as --dataset_name_or_path of a run")
     parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="folder of the runs of `loss`")
     args, keys = parser.parse_known_args(argv)
     if args.what == "cost":

@@ -221,7 +221,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print a table of the groups of kernels")
     parser.add_argument("--measure", action="store_true", help="print the figures of one program, for internal use")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=[*PROGRAMS], help="programs to measure")
-    parser.add_argument("--kernels", nargs="*", choices=KERNELS, default=[*KERNELS], help="groups of kernels of ours")
+    parser.add_argument("--kernels", nargs="*", choices=KERNELS, default=[*KERNELS], help="groups of kernels to use")
     parser.add_argument("--base", choices=("bf16", "nf4"), default="bf16", help="format of the frozen weights")
     parser.add_argument("--recompute", action="store_true", help="recompute layers in the backward pass")
     for name, value in {"batch": 2, "length": 4096, "steps": 50, "rank": 16, **Shape()._asdict()}.items():

@@ -25,7 +25,7 @@ class ReftArguments(OptionGroup):
     output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
     batch_size: int = option(1, help="prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
-    src_length: int = option(512, help="maximum tokens of a prompt; longer: truncated", minimum=1)
+    src_length: int = option(512, help="maximum tokens of a prompt; longer prompts are truncated", minimum=1)
     num_beams: int = option(1, help="beams of beam search; 1: greedy search", minimum=1)
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")

@@ -24,7 +24,7 @@ class GenerationConfig(OptionGroup):
     max_new_tokens: int | None = option(
         None, minimum=1, help="maximum tokens of an answer; unset: max_length - src_length"
     )
-    top_k: int = option(1, minimum=0, help="sample from this many most likely tokens; 1: greedy, 0: all")
+    top_k: int = option(1, minimum=0, help="number of most likely tokens to sample from; 1: greedy, 0: all tokens")
     top_p: float = option(
         1.0, above=0, maximum=1, help="nucleus sampling: sample from the top tokens up to this total probability"
     )

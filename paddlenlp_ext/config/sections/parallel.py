@@ -58,7 +58,7 @@ class ParallelConfig(OptionGroup):
     expert_parallel_degree: int = option(
         -1,
         minimum=-1,
-        help="number of data-parallel and sharding devices that the experts of a layer are distributed over; -1: off",
+        help="number of replicas (data x sharding) over which the experts of a layer are distributed; -1: off",
     )
     hybrid_parallel_topo_order: str = option(
         "pp_first",

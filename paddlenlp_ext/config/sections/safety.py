@@ -37,7 +37,8 @@ class SafetyConfig(OptionGroup):
         None, help="steps whose data are skipped, as [first, last] counted from 1: [[100, 120], [300, 300]]"
     )
     max_train_time: float | str | None = option(
-        None, help='time limit in seconds, "HH:MM:SS" or "D-HH:MM:SS": the run saves a checkpoint and stops before it'
+        None,
+        help='time limit in seconds, "HH:MM:SS" or "D-HH:MM:SS": the run saves a checkpoint and stops before the limit',
     )
 
     @property

@@ -65,7 +65,7 @@ class TrainConfig(OptionGroup):
         None, minimum=1, help="stop after this many evaluations in a row without improvement; unset: 4"
     )
     early_stopping_threshold: float = option(
-        0.0, minimum=0, help="an improvement counts for early stopping if it is larger than this"
+        0.0, minimum=0, help="an improvement counts for early stopping if it is larger than this value"
     )
     seed: int = option(
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"

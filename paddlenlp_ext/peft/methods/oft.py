@@ -71,7 +71,7 @@ class OFTConfig(LinearTargetsConfig):
     block_share: bool = option(False, help="share one rotation between all blocks of a layer")
     num_cayley_neumann_terms: int = option(
         0,
-        help="0: exact inverse (orthogonal); 2 or more: number of terms of a Neumann series that replaces it",
+        help="0: exact inverse (orthogonal); 2 or more: number of terms of a Neumann series that replaces the inverse",
         minimum=0,
         arguments=("neumann_terms",),
         key="oft_neumann_terms",

@@ -63,7 +63,7 @@ class SHiRAConfig(LinearTargetsConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
     r: int = rank_option(8, "shira_rank", "rank of a LoRA with the same number of parameters")
-    random_seed: int | None = option(None, help="seed of the positions; unset: the run's seed", minimum=0)
+    random_seed: int | None = option(None, help="seed for the choice of elements; unset: the run's seed", minimum=0)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
         return SHiRALinear(base, self.r, seed if self.random_seed is None else self.random_seed, name)

@@ -116,7 +116,7 @@ class SoRAConfig(LinearTargetsConfig):
     alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
-        0.5, help="proximal step: after each optimizer step, gates shrink by this times their learning rate",
+        0.5, help="proximal step: after each optimizer step, gates shrink by this value times their learning rate",
         minimum=0,
     )  # fmt: skip
     penalty: float = option(0.1, help="weight of the gates' mean absolute value in the loss", minimum=0)

@@ -50,7 +50,7 @@ class TrainableTokensConfig(PeftConfig):
         key="trainable_tokens_indices",
     )
     target_modules: tuple[str, ...] | None = option(
-        TARGETS, help="tables to adapt: embed_tokens, and lm_head if it is not tied to the embedding"
+        TARGETS, help="matrices with the trained rows: embed_tokens, and lm_head if it is not tied to the embedding"
     )
 
     def __post_init__(self) -> None:

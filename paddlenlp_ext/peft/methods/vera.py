@@ -131,10 +131,10 @@ class VeRAConfig(LinearTargetsConfig):
 
     r: int = rank_option(8, "vera_rank", "rank r of the shared matrices; a layer trains r + out_features values")
     alpha: float | None = option(
-        None, help="scale alpha / rank of PaddleNLP; VeRA has no scale, so only vera_rank is allowed"
+        None, help="accepted for PaddleNLP's files; VeRA has no scale, so the only allowed value is vera_rank"
     )
     vera_dropout: float = dropout_option("vera_dropout")
-    d_initial: float = option(0.1, help="initial value of every element of d", above=0)
+    d_initial: float = option(0.1, help="initial value of every element of the trained vector d", above=0)
     projection_prng_key: int | None = option(None, help="seed of the shared matrices; unset: the run's seed", minimum=0)
     save_projection: bool = option(True, help="save the shared matrices with the adapter, not only their seed")
 
