@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from paddlenlp_ext.data.readers.base import BLOCK_ROWS, READERS, Block, Cursor, FileReader, ParsedBlock, column_rows
+from paddlenlp_ext.data.readers.base import READERS, Block, Cursor, FileReader
+from paddlenlp_ext.data.readers.column_batches import column_blocks
 from paddlenlp_ext.utils.optional_packages import import_extra
 
 
@@ -25,11 +26,8 @@ class ArrowReader(FileReader):
         try:
             with pyarrow.memory_map(self.name) as source:
                 table = ipc.open_stream(source).read_all()
-        except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError
+                yield from column_blocks(table.slice(row).to_batches(), self.name, row, len(table))
+        except (OSError, pyarrow.ArrowException) as error:
             raise ValueError(
                 f"{self.path}: not an Arrow stream, or damaged ({error}); save the dataset again"
             ) from error
-        for batch in table.slice(row).to_batches(max_chunksize=BLOCK_ROWS):
-            rows = column_rows(self.name, row, batch.to_pylist())
-            row += len(rows)
-            yield ParsedBlock((row,), row / len(table), rows)

@@ -15,8 +15,10 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 _CHUNK = 1 << 17
 _COMPRESSED_CHUNK = 1 << 11
 """Bytes of Zstandard data per decompression call; 4 bytes can expand to 128 KB, so a call returns at most 64 MB."""
-MAX_ROW_BYTES = 1 << 26
-"""Maximum size of a row; without a limit, a compressed file of a few kilobytes could exhaust the memory."""
+MAX_ROW_BYTES = 1 << 24
+"""Maximum size of a row; tokenizing takes about 200 bytes of memory for each byte of a row."""
+MAX_BLANK_BYTES = 1 << 26
+"""Maximum size of white space between rows; a compressed file of some megabytes can hold many gigabytes of it."""
 
 
 def row_too_long() -> str:
@@ -40,6 +42,7 @@ class ByteStream:
         self._compressed = path.suffix in COMPRESSIONS
         self._stream = COMPRESSIONS[path.suffix](file, path) if self._compressed else file
         self._errors = (EOFError, OSError, zlib.error)
+        self._num_blank = 0
 
     @property
     def fraction(self) -> float:
@@ -50,18 +53,24 @@ class ByteStream:
         """Return the next `count` bytes, or fewer at the end of the file.
 
         Raises:
-            ValueError: the compressed data is damaged.
+            ValueError: the compressed data is damaged, or more than `MAX_BLANK_BYTES` of white space follow each other.
         """
         try:
-            return self._stream.read(count)
+            content = self._stream.read(count)
         except self._errors as error:
             raise self._damaged(error) from error
+        self._num_blank = self._num_blank + len(content) if content.isspace() else 0
+        if self._num_blank > MAX_BLANK_BYTES:
+            raise ValueError(
+                f"{self._path}: more than {MAX_BLANK_BYTES >> 20} MiB of white space between two rows; remove it"
+            )
+        return content
 
     def read_lines(self, count: int) -> bytes:
         """Return `count` bytes and the rest of the last line, or fewer bytes at the end of the file.
 
         Raises:
-            ValueError: the compressed data is damaged, or a line is longer than `MAX_ROW_BYTES`.
+            ValueError: as for `read`, or a line is longer than `MAX_ROW_BYTES`.
         """
         content = self.read(count)
         if not content or content.endswith(b"\n"):
@@ -78,7 +87,7 @@ class ByteStream:
         """Skip `count` uncompressed bytes.
 
         Raises:
-            ValueError: the compressed data is damaged, or the file has become shorter.
+            ValueError: as for `read`, or the file has become shorter.
         """
         if not self._compressed:
             self._file.seek(count, io.SEEK_CUR)

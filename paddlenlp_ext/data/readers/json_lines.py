@@ -23,6 +23,8 @@ class LinesBlock(Block):
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
         """Yield a `SourceRow` or an `InvalidRow` for every line that is not blank."""
+        if self.content.isspace():
+            return
         for line, raw in enumerate(self.content.split(b"\n"), start=self.first_line):
             if raw.strip():
                 yield _read_line(Location(self.file, line, 1), raw.rstrip(b"\r"))

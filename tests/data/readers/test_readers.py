@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from paddlenlp_ext.data.readers import arrow, base, compression, csv_rows, json_array, json_lines, parquet
+from paddlenlp_ext.data.readers import base, column_batches, compression, csv_rows, json_array, json_lines, parquet
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.formats import parse_row
@@ -71,7 +71,7 @@ def block_size(request, monkeypatch):
     """Set the size of blocks, from less than a row to all rows."""
     for module in (base, json_array, json_lines):
         monkeypatch.setattr(module, "BLOCK_BYTES", request.param)
-    for module in (arrow, csv_rows, parquet):
+    for module in (column_batches, csv_rows, parquet):
         monkeypatch.setattr(module, "BLOCK_ROWS", min(request.param, 7))
 
 
