@@ -30,6 +30,10 @@ class RenamedTensors(FileLayout):
         """Return the stored tensors with the names of the parameters."""
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
 
+    def stored(self, source: WeightSource) -> WeightSource:
+        """Return tensors that have the names of the parameters with the names of the files."""
+        return _RenamedWeights(source, {_renamed(name, self._to_files): name for name in source.names()})
+
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         """Return the parameters with the names of the files."""
         return {_renamed(name, self._to_files): tensor for name, tensor in tensors.items()}

@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, count, number
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import full_attention
 
@@ -35,12 +38,15 @@ _KEYS = {
     "rope_theta": "rotary_emb_base",
 }
 """Common key of config.json -> key of this family."""
+_GATE_AND_UP = "gate_and_up_size"
+"""Key of completed configs for the size that GGUF files store."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     common = {key: config[own] for key, own in _KEYS.items() if config.get(own) is not None}
     # Files count the outputs of gate and up together.
-    return {**config, **common, "intermediate_size": config["intermediate_size"] // 2}
+    outputs = config["intermediate_size"]
+    return {**config, **common, _GATE_AND_UP: outputs, "intermediate_size": outputs // 2}
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -62,9 +68,32 @@ FAMILIES.register("qwen")(
         "QWenLMHeadModel",
         _differences,
         DECODER_TENSOR_PLAN,
-        {"no_bias": True, "seq_length": 8192, "layer_norm_epsilon": 1e-6},
+        {"no_bias": True},
         complete=_complete,
         fused_layers={"c_attn": ("q_proj", "k_proj", "v_proj")},
         classifier="QWenForSequenceClassification",
+    )
+)
+
+
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    return {
+        "kv_channels": count(file, "embedding_length") // count(file, "attention.head_count"),
+        "seq_length": count(file, "context_length"),
+        "rotary_emb_base": number(file, "rope.freq_base", 10000.0),
+        "no_bias": True,
+    }
+
+
+ARCHITECTURES.register("qwen")(
+    Architecture(
+        "qwen",
+        "QWenLMHeadModel",
+        {**PRE_NORM, "attn_qkv": "self_attn.c_attn"},
+        keys={_GATE_AND_UP: Key("feed_forward_length")},
+        settings=_gguf_settings,
+        norm_epsilon=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        restore=_FILES.stored,
+        split=lambda tensors, config: {_FILES.name_in_memory(name): tensor for name, tensor in tensors.items()},
     )
 )

@@ -55,6 +55,7 @@ _LATENT_EXPERTS = {
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
+    "qwen": {"num_key_value_heads": 4, "tie_word_embeddings": False},
     "qwen2": {},
     "qwen3": {"head_dim": 32},
     "phi3": {"partial_rotary_factor": 0.75, "tie_word_embeddings": False},
@@ -201,7 +202,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_feed_forward_length(source["intermediate_size"])
     writer.add_head_count(config.num_attention_heads)
     writer.add_head_count_kv(1 if config.latent and config.experts else config.num_key_value_heads)
     add_epsilon = writer.add_layer_norm_eps if "layer_norm_eps" in source else writer.add_layer_norm_rms_eps
@@ -315,7 +316,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     stored = ARCHITECTURE_OF.get(architecture, architecture)
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
-    tensors = join_fused(dict(model.named_parameters()), config.fused_layers)
+    parameters = dict(model.named_parameters())
+    tensors = config.to_files(parameters) if stored == "qwen" else join_fused(parameters, config.fused_layers)
     arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
     for name, values in _with_split_latents(arrays, config) if stored == "deepseek2" else arrays:
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
