@@ -14,6 +14,7 @@ from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_promp
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.generation.grammar import GrammarCompiler, GrammarError, GrammarState
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import (
     context_length,
@@ -40,6 +41,7 @@ def predict(arguments: PredictorArguments) -> None:
     questions = None if arguments.data_file is None else read_prompts(arguments.data_file)
     tokenizer = load_tokenizer(base, adapter)
     template = choose_template(arguments, [adapter, base], tokenizer)
+    grammar = compile_grammar(arguments, tokenizer)
     rows: list[PredictionRow] = []
     inputs: dict[str, Any] = {}
     if questions is not None:
@@ -48,7 +50,7 @@ def predict(arguments: PredictorArguments) -> None:
         IncompleteFile(arguments.output_file, inputs).check()
     model = load_predictor(arguments, base, adapter)
     model.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
-    options = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids}
+    options: dict[str, Any] = {**arguments.decoding_options(), "eos_token_id": model.eos_token_ids, "grammar": grammar}
 
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -67,6 +69,22 @@ def predict(arguments: PredictorArguments) -> None:
         return ids
 
     chat(model, encode_prompt, decode, **options)
+
+
+def compile_grammar(arguments: PredictorArguments, tokenizer: Any) -> GrammarState | None:
+    """Return the grammar of `--json_schema` or `--regex`; None for free text.
+
+    Raises:
+        ValueError: the schema or pattern cannot be used, or llguidance is not installed.
+    """
+    try:
+        grammar = arguments.answer_grammar()
+        return None if grammar is None else GrammarCompiler(tokenizer).compile(grammar)
+    except GrammarError as error:
+        source = (
+            f"--regex {arguments.regex}" if arguments.json_schema is None else f"--json_schema {arguments.json_schema}"
+        )
+        raise ValueError(f"{source}: {error}") from error
 
 
 def prediction_rows(
@@ -152,5 +170,6 @@ def run_inputs(
         "model_prefix": arguments.model_prefix,
         "quant_type": arguments.quant_type,
         "data_file, template or src_length": digest([[[*row.prompt_ids], row.src, row.tgt] for row in rows]),
+        "json_schema, regex": digest(arguments.answer_grammar()),
         **arguments.decoding_options(),
     }

@@ -8,14 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.grammar import Grammar, json_schema_grammar, regex_grammar
 from paddlenlp_ext.inference.arguments import NO_VALUE, QUANT_TYPES, ModelArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
@@ -48,6 +51,8 @@ class PredictorArguments(ModelArguments):
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
     seed: int = option(0, help="seed of the sampling")
+    json_schema: str | None = option(None, help="file with a JSON schema; every answer is a value that it accepts")
+    regex: str | None = option(None, help="regular expression that every answer matches from start to end")
     mode: str = option(
         "dynamic",
         choices=("dynamic", "static"),
@@ -85,8 +90,22 @@ class PredictorArguments(ModelArguments):
         if self.speculate_method == _NGRAMS:
             options["max_draft_tokens"] = self.speculate_max_draft_token_num
             options["max_ngram_size"] = self.speculate_max_ngram_size
-        DecodingOptions(**options).check_batch_size(self.batch_size)
+        checked = DecodingOptions(**options)
+        checked.check_batch_size(self.batch_size)
+        for name in ("json_schema", "regex"):
+            if getattr(self, name) is not None:
+                checked.check_grammar(f"--{name}")
         return options
+
+    def answer_grammar(self) -> Grammar | None:
+        """Return the grammar of the answers; None for free text.
+
+        Raises:
+            ValueError: the file of the schema cannot be read, or llguidance is not installed.
+        """
+        if self.json_schema is not None:
+            return json_schema_grammar(read_json_object(Path(self.json_schema).expanduser()))
+        return None if self.regex is None else regex_grammar(self.regex)
 
 
 _NEUTRAL_VALUES: dict[str, Any] = {
@@ -157,6 +176,8 @@ def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
 def _check(arguments: PredictorArguments) -> None:
     if arguments.lora_path and arguments.prefix_path:
         raise ValueError("--lora_path and --prefix_path are both set; keep one, because a run has one adapter")
+    if arguments.json_schema is not None and arguments.regex is not None:
+        raise ValueError("--json_schema and --regex are both set; keep one, because an answer has one format")
     if arguments.min_length > arguments.max_length:
         raise ValueError(f"--min_length {arguments.min_length} is above --max_length {arguments.max_length}; lower it")
     if arguments.mode == "static":

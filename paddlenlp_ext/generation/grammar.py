@@ -12,6 +12,7 @@ Shapes: V vocab.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 Grammar = Sequence[Mapping[str, Any]]
 """Parts of a grammar. The first part is the start, and refers to another part as `@name`."""
 MAX_GRAMMAR_CHARS = 1 << 16
-_MAX_MULTIPLE = 20_000
+_MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"  # a model could otherwise write white space without end
 _END = "<|end of an answer with a grammar|>"
@@ -145,13 +146,12 @@ class GrammarCompiler:
         core.no_padding()
         core.add_special_tokens([_END])
         self._end = core.token_to_id(_END)
-        self._json: str | None = core.to_str()
-        self._tokens: Any = None
+        self._json = core.to_str()
 
     def compile(self, grammar: Grammar) -> GrammarState:
         """Return the state at the start of an answer.
 
-        The first call takes a second or more, because it indexes the vocabulary. Only one thread may compile at a time.
+        The first call takes a second or more, because it indexes the vocabulary.
 
         Raises:
             GrammarError: the grammar is invalid, too large or too complex, or no text matches it.
@@ -160,10 +160,8 @@ class GrammarCompiler:
         text = json.dumps({"grammars": grammar})
         if len(text) > MAX_GRAMMAR_CHARS:
             raise GrammarError(f"the grammar has {len(text)} characters; the limit is {MAX_GRAMMAR_CHARS}")
-        if self._tokens is None:
-            self._tokens, self._json = library.LLTokenizer(self._json, eos_token=self._end), None
         limits = library.LLParserLimits(**_LIMITS)
-        matcher = library.LLMatcher(self._tokens, text, log_level=0, limits=limits)
+        matcher = library.LLMatcher(_indexed_vocabulary(self._json, self._end), text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_message(matcher))
         matcher.compute_bitmask()  # the first mask takes longer; copies of the state share its preparation
@@ -232,6 +230,11 @@ def _message(matcher: Any) -> str:
     if text.startswith("NoExtension"):
         return _DEAD_END
     return " ".join(text.split())[:300]
+
+
+@functools.lru_cache(maxsize=8)  # the adapters of a server share the tokenizer of their base
+def _indexed_vocabulary(tokenizer_json: str, end: int) -> Any:
+    return _llguidance().LLTokenizer(tokenizer_json, eos_token=end)
 
 
 def _llguidance() -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -62,6 +63,7 @@ class Service:
     def __init__(self, catalog: ModelCatalog, readers: ReaderProcesses, engine: EngineThread, limits: Limits) -> None:
         self._models, self._readers, self._engine, self._limits = catalog, readers, engine, limits
         self._created = int(time.time())
+        self._compiler = ThreadPoolExecutor(1, thread_name_prefix="grammars")
         self._token_texts = {name: TokenTexts(model.tokenizer) for name, model in catalog.by_name.items()}
 
     async def health(self, request: Request) -> Response:
@@ -118,8 +120,11 @@ class Service:
 
     async def _generate(self, request: Request, found: ReadRequest, client: str) -> Response:
         """Generate all choices and return the response."""
-        model, options = self._models.by_name[found.options.model], found.options
-        running = RunningRequest(found, model, client, self._limits.request_timeout)
+        model, options, grammar = self._models.by_name[found.options.model], found.options, None
+        if options.answer_format is not None:
+            loop = asyncio.get_running_loop()
+            grammar = await loop.run_in_executor(self._compiler, model.compile, options.answer_format)
+        running = RunningRequest(found, model, client, self._limits.request_timeout, grammar)
         form = _format(found, self._token_texts[model.name])
         self._engine.submit(running.engine_requests)
         if options.stream:

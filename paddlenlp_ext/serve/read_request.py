@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from paddlenlp_ext.serve.answer_format import AnswerFormat
 from paddlenlp_ext.serve.errors import invalid
-from paddlenlp_ext.serve.requests import GenerationRequest, parse_chat, parse_completion
+from paddlenlp_ext.serve.requests import ChatRequest, GenerationRequest, parse_chat, parse_completion
 from paddlenlp_ext.serve.served_models import ModelCatalog, ServedModel
+from paddlenlp_ext.serve.tool_call_parser import answer_or_calls
 
 _MAX_ECHOED_LOGPROBS = 1 << 20
 """Maximum number of log-probabilities of prompts in a response, about 130 MB in memory."""
@@ -54,8 +56,10 @@ class RequestReader:
         parsed = parse_chat(body)
         model = self.catalog.find(parsed.model)
         prompts = [model.encode_chat(parsed.conversation)]
+        parsed = replace(parsed, answer_format=_chat_format(parsed, model))
+        limits = self._limits(parsed, model, prompts)
         parsed = replace(parsed, conversation=replace(parsed.conversation, messages=()))
-        return ReadRequest(parsed, prompts, self._limits(parsed, model, prompts))
+        return ReadRequest(parsed, prompts, limits)
 
     def read_completion(self, body: bytes) -> ReadRequest:
         """Read the body of /v1/completions.
@@ -77,11 +81,24 @@ class RequestReader:
         return ReadRequest(replace(parsed, prompts=()), prompts, limits, texts)
 
     def _limits(self, parsed: GenerationRequest, model: ServedModel, prompts: Sequence[list[int]]) -> list[int]:
-        """Return the maximum number of new tokens after each prompt, and check the size of the request."""
+        """Return the maximum number of new tokens after each prompt; check the size and the grammar of the request."""
         limits = [self.catalog.max_new_tokens(len(prompt), parsed.max_tokens) for prompt in prompts]
         if len(prompts) * parsed.num_choices > self.max_choices:
             raise invalid("n", f"more than {self.max_choices} answers are requested; send several requests")
         if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
             problem = f"a token id is not below {model.vocab_size}, the size of the vocabulary"
             raise invalid("logit_bias", problem)
+        if parsed.answer_format is not None:  # the server compiles it again, because a grammar cannot change process
+            model.compile(parsed.answer_format)
         return limits
+
+
+def _chat_format(parsed: ChatRequest, model: ServedModel) -> AnswerFormat | None:
+    """Return the format of an answer, which may consist of tool calls."""
+    form, tools = parsed.answer_format, parsed.conversation.tools
+    answer = None if form is None else form.grammar
+    try:
+        grammar = answer_or_calls(model.template, tools, parsed.max_calls, parsed.forced_tools, answer)
+    except ValueError as error:
+        raise invalid("tools", str(error)) from None
+    return form if grammar is answer or grammar is None else AnswerFormat("tools", grammar)

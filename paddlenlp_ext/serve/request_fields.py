@@ -97,6 +97,10 @@ class Fields:
             raise self._wrong_type(name, "an object", value)
         return Fields(value, f"{self._path}{name}.")
 
+    def path_of(self, name: str) -> str:
+        """Return the name of a field with the names of the objects around it, for errors."""
+        return self._path + name
+
     def require(self, name: str, accepted: Collection[Any], remedy: str) -> None:
         """Check that an unsupported field is absent or has one of the `accepted` values, which have no effect."""
         value = self.get(name)
@@ -127,3 +131,16 @@ def checked_text(path: str, value: Any) -> str:
     except UnicodeEncodeError:
         raise invalid(path, "the text has an unpaired surrogate (\\ud800 to \\udfff)") from None
     return value
+
+
+def check_texts(value: Any, path: str) -> None:
+    """Check that UTF-8 can encode every string in a JSON value, whose depth the JSON reader has limited."""
+    if isinstance(value, str):
+        checked_text(path, value)
+    elif isinstance(value, dict):
+        for key, each in value.items():
+            checked_text(path or "a key", key)
+            check_texts(each, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, each in enumerate(value):
+            check_texts(each, f"{path}.{index}")

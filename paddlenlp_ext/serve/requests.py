@@ -6,6 +6,7 @@ Fields that OpenAI's API lacks have the names of vLLM: `top_k`, `repetition_pena
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +17,9 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import LogitAdjustments
+from paddlenlp_ext.serve.answer_format import AnswerFormat, parse_answer_format
 from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.serve.request_fields import Fields, checked_text, parse_body
+from paddlenlp_ext.serve.request_fields import Fields, check_texts, checked_text, parse_body
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
@@ -32,7 +34,6 @@ _TEXT_PARTS = ("text", "reasoning", "thinking", "tool_call")
 _UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("service_tier", ("auto", "default"), "remove the field"),
     ("store", (False,), "remove the field"),
-    ("response_format", ({"type": "text"},), "describe the format in the prompt"),
     ("modalities", (["text"],), "ask for text only"),
     ("reasoning_effort", (), "set variables of the chat template in chat_template_kwargs"),
     ("verbosity", (), "remove the field"),
@@ -60,6 +61,7 @@ class GenerationRequest:
         include_usage: send the token counts at the end of a stream.
         num_top: number of most likely tokens to return with log-probabilities; None: no log-probabilities.
         echo: return the prompt before the completion; always false in a chat.
+        answer_format: grammar of the answer's text; None for free text.
     """
 
     model: str
@@ -72,6 +74,7 @@ class GenerationRequest:
     include_usage: bool
     num_top: int | None
     echo: bool = False
+    answer_format: AnswerFormat | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,10 +84,12 @@ class ChatRequest(GenerationRequest):
     Attributes:
         conversation: the messages and tools.
         max_calls: maximum number of tool calls in an answer; None: no limit.
+        forced_tools: names of tools; the answer calls at least one of them. Empty: the answer may have no call.
     """
 
     conversation: Conversation
     max_calls: int | None
+    forced_tools: tuple[str, ...] = ()
 
     @property
     def tool_names(self) -> frozenset[str]:
@@ -114,10 +119,11 @@ def parse_chat(body: bytes) -> ChatRequest:
     if None not in limits and limits[0] != limits[1]:
         raise invalid("max_tokens", "max_completion_tokens has another value; send one of the two")
     max_tokens = limits[0] if limits[1] is None else limits[1]
-    conversation = _conversation(fields)
-    max_calls = None if fields.flag("parallel_tool_calls", default=True) else 1
+    conversation, choice = _conversation(fields), fields.get("tool_choice")
+    is_parallel = fields.flag("parallel_tool_calls", default=True) and not isinstance(choice, dict)
+    forced = _forced_tools(choice, [tool["function"]["name"] for tool in conversation.tools])
     common = _common(fields, max_tokens=max_tokens, num_top=(num_top or 0) if with_logprobs else None)
-    return ChatRequest(conversation=conversation, max_calls=max_calls, **common)
+    return ChatRequest(conversation=conversation, max_calls=None if is_parallel else 1, forced_tools=forced, **common)
 
 
 def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
@@ -171,6 +177,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
         "stops": _stops(fields.get("stop")),
         "stream": stream,
         "include_usage": include_usage,
+        "answer_format": parse_answer_format(fields),
         **own,
     }
     fields.check_all_read()
@@ -231,17 +238,14 @@ def _conversation(fields: Fields) -> Conversation:
             f"messages.{len(messages) - 1}",
             f"the last message has the role {last!r}; end with a message of a user or tool",
         )
-    choice = fields.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise invalid("tool_choice", "the server cannot force a tool call; send auto or none")
     row: dict[str, Any] = {"messages": [{k: v for k, v in each.items() if v is not None} for each in messages]}
     if not isinstance(tools, list):
         raise invalid("tools", f"the value is {type_name(tools)}; send a list")
-    if tools and choice != "none":
+    if tools and fields.get("tool_choice") != "none":
         row["tools"] = tools
     if (variables := fields.get("chat_template_kwargs")) is not None:
         row["chat_template_kwargs"] = variables
-    _check_texts(row, "")
+    check_texts(row, "")
     _check_parts(row["messages"])
     try:
         return parse_prompt(row).conversation
@@ -250,17 +254,26 @@ def _conversation(fields: Fields) -> Conversation:
         raise invalid(path, str(error)) from None
 
 
-def _check_texts(value: Any, path: str) -> None:
-    """Check every string in a JSON value; the JSON reader has limited its depth."""
-    if isinstance(value, str):
-        checked_text(path, value)
-    elif isinstance(value, dict):
-        for key, each in value.items():
-            checked_text(path or "a key", key)
-            _check_texts(each, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, each in enumerate(value):
-            _check_texts(each, f"{path}.{index}")
+def _forced_tools(choice: Any, tools: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the tools that `tool_choice` forces the answer to call."""
+    if choice in (None, "auto", "none"):
+        return ()
+    if choice == "required":
+        if not tools:
+            raise invalid("tool_choice", "there are no tools to call; send tools, or auto")
+        return tuple(tools)
+    fields = Fields(choice, "tool_choice.") if isinstance(choice, dict) else None
+    if fields is None or fields.get("type") != "function":
+        raise invalid("tool_choice", 'send auto, none, required, or {"type": "function", "function": {"name": NAME}}')
+    function = fields.object("function")
+    name = None if function is None else function.text("name")
+    if function is None or name is None or name not in tools:
+        raise invalid(
+            "tool_choice.function.name", f"send the name of a tool: {', '.join(tools)[:200] or 'there are none'}"
+        )
+    function.check_all_read()
+    fields.check_all_read()
+    return (name,)
 
 
 def _check_parts(messages: list[dict[str, Any]]) -> None:

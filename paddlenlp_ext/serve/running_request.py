@@ -16,6 +16,7 @@ from dataclasses import replace
 import anyio
 
 from paddlenlp_ext.generation import request as generation_request
+from paddlenlp_ext.generation.grammar import GrammarError, GrammarState
 from paddlenlp_ext.serve.choice_deltas import Choice, Delta
 from paddlenlp_ext.serve.engine_thread import EngineFailedError
 from paddlenlp_ext.serve.errors import ApiError
@@ -37,29 +38,34 @@ class RunningRequest:
         model: the model that the request names.
         client: address of the client.
         timeout: time limit in seconds, from now on.
+        grammar: grammar of each answer, at its start; None for free text.
 
     Attributes:
         engine_requests: one request of the engine for each choice.
         num_prompt_tokens: number of tokens of all prompts.
     """
 
-    def __init__(self, found: ReadRequest, model: ServedModel, client: str, timeout: float) -> None:
+    def __init__(
+        self, found: ReadRequest, model: ServedModel, client: str, timeout: float, grammar: GrammarState | None = None
+    ) -> None:
         self._timeout, self._deadline = timeout, time.monotonic() + timeout
         self._loop, self._queue = asyncio.get_running_loop(), asyncio.Queue[Delta]()
         self.num_prompt_tokens = sum(map(len, found.prompts))
         request = found.options
+        self._format = request.answer_format
         self.engine_requests: list[generation_request.Request] = []
         for prompt, limit in zip(found.prompts, found.max_new_tokens, strict=True):
             for row in range(request.num_choices):
                 choice = self._choice(request, model, prompt)
                 engine_request = _engine_request(request, model, choice, prompt, limit, row)
                 engine_request.client = client
+                engine_request.grammar = None if grammar is None else grammar.copy()
                 self.engine_requests.append(engine_request)
 
     def _choice(self, request: GenerationRequest, model: ServedModel, prompt: list[int]) -> Choice:
         index = len(self.engine_requests)
         if isinstance(request, ChatRequest):  # no context: the prompt of a chat ends with special tokens
-            parser = tool_call_parser(model.template, request.tool_names, request.max_calls)
+            parser = tool_call_parser(model.template, request.tool_names, request.max_calls, bool(request.forced_tools))
             return Choice(index, model.decode, request.stops, self._send, tool_calls=parser)
         return Choice(index, model.decode, request.stops, self._send, context=prompt[-_CONTEXT_TOKENS:])
 
@@ -85,6 +91,8 @@ class RunningRequest:
                     delta = await self._queue.get()
             except TimeoutError:
                 raise ApiError(503, f"the answer took more than {self._timeout:g} seconds", "timeout") from None
+            if isinstance(delta.error, GrammarError) and self._format is not None:
+                raise self._format.error(delta.error)
             if delta.error is not None:
                 if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged its failure
                     logger.error("generation failed", exc_info=delta.error)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
+from paddlenlp_ext.generation.grammar import GrammarCompiler, GrammarState
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_source, load_base, load_tokenizer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.mixed_batches import AdapterGroups
+from paddlenlp_ext.serve.answer_format import AnswerFormat
 from paddlenlp_ext.serve.arguments import ServeArguments
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.utils.logging import get_logger
@@ -73,6 +76,21 @@ class ServedModel:
                 raise invalid("prompt", f"there are {found}, but the vocabulary has {self.vocab_size} tokens")
             encoded.append(ids)
         return encoded
+
+    @cached_property
+    def _compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer)
+
+    def compile(self, form: AnswerFormat) -> GrammarState:
+        """Return the grammar of an answer, at its start.
+
+        Raises:
+            ApiError: see `GrammarCompiler.compile`.
+        """
+        try:
+            return self._compiler.compile(form.grammar)
+        except ValueError as error:
+            raise form.error(error) from None
 
     def prompt_texts(self, prompts: Sequence[str | list[int]]) -> list[str]:
         """Return the text of each prompt, special tokens included."""

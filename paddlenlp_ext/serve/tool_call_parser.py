@@ -6,6 +6,9 @@
 The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
 call on is held back until the answer ends, and is then parsed. It remains text if any part of it is not a call of a
 tool in the request: other JSON, broken JSON, an unknown name, or a call cut off at the token limit.
+
+If a request forces a call, a grammar restricts the answer to calls whose arguments match the tools' schemas. The calls
+are bare JSON if the format is unknown.
 """
 
 from __future__ import annotations
@@ -14,12 +17,13 @@ import json
 import re
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
+from paddlenlp_ext.generation.grammar import Grammar, combined_grammar, json_schema_grammar
 from paddlenlp_ext.serve.stop_strings import overlap
 from paddlenlp_ext.utils.json_reader import JsonError, read_value, skip_space
 
@@ -47,7 +51,14 @@ class ToolCallParser(ABC):
     Args:
         names: names of the tools in the request.
         max_calls: maximum number of calls to return; None: no limit.
+
+    Attributes:
+        call_format: texts before the name of the tool as JSON, before its arguments, and after them.
+        separator: text between two calls.
     """
+
+    call_format: ClassVar[tuple[str, str, str]]
+    separator: ClassVar[str]
 
     def __init__(self, names: Collection[str], max_calls: int | None = None) -> None:
         self._names, self._max_calls = names, max_calls
@@ -93,6 +104,9 @@ class ToolCallParser(ABC):
 class HermesParser(ToolCallParser):
     """Parser of calls between `<tool_call>` tags."""
 
+    call_format = (f'{_OPENING}\n{{"name": ', ', "arguments": ', f"}}\n{_CLOSING}")
+    separator = "\n"
+
     def _calls_start(self) -> int:
         found = self._text.find(_OPENING, self._num_shown)
         return found if found >= 0 else len(self._text) - overlap(self._text, _OPENING)
@@ -113,6 +127,9 @@ class HermesParser(ToolCallParser):
 
 class BareJsonParser(ToolCallParser):
     """Parser of an answer that consists of JSON calls, separated by semicolons or white space."""
+
+    call_format = ('{"name": ', ', "parameters": ', "}")
+    separator = "; "
 
     def _calls_start(self) -> int:
         start = skip_space(self._text, 0)
@@ -137,7 +154,50 @@ def parser_class(template: str) -> type[ToolCallParser] | None:
     return BareJsonParser if _BARE_EXAMPLE.search(template) else None
 
 
-def tool_call_parser(template: ChatTemplate, names: Collection[str], max_calls: int | None) -> ToolCallParser | None:
+def tool_call_parser(
+    template: ChatTemplate, names: Collection[str], max_calls: int | None, is_forced: bool = False
+) -> ToolCallParser | None:
     """Return a parser of the chat template's tool calls; None for an unknown format or a request without tools."""
-    parser = parser_class(template.text) if names and isinstance(template, JinjaTemplate) else None
+    parser = _parser_class(template, is_forced) if names else None
     return None if parser is None else parser(names, max_calls)
+
+
+def _parser_class(template: ChatTemplate, is_forced: bool) -> type[ToolCallParser] | None:
+    found = parser_class(template.text) if isinstance(template, JinjaTemplate) else None
+    return BareJsonParser if found is None and is_forced else found
+
+
+def answer_or_calls(
+    template: ChatTemplate,
+    tools: Sequence[Mapping[str, Any]],
+    max_calls: int | None,
+    forced: Collection[str],
+    answer: Grammar | None,
+) -> Grammar | None:
+    """Return the grammar of an answer that may, or must, call tools; None for free text.
+
+    Args:
+        template: the chat template, which tells the model how to write calls.
+        tools: the tools of the request.
+        max_calls: maximum number of calls, 1 or None.
+        forced: names of tools; the answer calls at least one of them. Empty: the answer may have no call.
+        answer: grammar of an answer without calls; None for free text.
+
+    Raises:
+        GrammarError: the parameters of a tool are not a valid schema.
+    """
+    parser = _parser_class(template, bool(forced))
+    if parser is None or not (forced or (tools and answer)):
+        return answer
+    functions = [tool["function"] for tool in tools if not forced or tool["function"]["name"] in forced]
+    before, between, after = parser.call_format
+    rules, parts = [], {}
+    for index, function in enumerate(functions):
+        texts = json.dumps(f"{before}{json.dumps(function['name'])}{between}"), json.dumps(after)
+        rules.append(f"{texts[0]} @arguments_{index} {texts[1]}")
+        parts[f"arguments_{index}"] = json_schema_grammar(function.get("parameters") or {"type": "object"})
+    calls = "call" if max_calls == 1 else f"call ({json.dumps(parser.separator)} call)*"
+    if not forced and answer is not None:
+        parts["answer"] = answer
+        calls = f"@answer | {calls}"
+    return combined_grammar(f"start: {calls}\ncall: {' | '.join(rules)}", parts)

@@ -91,6 +91,12 @@ def test_parse_arguments_switch_without_value_means_true():
         ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
         ([*MODEL, "--batch_size", "0"], "batch_size: 0 is out of range; allowed: at least 1"),
         ([*MODEL, "--lora_path", "a", "--prefix_path", "b"], "keep one, because a run has one adapter"),
+        ([*MODEL, "--regex", "a", "--json_schema", "b"], "keep one, because an answer has one format"),
+        ([*MODEL, "--regex", "a", "--min_length", "1"], "min_new_tokens 1 with --regex"),
+        (
+            [*MODEL, "--json_schema", "a", "--decode_strategy", "beam_search", "--num_beams", "2"],
+            "beam_search cannot use --json_schema",
+        ),
         ([*MODEL, "--src_length", "4000"], "make 5024 tokens, more than --total_max_length 4096"),
     ],
 )

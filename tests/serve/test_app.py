@@ -236,8 +236,8 @@ def test_defect_of_a_handler_is_an_error_in_the_form_of_all_others(models, monke
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ({"messages": [{"role": "user", "content": "x" * 300}]}, "answer together is 256; shorten the prompt"),
-        ({"prompt": [5] * 250, "max_tokens": 7}, "250 tokens and max_tokens is 7; the limit .* is 256; reduce one"),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "answer together is 512; shorten the prompt"),
+        ({"prompt": [5] * 506, "max_tokens": 7}, "506 tokens and max_tokens is 7; the limit .* is 512; reduce one"),
     ],
 )
 def test_prompt_that_exceeds_the_context_is_an_error_with_the_numbers(models, body, message):

@@ -33,7 +33,20 @@ VALUES = {
     "stream_options": ({"include_usage": True}, "x", [], 1),
     "logit_bias": ("x", [1], {"a": 1}, {"-1": 1}, {"1": 101}, {"1": "x"}, {"300": 1}, {"1.5": 1}, {"9" * 40: 1}),
     "model": (1, [], {}, True, "\udfff"),
-    "response_format": ({"type": "json_object"}, "json", 1),
+    "response_format": (
+        *("json", 1, {}, {"type": "yaml"}, {"type": 1}, {"type": "json_schema"}, {"type": "json_object", "a": 1}),
+        {"type": "json_object", "json_schema": {"schema": {}}},
+        *({"type": "json_schema", "json_schema": each} for each in (1, {}, {"name": "a"}, {"name": 1, "schema": {}})),
+        *({"type": "json_schema", "json_schema": {"schema": each}} for each in (1, True, {"type": "x"}, {"$ref": "#"})),
+        {"type": "json_schema", "json_schema": {"schema": {"const": "\ud800"}}},
+    ),
+    "structured_outputs": (
+        *(1, {}, {"json": 1}, {"regex": 1}, {"regex": "("}, {"choice": []}, {"choice": ["a", 1]}, {"grammar": "x"}),
+        {"regex": "a", "choice": ["a"]},
+    ),
+    "guided_json": ("x", 1, [], {"type": "x"}),
+    "guided_regex": (1, [], "(?=a)", "a{2,1}", "\ud800"),
+    "guided_choice": ("x", [], [1]),
     "functions": ([{"name": "a"}], "x"),
     "service_tier": ("flex", 1),
     "store": (True, "x"),
@@ -47,7 +60,10 @@ OF_PATH = {
         "logprobs": (1, "true", []),
         "top_logprobs": (1, -1, 21, "x"),
         "max_completion_tokens": (0, -1, 2, "x", 1.5),
-        "tool_choice": ("required", {"type": "function", "function": {"name": "a"}}, 1),
+        "tool_choice": (
+            *("required", {"type": "function", "function": {"name": "a"}}, 1, [], "any", {}, {"type": "x"}),
+            *({"type": "function"}, {"type": "function", "function": {"name": 1}}, {"type": "allowed_tools"}),
+        ),
         "tools": ("x", {"a": 1}, [1], [{}], [{"type": "function"}], [{"type": "function", "function": {}}]),
         "parallel_tool_calls": (1, "x"),
         "chat_template_kwargs": (1, "x", [1], {"no_such_variable": 1}),
@@ -74,9 +90,9 @@ OF_PATH = {
         "messages": (MESSAGES,),
         "prompt": (
             *(1, True, {}, [], [[]], [""], [None], [1.5], [True], [[1], [1.5]], [[1], [None]], [{}], ["a", 1], [-1]),
-            *([300], [10**30], [[1, 2], [10**30]], "\udc00", ["\udc00"], "x" * 300, [1] * 300, ["a"] * 65),
+            *([300], [10**30], [[1, 2], [10**30]], "\udc00", ["\udc00"], "x" * 600, [1] * 600, ["a"] * 65),
         ),
-        "max_tokens": (0, 300),
+        "max_tokens": (0, 600),
     },
 }
 BODIES = {

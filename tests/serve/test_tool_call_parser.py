@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
+from paddlenlp_ext.generation.grammar import GrammarCompiler, choice_grammar
+from paddlenlp_ext.serve import tool_call_parser
 from paddlenlp_ext.serve.app import Limits, make_app
-from paddlenlp_ext.serve.tool_call_parser import BareJsonParser, HermesParser, parser_class
+from paddlenlp_ext.serve.tool_call_parser import BareJsonParser, HermesParser, answer_or_calls, parser_class
+from tests.common.byte_tokenizer import byte_tokenizer
 from tests.golden import DATA
 from tests.serve.asgi import call
 from tests.serve.tiny_server import readers_of
@@ -161,3 +164,32 @@ def test_chat_without_tools_or_with_a_broken_call_returns_text(models, text, rea
 def test_chat_with_a_stop_text_inside_a_call_returns_the_text_before_it(models):
     choice = chat(models, ADD, stop="</tool").json["choices"][0]
     assert (choice["message"]["content"], choice["finish_reason"]) == (ADD.partition("</tool")[0], "stop")
+
+
+@pytest.mark.parametrize("form", [HermesParser, BareJsonParser])
+def test_answer_or_calls_of_each_format_accepts_calls_that_its_parser_reads(form, monkeypatch):
+    pytest.importorskip("llguidance")
+    monkeypatch.setattr(tool_call_parser, "_parser_class", lambda template, is_forced: form)
+    tools = [
+        {"type": "function", "function": {"name": name, "parameters": {"type": "object", "required": ["ä"]}}}
+        for name in ('say "hi"', "now")
+    ]
+    tokenizer, calls = byte_tokenizer("<|end|>"), [('say "hi"', {"ä": 1}), ("now", {"ä": []})]
+    before, between, after = form.call_format
+    texts = [
+        f"{before}{json.dumps(name)}{between}{json.dumps(values, ensure_ascii=False)}{after}" for name, values in calls
+    ]
+    text = form.separator.join(texts)
+    parser = form([name for name, _ in calls])
+    parser.add(text)
+    assert [(each.name, json.loads(each.arguments)) for each in parser.finish()[1]] == calls
+    template: Any = None
+    for forced, limit, accepted in ((["now"], None, texts[1]), (["now", 'say "hi"'], None, text), ([], 1, texts[0])):
+        answer = None if forced else choice_grammar(["free"])
+        grammar = answer_or_calls(template, tools, limit, forced, answer)
+        assert grammar is not None
+        state = GrammarCompiler(tokenizer).compile(grammar)
+        for token in tokenizer(accepted)["input_ids"]:
+            assert state.allowed_tokens(257, [256])[token]
+            state.advance(token)
+        assert state.allowed_tokens(257, [256])[256] and state.is_complete == (limit == 1)

@@ -38,6 +38,7 @@ def write_models(folder: Path) -> None:
     tokenizer = byte_tokenizer(END, "<|role|>")
     tokenizer.chat_template = TEMPLATE
     config = {**TINY_LLAMA, "vocab_size": 260, "eos_token_id": tokenizer.eos_token_id, "initializer_range": 0.35}
+    config["max_position_embeddings"] = 512
     tokenizer.save_pretrained(folder / "base")
     AutoModelForCausalLM.from_config(config, seed=1).save_pretrained(folder / "base")
     for seed, (name, method) in enumerate({"one": LoRAConfig(rank=3), "two": IA3Config()}.items()):
