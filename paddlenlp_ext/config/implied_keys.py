@@ -47,7 +47,7 @@ def _evaluate(value: Values) -> Iterator[Adjustment]:
     strategy = value("evaluation_strategy")
     if strategy != "no" and not value("do_eval"):
         reason = (
-            f"do_eval is on, because evaluation_strategy is {strategy}; set evaluation_strategy no to switch it off"
+            f"do_eval is on, because evaluation_strategy is {strategy}; set evaluation_strategy: no to switch it off"
         )
         yield Adjustment({"do_eval": True}, reason, ("evaluation_strategy", "do_eval"))
 
@@ -70,7 +70,7 @@ _RSLORA_PLUS = {"rslora": True, "lora_plus_scale": 4.0, "lora_alpha": 4}
 
 def _expand_rslora_plus(value: Values) -> Iterator[Adjustment]:
     if value("rslora_plus"):
-        reason = "rslora_plus sets rslora: true, lora_plus_scale 4 and lora_alpha 4"
+        reason = "rslora_plus sets rslora: true, lora_plus_scale: 4 and lora_alpha: 4"
         yield Adjustment({**_RSLORA_PLUS, "rslora_plus": False}, reason, ("rslora_plus",))
 
 
@@ -89,7 +89,7 @@ def _recompute_for_gradient_checkpointing(value: Values) -> Iterator[Adjustment]
 
 def _train_for_epochs(value: Values) -> Iterator[Adjustment]:
     if value("max_steps") == 0:
-        reason = "max_steps 0 has no effect: num_train_epochs sets the length of the run, as with -1"
+        reason = "max_steps: 0 has no effect: num_train_epochs sets the length of the run, as with max_steps: -1"
         yield Adjustment({"max_steps": -1}, reason, ("max_steps",))
 
 

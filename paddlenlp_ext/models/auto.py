@@ -165,8 +165,8 @@ def _check_device_map(device_map: Any) -> None:
     known = [None, "auto", device, *((f"cuda:{index}", int(index)) if index else ())]
     if wanted not in known:
         raise ValueError(
-            f"device_map={device_map!r}: a model is on one device, Paddle's, which is {device}; pass None, 'auto' or "
-            f"'{device}', or choose another device before with paddle.set_device"
+            f"device_map={device_map!r}: a model is on Paddle's current device, which is {device}; pass None, 'auto' "
+            f"or '{device}', or first choose another device with paddle.set_device"
         )
 
 

@@ -239,7 +239,7 @@ def require_whole_blocks(layer: LinearAdapter, kind: str, block_size: int, name:
     if layer.shard_group is not None and features % block_size:
         raise ValueError(
             f"tensor_parallel_degree {layer.shard_group.size} leaves each process {features} {kind} of a layer, not "
-            f"a multiple of {name} {block_size}; {remedy}, or set tensor_parallel_degree 1"
+            f"a multiple of {name} {block_size}; {remedy}, or set tensor_parallel_degree: 1"
         )
 
 

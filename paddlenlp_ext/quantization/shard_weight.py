@@ -30,7 +30,7 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     if shard.axis == 1 and weight.order is not None:
         raise ValueError(
             "a weight with columns sorted by activation size (desc_act) cannot be sharded along its "
-            "inputs; set tensor_parallel_degree 1, or use a model that was quantized without desc_act"
+            "inputs; set tensor_parallel_degree: 1, or use a model that was quantized without desc_act"
         )
     block = sharded_block_size(weight.algo, weight.shape, weight.block_size, shard)
     repeats = weight.block_size // block

@@ -11,7 +11,7 @@ ADJUSTED = [
     (
         {"evaluation_strategy": "epoch", "do_eval": False},
         {"do_eval": True},
-        "do_eval is on, because evaluation_strategy is epoch; set evaluation_strategy no to switch it off",
+        "do_eval is on, because evaluation_strategy is epoch; set evaluation_strategy: no to switch it off",
     ),
     ({"evaluation_strategy": "epoch"}, {"do_eval": True}, "do_eval is on"),
     (
@@ -44,7 +44,7 @@ ADJUSTED = [
         {"recompute": True, "offload_recompute_inputs": True},
         "use_gradient_checkpointing unsloth sets recompute and offload_recompute_inputs",
     ),
-    ({"max_steps": 0}, {"max_steps": -1}, "max_steps 0 has no effect: num_train_epochs sets the length"),
+    ({"max_steps": 0}, {"max_steps": -1}, "max_steps: 0 has no effect: num_train_epochs sets the length"),
     (
         {"tensor_parallel_degree": 8},
         {"tensor_parallel_degree": 1},

@@ -114,7 +114,7 @@ def some_jobs() -> Jobs:
 def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
     """Return words of the expected error message; None if the file runs."""
     if "pipeline_parallel_degree" in keys and keys.get("sharding") in ("stage2", "stage3"):
-        return "use sharding stage1, or pipeline_parallel_degree 1"
+        return "use sharding: stage1, or pipeline_parallel_degree: 1"
     if method == "mora" and "tensor_parallel_degree" in keys:
         nearest = complete_degrees(ParallelConfig(**{**keys, "tensor_parallel_degree": 1}), processes)
         return f"; nearest with {processes}: {nearest}"

@@ -135,7 +135,7 @@ def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> No
     """
     if size % of:
         raise ValueError(
-            f"{layer} has {size} {what}, but {layout} needs a multiple of {of}; choose weight_layout compressed-tensors"
+            f"{layer} has {size} {what}, but {layout} needs a multiple of {of}; set weight_layout: compressed-tensors"
         )
 
 

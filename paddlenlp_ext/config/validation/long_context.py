@@ -39,8 +39,8 @@ def _strategy_has_its_type(model: ModelConfig, report: Report) -> None:
 def _scaling_has_a_factor(model: ModelConfig, report: Report) -> None:
     if model.use_long_sequence_strategies and model.rope_scaling_factor == 1 and model.strategy_name != _ALIBI:
         report.note(
-            "use_long_sequence_strategies has no effect with rope_scaling_factor 1; set the factor to the ratio of the "
-            "target context length to the trained context length",
+            "use_long_sequence_strategies has no effect with rope_scaling_factor: 1; set the factor to the ratio of "
+            "the target context length to the trained context length",
             "rope_scaling_factor",
             "use_long_sequence_strategies",
         )

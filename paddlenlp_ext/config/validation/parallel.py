@@ -38,8 +38,8 @@ def _layout_fits_processes(
     for key, degree in (("tensor_parallel_degree", degrees.tensor), ("expert_parallel_degree", degrees.expert)):
         if degree > 1 and optim.optim not in ("adamw", "muon"):
             report.error(
-                f"optim {optim.optim} needs unsharded parameters, but {key} {degree} shards them; use optim adamw or "
-                f"muon, or sharding instead of {key}",
+                f"optim: {optim.optim} needs unsharded parameters, but {key}: {degree} shards the parameters; use "
+                f"optim: adamw or optim: muon, or sharding instead of {key}",
                 "optim",
                 key,
             )
@@ -79,8 +79,8 @@ def _check_sharding(sharding: str, degrees: Degrees, processes: int, report: Rep
         report.note(f"sharding {stages[0]} has no effect: the degrees are {degrees}", "sharding")
     elif degrees.pipeline > 1 and stages[0] != "stage1":
         report.error(
-            f"sharding {stages[0]} cannot be combined with a pipeline, whose micro-batches overlap; use sharding "
-            "stage1, or pipeline_parallel_degree 1",
+            f"sharding: {stages[0]} cannot be combined with a pipeline, whose micro-batches overlap; use sharding: "
+            "stage1, or pipeline_parallel_degree: 1",
             "sharding",
             "pipeline_parallel_degree",
         )

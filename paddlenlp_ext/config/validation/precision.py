@@ -25,7 +25,7 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
     if precision.bf16 and precision.fp16:
         report.error("bf16 and fp16 are both true; keep one", "fp16", "bf16")
     elif precision.fp16_opt_level == "O2" and not (precision.bf16 or precision.fp16):
-        report.error("fp16_opt_level O2 needs bf16 or fp16: true", "fp16_opt_level")
+        report.error("fp16_opt_level: O2 needs bf16: true or fp16: true", "fp16_opt_level")
     elif precision.fp16_opt_level == "O0" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         report.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
@@ -99,7 +99,7 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
             report.error(f"{key} {size} is odd, but two 4-bit codes share a byte; set an even number", key)
     if algorithms and train.do_train and not adapter.is_requested:
         report.error(
-            "weight_quantize_algo freezes the model's weights, so nothing would train; choose an adapter "
+            "with weight_quantize_algo, the model's weights are frozen, so nothing would train; choose an adapter "
             "(lora: true), or leave weight_quantize_algo out to train all weights",
             "weight_quantize_algo",
         )

@@ -115,7 +115,7 @@ def _kto_needs_several_rows(
 ) -> None:
     if preference.loss_type == "kto" and train.per_device_train_batch_size == 1 and not data.zero_padding:
         report.error(
-            "loss_type kto compares each prompt with the answer of another row, but the micro-batch has one row; "
+            "loss_type: kto compares each prompt with the answer of another row, but the micro-batch has one row; "
             "set per_device_train_batch_size to at least 2, or zero_padding: true",
             "per_device_train_batch_size",
             "loss_type",
@@ -128,7 +128,7 @@ def _note_idle_keys(preference: PreferenceConfig, report: Report) -> None:
     defaults = {option.key: option.default for option in options_of(PreferenceConfig, "")}
     for key, users in _USED_BY.items():
         if loss_type not in users and getattr(preference, key) != defaults[key]:
-            report.note(f"{key} has no effect: it applies only to loss_type {' and '.join(users)}", key)
+            report.note(f"{key} has no effect: it applies only to loss_type: {', '.join(users)}", key)
     if loss_type == "orpo" and report.is_set("beta") and preference.beta != defaults["beta"]:
         report.note("beta only scales the logged rewards: the weight of ORPO's odds ratio is pref_loss_ratio", "beta")
     if preference.ref_model_update_steps > 0 and not preference.has_reference:

@@ -74,7 +74,7 @@ def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
     if train.evaluation_strategy != train.save_strategy:
         report.error(
             f"load_best_model_at_end needs evaluation_strategy ({train.evaluation_strategy}) and save_strategy "
-            f"({train.save_strategy}) to be the same; set save_strategy {train.evaluation_strategy}",
+            f"({train.save_strategy}) to be the same; set save_strategy: {train.evaluation_strategy}",
             "save_strategy",
             "evaluation_strategy",
             "load_best_model_at_end",
@@ -104,7 +104,7 @@ def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
 @rules("max_steps")
 def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
     if train.max_steps == 0:
-        report.error("max_steps 0 trains nothing; set -1 to train for num_train_epochs", "max_steps")
+        report.error("max_steps: 0 trains nothing; set max_steps: -1 to train for num_train_epochs", "max_steps")
 
 
 @rules("lazy", "max_steps")
@@ -137,7 +137,7 @@ def _min_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> None
 @rules("load_best_model_at_end", "evaluation_strategy")
 def _best_model_needs_evaluations(train: TrainConfig, report: Report) -> None:
     if train.load_best_model_at_end and train.evaluation_strategy == "no":
-        message = "load_best_model_at_end needs evaluation_strategy steps or epoch, not no"
+        message = "load_best_model_at_end needs evaluation_strategy: steps or epoch, not no"
         report.error(message, "load_best_model_at_end", "evaluation_strategy")
 
 
@@ -204,7 +204,7 @@ def _best_metric_is_known(data: DataConfig, train: TrainConfig, generation: Gene
 def _early_stopping_needs_evaluations(train: TrainConfig, report: Report) -> None:
     if train.patience is not None and train.evaluation_strategy == "no":
         switch = "early_stopping_patience" if train.early_stopping is None else "early_stopping"
-        message = f"{switch} needs evaluation_strategy steps or epoch, not no"
+        message = f"{switch} needs evaluation_strategy: steps or epoch, not no"
         report.error(message, switch, "evaluation_strategy")
 
 
@@ -228,7 +228,7 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
     granularity = train.recompute_granularity
     for key in ("refined_recompute", "offload_recompute_inputs"):
         if train.recompute and getattr(train, key) and granularity != "full":
-            message = f"{key} needs recompute_granularity full, not {granularity}; leave out one of them"
+            message = f"{key} needs recompute_granularity: full, not {granularity}; leave out one of the two keys"
             report.error(message, key, "recompute_granularity")
 
 
@@ -243,7 +243,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         (False,),
         "eval_with_do_generation is false",
     ),
-    (_SAMPLING[1:], "top_k", (1,), "top_k 1 always takes the most likely token"),
+    (_SAMPLING[1:], "top_k", (1,), "top_k: 1 always takes the most likely token"),
     (
         ("chat_template", "chat_template_kwargs", "learn_empty_think", "mask_reasoning"),
         "autoregressive",

@@ -115,8 +115,8 @@ def load_preference_dataset(
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(
-            f"{file}:{line_number}: the row has one answer, and loss_type {preference.loss_type} compares two; set "
-            "loss_type kto, or add a second answer"
+            f"{file}:{line_number}: the row has one answer, and loss_type: {preference.loss_type} compares two; "
+            "set loss_type: kto, or add a second answer"
         )
     return dataset
 

@@ -222,8 +222,8 @@ def _numbered_files(folder: Path, name: str) -> list[Path]:
     totals = {int(match[1]) for match in found.values()}
     if totals - {len(found)}:
         raise ValueError(
-            f"{folder}: {len(found)} files {name}-*-of-*, but their names count {max(totals)}; download the dataset "
-            "again"
+            f"{folder}: {len(found)} files {name}-*-of-*, but {max(totals)} according to their names; download the "
+            "dataset again"
         )
     return list(found)
 

@@ -39,8 +39,8 @@ def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableM
     others = sorted({name.rpartition(".")[2] for name in fields["target_modules"]} - {*_EXPERT_NAMES})
     parameters = ", ".join(shortest_parameters(dropped, model))
     return (
-        f"Hugging Face PEFT takes {', '.join(_EXPERT_NAMES)} of {model.config.model_type} models for experts, and "
-        f"drops the adapters of {len(dropped)} other layers without an error. For use in PEFT, merge the adapter, or "
-        f"train with lora_target_modules: {', '.join(others) or '[]'}; plain LoRA without dropout can add "
+        f"Hugging Face PEFT assumes that {', '.join(_EXPERT_NAMES)} of {model.config.model_type} models are experts, "
+        f"and drops the adapters of {len(dropped)} other layers without an error. For use in PEFT, merge the adapter, "
+        f"or train with lora_target_modules: {', '.join(others) or '[]'}; plain LoRA without dropout can add "
         f"target_parameters: {parameters}"
     )

@@ -108,7 +108,7 @@ class StepGuard:
             raise NonFiniteError(
                 error.loss,
                 error.grad_norm,
-                f"{described}; max_nan_steps: {limit} steps in a row were skipped before it",
+                f"{described}; max_nan_steps: the {limit} steps before this step were also skipped",
             ) from error
         if action == "raise":
             raise described from error

@@ -171,9 +171,9 @@ def test_preference_limits_are_checked():
 @pytest.mark.parametrize(
     ("keys", "words"),
     [
-        ({"simpo_gamma": 1.0}, "it applies only to loss_type simpo"),
-        ({"loss_type": "hinge", "label_smoothing": 0.1}, "it applies only to loss_type sigmoid and simpo and robust"),
-        ({"undesirable_weight": 2.0}, "it applies only to loss_type kto"),
+        ({"simpo_gamma": 1.0}, "it applies only to loss_type: simpo"),
+        ({"loss_type": "hinge", "label_smoothing": 0.1}, "it applies only to loss_type: sigmoid, simpo, robust"),
+        ({"undesirable_weight": 2.0}, "it applies only to loss_type: kto"),
         ({"loss_type": "orpo", "beta": 0.2}, "the weight of ORPO's odds ratio is pref_loss_ratio"),
         ({"loss_type": "simpo", "ref_model_update_steps": 8}, "simpo uses no reference model"),
         ({"reference_free": True, "ref_model_update_steps": 8}, "reference_free is true"),

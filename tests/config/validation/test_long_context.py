@@ -36,7 +36,7 @@ def test_long_context_rules_report_the_contradiction(tmp_path, values, key, word
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({**YARN, "rope_scaling_factor": 1}, "use_long_sequence_strategies has no effect with rope_scaling_factor 1"),
+        ({**YARN, "rope_scaling_factor": 1}, "use_long_sequence_strategies has no effect with rope_scaling_factor: 1"),
         ({**YARN, "use_long_sequence_strategies": False}, "has no effect: use_long_sequence_strategies is false"),
     ],
 )

@@ -16,11 +16,11 @@ from tests.config.config_cases import SMALLEST, load, problems, write
         (2, {"tensor_parallel_degree": 4}, "degree 4 need 4 processes, but 2 were started (python -m paddle.dist"),
         (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
         (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
-        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim adamw_8bit needs unsharded parameters"),
+        (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim: adamw_8bit needs unsharded parameters"),
         (
             2,
             {"expert_parallel_degree": 2, "optim": "adamw_mini"},
-            "but expert_parallel_degree 2 shards them; use optim",
+            "but expert_parallel_degree: 2 shards the parameters; use optim: adamw",
         ),
         (
             8,

@@ -17,7 +17,7 @@ EVALUATED = {"evaluation_strategy": "epoch"}
 CONTRADICTIONS = [
     (
         {"offload_recompute_inputs": True, "recompute": True, "recompute_granularity": "full_attn"},
-        "offload_recompute_inputs needs recompute_granularity full",
+        "offload_recompute_inputs needs recompute_granularity: full",
     ),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
@@ -40,7 +40,7 @@ CONTRADICTIONS = [
     ({"metric_for_best_model": "f1_macro", "eval_with_do_generation": True, **EVALUATED}, "and eval_labels: true"),
     ({"metric_for_best_model": "f1_macro", "eval_labels": True, **EVALUATED}, "needs eval_with_do_generation: true"),
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
-    ({"fp16_opt_level": "O2"}, "O2 needs bf16 or fp16"),
+    ({"fp16_opt_level": "O2"}, "O2 needs bf16: true or fp16: true"),
     ({"device": "npu"}, "not available yet"),
     ({"do_train": False}, "nothing to do"),
     ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
@@ -51,7 +51,7 @@ CONTRADICTIONS = [
     ({"do_train": None, "dataset_name_or_path": None, "do_predict": True}, "do_predict needs dataset_name_or_path"),
     ({"use_gradient_checkpointing": "yes"}, "'yes' is not true, false or unsloth"),
     ({"refined_recompute": "mlp_ln:5", "recompute": True}, "unknown region 'mlp_ln'"),
-    ({"early_stopping_patience": 3}, "early_stopping_patience needs evaluation_strategy steps or epoch, not no"),
+    ({"early_stopping_patience": 3}, "early_stopping_patience needs evaluation_strategy: steps or epoch, not no"),
     ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),
     ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
     ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
@@ -129,7 +129,7 @@ IDLE = [
     ({"mask_reasoning": True, "autoregressive": True}, "mask_reasoning has no effect: autoregressive rows are plain"),
     ({"top_p": 0.5}, "top_p has no effect: eval_with_do_generation is false"),
     ({"max_new_tokens": 5}, "max_new_tokens has no effect: eval_with_do_generation is false"),
-    ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k 1"),
+    ({"temperature": 0.5, "eval_with_do_generation": True}, "temperature has no effect: top_k: 1"),
     ({"eval_steps": 5}, "eval_steps has no effect"),
     ({"metric_for_best_model": "rougel"}, "metric_for_best_model has no effect: evaluation_strategy is no"),
     ({"greater_is_better": True}, "greater_is_better has no effect: evaluation_strategy is no"),
@@ -157,7 +157,7 @@ def test_rules_with_an_idle_key_note_it(tmp_path, values, words):
 
 
 IN_PYTHON = [
-    ({"max_steps": 0}, "max_steps 0 trains nothing"),
+    ({"max_steps": 0}, "max_steps: 0 trains nothing"),
     ({"load_best_model_at_end": True}, "load_best_model_at_end needs evaluation_strategy"),
 ]
 
@@ -235,7 +235,7 @@ def test_recompute_options_are_parsed(tmp_path):
         ({"refined_recompute": "mlp_row_ln"}, "write mlp_row_ln:-1 (all layers)"),
         ({"refined_recompute": "mlp_row_ln:-2"}, "write mlp_row_ln:-1 (all layers)"),
         ({"refined_recompute": "mlp_row_ln:1,mlp_row_ln:2"}, "region mlp_row_ln is repeated"),
-        ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave out one of them"),
+        ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave out one of the two"),
         ({"no_recompute_layers": [0, "last"]}, "'last' is not a layer index"),
         ({"no_recompute_layers": [-1]}, "-1 is not a layer index"),
         ({"no_recompute_layers": True}, "True is not a layer index"),

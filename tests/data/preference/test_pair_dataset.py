@@ -106,7 +106,7 @@ def test_load_preference_dataset_reads_rated_answers_for_kto_only(load, tmp_path
     assert rows.num_answers.tolist() == [2, 1] and rows[1].is_desirable == (False,)
     assert rows[0].is_desirable == (True, False)
     assert rows[1].length == len(rows[1].tokens) - 1 == rows.lengths[1]
-    with pytest.raises(ValueError, match=r"train\.jsonl:2: the row has one answer, and loss_type ipo compares two"):
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: the row has one answer, and loss_type: ipo compares two"):
         load(PAIR, RATED, loss_type="ipo")
 
 

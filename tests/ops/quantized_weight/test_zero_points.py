@@ -115,5 +115,5 @@ def test_slice_weight_along_reordered_inputs_raises():
     weight, expected = make(0, FORMATS[1], zeros=False, order=True)
     rows = Shard(0, 2, 4, OUT)
     np.testing.assert_allclose(dequantize(slice_weight(weight, rows)).numpy(), expected[rows.index], atol=1e-5)
-    with pytest.raises(ValueError, match="cannot be sharded along its inputs; set tensor_parallel_degree 1"):
+    with pytest.raises(ValueError, match="cannot be sharded along its inputs; set tensor_parallel_degree: 1"):
         slice_weight(weight, Shard(1, 12, 24, IN))
