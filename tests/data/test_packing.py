@@ -99,6 +99,17 @@ def test_pack_greedily_leaves_few_positions_empty(name):
     fewest = -(-int(lengths.sum()) // capacity)
     assert len(plan.packs(0)) <= 1.002 * fewest + 1
     assert plan.fill(0) >= PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity).fill(0)
+    assert plan.fill(0) >= 0.95
+
+
+@pytest.mark.parametrize("name", ["worked_answers", "instructions", "chats", "reasoning"])
+def test_packs_have_fewer_empty_positions_than_padded_batches(name):
+    lengths, capacity = lengths_like(name, 800)
+    batches = PackingPlan(lengths, batch_size=8, seed=1).epoch(0)
+    widths = [max(int(lengths[row]) for pack in batch for row in pack) for batch in batches]
+    padded = sum(width * len(batch) for width, batch in zip(widths, batches, strict=True))
+    packed = PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, seed=1)
+    assert packed.fill(0) > lengths.sum() / padded
 
 
 def test_pack_greedily_pairs_no_row_with_itself():

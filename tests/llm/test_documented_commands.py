@@ -15,6 +15,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import paddle
 import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
@@ -69,6 +70,9 @@ LAUNCHED = (
         for name in ("lora", "qlora", "pt", "vera", "lokr", "reft")
     ),
 )
+
+
+NUM_GPUS = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +157,34 @@ def test_documented_generation_command_trains_lora(llm, switch, monkeypatch):
     assert config.get("weight_quantize_algo") == (None if switch == "--lora" else "nf4")
 
 
-@pytest.mark.layouts
-@pytest.mark.parametrize(
+all_launched = pytest.mark.parametrize(
     "command", LAUNCHED, ids=lambda command: "-".join(Path(word).stem for word in command.split()[6:])
 )
+
+
+@pytest.mark.layouts
+@all_launched
 def test_documented_launch_command_trains_on_two_processes(llm, command, tmp_path):
     words = shlex.split(command)
     # Paddle's launcher refuses --gpus on a machine without GPUs; docs/parallel.md has this replacement.
     at = words.index("--gpus")
-    words[at : at + 2] = ["--nproc_per_node", "2", "--backend", "gloo", "--log_dir", str(tmp_path / "log")]
-    words += ["--device", "cpu", "--output_dir", str(tmp_path / "out")]
+    words[at : at + 2] = ["--nproc_per_node", "2", "--backend", "gloo"]
+    launch(llm, [*words, "--device", "cpu"], tmp_path)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(NUM_GPUS < 2, reason="needs two GPUs")
+@all_launched
+def test_documented_launch_command_trains_on_gpus(llm, command, tmp_path):
+    words = shlex.split(command)
+    words[words.index("--gpus") + 1] = ",".join(map(str, range(min(NUM_GPUS, 8))))
+    launch(llm, words, tmp_path)
+
+
+def launch(llm: Path, words: list[str], tmp_path: Path) -> None:
+    """Run a launch command with an output folder, and check that it writes weights."""
+    at = words.index("paddle.distributed.launch") + 1
+    words = [*words[:at], "--log_dir", str(tmp_path / "log"), *words[at:], "--output_dir", str(tmp_path / "out")]
     result = subprocess.run(
         [sys.executable, *words[1:]],
         cwd=llm,

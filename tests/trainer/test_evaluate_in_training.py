@@ -10,6 +10,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import Rows, Tokenizer, make_config, make_model
@@ -43,3 +44,20 @@ def test_trainer_last_evaluation_is_not_repeated(tmp_path):
     assert trainer.evaluator.metrics.call_count == 2
     assert results["eval_loss"] == trainer.state.log_history[-1]["eval_loss"]
     assert json.loads((tmp_path / "eval_results.json").read_text())["eval_loss"] == results["eval_loss"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "found"),
+    [({"strategy": "no"}, []), ({"strategy": "steps", "every": 3}, [3, 6]), ({"strategy": "epoch"}, [4, 8])],
+    ids=["no", "steps", "epoch"],
+)
+def test_strategies_evaluate_and_save_at_their_steps(tmp_path, strategy, found):
+    """Train for two epochs of four steps."""
+    keys = {"evaluation_strategy": strategy["strategy"], "save_strategy": strategy["strategy"]}
+    if "every" in strategy:
+        keys |= {"eval_steps": strategy["every"], "save_steps": strategy["every"]}
+    config = make_config(tmp_path, num_train_epochs=2.0, **keys)
+    trainer = Trainer(make_model(lora=True), config, Rows(16), Rows(4), Tokenizer())
+    trainer.train()
+    evaluated = [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry]
+    assert (evaluated, list(list_checkpoints(tmp_path))) == (found, found)

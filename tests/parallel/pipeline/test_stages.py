@@ -44,6 +44,13 @@ def test_plan_stages_minimizes_the_largest_cost(layers, chunks, vocabulary):
     assert plan.loads[-1] == (plan.bounds[-1] - plan.bounds[-2]) * LAYER + 3 * vocabulary * 32
 
 
+@pytest.mark.parametrize(("vocabulary", "bounds"), [(61, (0, 3, 6, 9, 12)), (2 * LAYER // (3 * 32), (0, 4, 7, 10, 12))])
+def test_plan_stages_of_12_layers_gives_3_to_each_of_4_stages_unless_lm_head_costs_layers(vocabulary, bounds):
+    sizes = [end - start for start, end in itertools.pairwise(plan_stages(config(12, vocabulary), 4).bounds)]
+    expected = [end - start for start, end in itertools.pairwise(bounds)]
+    assert sorted(sizes[:-1]) == sorted(expected[:-1]) and sizes[-1] == expected[-1]
+
+
 def test_plan_stages_with_a_large_lm_head_gives_its_stage_fewer_layers():
     plan = plan_stages(config(8, vocabulary=4 * LAYER // (3 * 32)), 2)
     assert plan.bounds == (0, 6, 8)
