@@ -133,7 +133,7 @@ def count(loss: Callable[[], torch.Tensor]) -> Counts:
 
 
 def drop_values(model: torch.nn.Module) -> None:
-    """Replace parameters and buffers by tensors of their shapes in the current mode."""
+    """Replace parameters and buffers with tensors of their shapes in the current mode."""
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in tensors.items():

@@ -264,7 +264,7 @@ class _Frozen(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, dequantized: bool = False) -> None:
-    """Replace the frozen weights under LoRA by nf4 with scales in 8 bits, or by dense weights of the same values."""
+    """Replace the frozen weights under LoRA with nf4 (scales in 8 bits), or with dense weights of the same values."""
     for module in model.modules():
         if isinstance(module, PeftLinear):
             base = module.base_layer

@@ -16,7 +16,7 @@ def with_liger(model: Any) -> None:
 
 
 def in_bitsandbytes(model: Any, dtype: torch.dtype) -> None:
-    """Replace the linear layers of the decoder by those of bitsandbytes in nf4, with scales in 8 bits."""
+    """Replace the linear layers of the decoder with nf4 layers of bitsandbytes, whose scales have 8 bits."""
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     options = {"quant_type": "nf4", "compress_statistics": True}

@@ -83,7 +83,7 @@ def _with_paddle_tensors(tokenizer: Any) -> PreTrainedTokenizerBase:
 
 
 def _without_tensors(token_ids: Any) -> Any:
-    """Replace Paddle tensors by NumPy arrays."""
+    """Replace Paddle tensors with NumPy arrays."""
     if isinstance(token_ids, list | tuple):
         return [_without_tensors(each) for each in token_ids]
     paddle = sys.modules.get("paddle")

@@ -24,7 +24,7 @@ def _refuse(module: str) -> None:
     sys.exit(2)
 
 
-if sys.argv[:1] == ["-m"]:  # Python replaces it by the file's path before the module runs
+if sys.argv[:1] == ["-m"]:  # Python replaces it with the file's path before the module runs
     for argument in sys.orig_argv:
         if argument.startswith(f"{__name__}."):
             _refuse(argument)

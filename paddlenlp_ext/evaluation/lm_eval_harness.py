@@ -43,7 +43,7 @@ class LMEvalModel:
     """Methods of `lm_eval.api.model.LM`. `register_lm_eval_model` derives a class from `LMEvalModel` and `LM`.
 
     Args:
-        pretrained: name or folder of a model, as `model_name_or_path` of the predictor.
+        pretrained: name or folder of a model, same as `model_name_or_path` of the predictor.
         lora_path: folder of an adapter of any method.
         batch_size: prompts per batch; auto: 8.
         max_length: maximum tokens of a prompt plus its continuation; None: the model's context length.

@@ -32,7 +32,7 @@ def as_text(value: Any, path: FieldPath) -> str:
 
 
 def fill_from_row(text: str, row: dict[str, Any]) -> str:
-    """Replace each {field} in a text by the value of the field in a row.
+    """Replace each {field} in a text with the value of the field in a row.
 
     Raises:
         InvalidRowError: a field is missing, or is neither a string nor a number.

@@ -180,7 +180,7 @@ def _joined(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _choose_strategy(options: dict[str, Any]) -> None:
-    """Replace `do_sample` by `decode_strategy`; a passed `decode_strategy` takes precedence.
+    """Replace `do_sample` with `decode_strategy`; a passed `decode_strategy` takes precedence.
 
     Raises:
         ValueError: beams are to be sampled.

@@ -8,7 +8,7 @@ from paddle import nn
 
 
 def replace_layer(model: Any, name: str, layer: nn.Layer) -> None:
-    """Replace the layer at the dotted `name` by `layer`."""
+    """Replace the layer at the dotted `name` with `layer`."""
     parent_name, _, leaf = name.rpartition(".")
     parent = layer_at(model, parent_name)
     if leaf.isdigit():

@@ -160,7 +160,7 @@ def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Replace the model family at the start of the names by "model": `llama.layers.0...` to `model.layers.0...`."""
+    """Replace the model family at the start of the names with "model": `llama.layers.0...` to `model.layers.0...`."""
     prefix = f"{model_type}."
     return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
 

@@ -25,7 +25,7 @@ def set_own_tensor(layer: nn.Layer, name: str, tensor: paddle.Tensor) -> None:
 
 @paddle.no_grad()
 def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAxis, even: bool = True) -> Shard:
-    """Replace a parameter or buffer of a layer by this rank's shard.
+    """Replace a parameter or buffer of a layer with this rank's shard.
 
     Args:
         layer: the layer that owns the tensor.
@@ -50,7 +50,7 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
 
 
 def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
-    """Replace a tensor with one slice per expert by the slices of the experts that this rank holds.
+    """Replace a tensor that has one slice per expert with the slices of the experts that this rank holds.
 
     Args:
         layer: the layer that owns the tensor.
@@ -66,7 +66,7 @@ def shard_experts(layer: nn.Layer, name: str, axis: ProcessAxis) -> Shard:
 
 
 def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
-    """Replace a parameter or buffer by a slice.
+    """Replace a parameter or buffer with a slice.
 
     Args:
         layer: the layer that owns the tensor.

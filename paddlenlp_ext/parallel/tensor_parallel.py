@@ -240,7 +240,7 @@ class _SharedInput:
         layer.register_forward_pre_hook(self._replace_input)
 
     def _replace_input(self, layer: nn.Layer, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Replace the first input of a layer by the result of `enter`, which all readers of this input share."""
+        """Replace the first input of a layer with the result of `enter`, which all readers of this input share."""
         if inputs[0] is not self._source:
             self._source, self._copied, self._left = inputs[0], self._enter(inputs[0]), self.readers
         result = self._copied

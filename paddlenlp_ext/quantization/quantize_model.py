@@ -180,7 +180,7 @@ def quantization_report(model: TrainableModel) -> str:
 
 
 def dequantize_linears(model: TrainableModel) -> None:
-    """Replace each quantized layer by an unquantized layer with the dequantized weight."""
+    """Replace each quantized layer with an unquantized layer that has the dequantized weight."""
     for name, layer in quantized_layers(model).items():
         replace_layer(model, name, layer.dequantized())
     model.quantization = None

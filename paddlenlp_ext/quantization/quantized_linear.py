@@ -107,7 +107,7 @@ class QuantizedLinear(QuantizedLayer):
         return self._packed()
 
     def shard_weight(self, shard: Shard) -> None:
-        """Replace the weight by a shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
+        """Replace the weight with a shard along the outputs (axis 0) or inputs (axis 1); the bias is unchanged.
 
         Raises:
             ValueError: the weight cannot be sharded (`slice_weight`).

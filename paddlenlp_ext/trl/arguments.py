@@ -120,7 +120,7 @@ def _without_unknown(config: Config) -> Config:
             if name not in NO_EFFECT:
                 raise TypeError(
                     f"{config.__name__} has no argument {name!r}{did_you_mean(name, {*names, *NO_EFFECT})} "
-                    "Pass run keys in the argument run_keys"
+                    "Pass keys of the run configuration in run_keys"
                 )
             accepted, problem = NO_EFFECT[name]
             if accepted and value not in accepted:

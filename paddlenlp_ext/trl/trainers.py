@@ -288,7 +288,7 @@ def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str]
 
 
 def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Replace each row in memory by a row with only its text; a dict of datasets keeps its names."""
+    """Replace each row in memory with a row that has only its text; a dict of datasets keeps its names."""
     if dataset is None or isinstance(dataset, str | os.PathLike):
         return dataset
     if isinstance(dataset, Mapping):

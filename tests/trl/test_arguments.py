@@ -1,4 +1,4 @@
-"""Arguments under TRL's names: their run keys, arguments without effect, and errors."""
+"""Arguments under TRL's names: the keys that they set, arguments without effect, and errors."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ GROUPED_EXPERT_KEYS = {
 
 
 def plain_softmax(file: GgufFile) -> dict[str, Any]:
-    """Check that the router is a plain softmax over all experts; return an empty dict, as `Architecture.settings`.
+    """Check that the router is a plain softmax over all experts; return an empty dict for `Architecture.settings`.
 
     Raises:
         ValueError: the model has another router.

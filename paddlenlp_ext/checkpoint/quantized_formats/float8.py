@@ -60,7 +60,7 @@ def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSourc
 
 
 def _compressed_block(source: WeightSource, options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the rows and columns that share a scale in a model of compressed-tensors; None: all of them do."""
+    """Return the rows and columns that share a scale in a model of compressed-tensors; None: all share one."""
     weights, form = weight_options(options), options.get("format")
     bits, strategy = whole_option(weights, "num_bits"), weights.get("strategy")
     if bits != 8 or form not in ("float-quantized", "naive-quantized"):

@@ -21,7 +21,7 @@ HUNYUAN_TENSOR_PLAN: TensorPlan = {
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace the NTK scaling factor `alpha` by the `rope_theta` that results from the scaling.
+    """Replace the NTK scaling factor `alpha` with the `rope_theta` that results from the scaling.
 
     Config files call this scaling "dynamic", although the factor is constant.
     """

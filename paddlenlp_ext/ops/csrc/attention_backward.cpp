@@ -115,7 +115,7 @@ class QueryBlock {
         return total;
     }
 
-    // Replaces scores by softmax weights, and gradients of weights by gradients of scores, for 16 queries.
+    // Replaces scores with softmax weights, and gradients of weights by gradients of scores, for 16 queries.
     void differentiate(const Tile& tile, i64 query) {
         const bool is_unmasked = tile.is_unmasked();
         const Range visible = tile.keys_of(query);

@@ -71,7 +71,7 @@ class QueryBlock {
         }
     }
 
-    // Replaces the scores of 16 queries by softmax weights; returns the factor that rescales the earlier sums.
+    // Replaces the scores of 16 queries with softmax weights; returns the factor that rescales the earlier sums.
     f32x16 softmax_weights(const Tile& tile, i64 query, Range visible) {
         if (rule_.softcap != 0.0f) cap_scores(query, visible);
         tile.add_biases(weights_, query, visible, rule_.slope);

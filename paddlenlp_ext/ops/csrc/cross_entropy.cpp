@@ -16,7 +16,7 @@ float largest_of(const float* row, i64 columns) {
     return horizontal_max(best);
 }
 
-// Replaces the logits by softcap * tanh(logits / softcap), and stores the derivatives.
+// Replaces the logits with softcap * tanh(logits / softcap), and stores the derivatives.
 void cap(float* row, i64 columns, float softcap, float* derivatives) {
     for_each_vector(columns, [=](i64 start, i64 count) {
         const f32x16 ratio = tanh(load_part(row + start, count) / softcap);

@@ -205,7 +205,7 @@ class BOFTLinear(LinearAdapter):
         return _transpose_groups(rotate_blocks(_transpose_groups(x, 2, mixed, half), blocks), mixed, 2, half)
 
     def _drop_blocks(self, blocks: paddle.Tensor) -> paddle.Tensor:
-        """Replace a fraction of the blocks of one random factor by the identity, as in Hugging Face PEFT.
+        """Replace a fraction of the blocks of one random factor with the identity, as in Hugging Face PEFT.
 
         If the blocks are sharded, every rank draws the mask of all blocks and uses its slice.
         """

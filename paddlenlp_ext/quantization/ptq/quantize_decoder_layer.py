@@ -48,7 +48,7 @@ def quantize_decoder_layer(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Replace the linear layers and experts of a decoder layer by quantized layers.
+    """Replace the linear layers and experts of a decoder layer with quantized layers.
 
     Args:
         layer: the decoder layer.

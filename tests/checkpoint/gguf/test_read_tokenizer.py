@@ -139,7 +139,7 @@ def test_gguf_tokenizer_saved_loads_in_transformers(vocabulary, tmp_path):
     template = "{% for m in messages %}<|bos|>{{ m['content'] }}{% endfor %}"
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "llama-bpe", chat_template=template))
     tokenizer.save_pretrained(tmp_path)
-    # With a config.json in the folder, transformers must not replace the tokenizer by that of the model type.
+    # With a config.json in the folder, transformers must not replace the tokenizer with that of the model type.
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     for again in (AutoTokenizer.from_pretrained(tmp_path), load_tokenizer(tmp_path)):
         assert [again.encode(text) for text in TEXTS] == [tokenizer.encode(text) for text in TEXTS]

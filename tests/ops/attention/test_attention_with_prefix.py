@@ -92,7 +92,7 @@ def test_blockwise_attention_with_prefix_matches_the_reference_and_its_gradients
 
 @pytest.mark.parametrize(("documents", "window"), LAYOUTS.values(), ids=LAYOUTS)
 def test_flashmask_attention_with_prefix_copies_it_before_every_document(documents, window, monkeypatch):
-    """Replace the kernel by the reference and record its inputs."""
+    """Replace the kernel with the reference and record its inputs."""
     layout = AttentionLayout.from_documents(documents, window)
     arrays = make(layout, 6, 2)
     q, k, v, k_prefix, v_prefix = map(paddle.to_tensor, arrays)

@@ -114,7 +114,7 @@ def test_start_rows_of_branches_describe_the_dense_mask(lengths, parents):
 @pytest.mark.parametrize("prefix", [0, 3])
 @pytest.mark.parametrize(("lengths", "parents"), DOCUMENTS.values(), ids=DOCUMENTS)
 def test_flashmask_attention_of_branches_with_window_copies_the_parents(lengths, parents, prefix, monkeypatch):
-    """Replace the kernel by the reference and record its layouts."""
+    """Replace the kernel with the reference and record its layouts."""
     layout = AttentionLayout.from_documents(lengths, 8, parents)
     arrays, layouts = make(layout, prefix), []
 

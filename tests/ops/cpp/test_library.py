@@ -37,7 +37,7 @@ def not_loaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Replace the package's sources by a folder with one small source."""
+    """Replace the package's sources with a folder that has one small source."""
     folder = tmp_path / "csrc"
     folder.mkdir()
     (folder / "answer.cpp").write_text(SOURCE)
