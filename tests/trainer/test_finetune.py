@@ -86,6 +86,12 @@ def test_finetune_with_do_predict_without_test_rows_raises_before_training(run_f
     assert not list((run_folders / "out").glob("*results.json"))
 
 
+def test_finetune_with_do_predict_and_rows_in_memory_names_the_argument_for_test_rows(run_folders: Path):
+    keys = keys_of(run_folders, do_predict=True, do_eval=False)
+    with pytest.raises(ValueError, match=r'pass test rows as a dev set, eval_dataset=\{"test": rows\}'):
+        paddlenlp_ext.finetune(keys, [{"src": "a", "tgt": "b"}])
+
+
 def test_finetune_reads_a_file_and_overrides_it(run_folders: Path, tmp_path: Path):
     plain = {key: str(value) if isinstance(value, Path) else value for key, value in keys_of(run_folders).items()}
     (tmp_path / "run.json").write_text(json.dumps(plain))

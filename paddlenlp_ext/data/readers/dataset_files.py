@@ -21,6 +21,7 @@ from paddlenlp_ext.data.readers.renamed import RenamedReader
 from paddlenlp_ext.data.readers.splits import SPLITS, MissingSplitError, choose_split
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 ADVERTISE_GEN = "AdvertiseGen"
@@ -64,6 +65,10 @@ def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Re
     if config.dataset_name_or_path is None:
         known = ", ".join(BUILTIN_NAMES)
         raise ValueError(f"dataset_name_or_path: not set; use a file, a directory or a built-in dataset ({known})")
+    if split == "test" and config.dataset_name_or_path == IN_MEMORY:
+        raise MissingSplitError(
+            'do_predict: rows in memory have no test split; pass test rows as a dev set, eval_dataset={"test": rows}'
+        )
     names = dataset_names(config.dataset_name_or_path)
     if split == "test" or (split == "dev" and config.eval_dataset_path is None):
         files = [name for name in names if _has_no_splits(_find_folder(name))]
