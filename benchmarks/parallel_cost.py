@@ -236,10 +236,10 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 | Layout | Bytes that each process sends per step |
 | --- | --- |
 | tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times per layer and micro-batch, once for the embedding, and for the target tokens at the lm_head; with full recompute 6 times per layer, 5 or 4 with `refined_recompute` of the `row` regions |
-| with sequence parallelism | the same, as reduce-scatter and all-gather instead of all-reduce; an all-gather at each end of the model, and the gradients of the norms |
+| with sequence parallelism | the same, with reduce-scatter and all-gather instead of all-reduce; plus an all-gather at each end of the model, and the gradients of the norms |
 | pipeline | b · T · D per micro-batch for every end of a chunk that is not an end of the model, with sequence parallelism b · T/t · D; the tied embedding's gradient once per step |
 | data, r replicas | 2(r-1)/r · b · trained |
-| sharding stage 1, s ranks | as data parallelism, and (s-1)/s · b · trained to broadcast updated values |
+| sharding stage 1, s ranks | the same as for data parallelism, plus (s-1)/s · b · trained to broadcast updated values |
 | stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
 | stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
