@@ -8,23 +8,37 @@ module derives the spans from several renderings, because searching for the text
 - End of an answer: the last special token in the rendering of the messages up to the answer, for example the end of
   `<|im_end|>`, excluding the line break after the token.
 
+A long conversation would need renderings of its whole length for every answer. Its spans are therefore derived from
+renderings of a few turns at a time (`_located_in_windows`), provided that their texts, one after the other, are exactly
+the text of the conversation.
+
 Some templates rewrite an answer when later messages follow; Qwen3, for example, drops earlier reasoning. Such an answer
 is a target only in a separate example, which ends with the answer.
 """
 
 from __future__ import annotations
 
+import bisect
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
+from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import TemplateOptions
 from paddlenlp_ext.data.templates.jinja_probe import REMEDY, Probe
-from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
 from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedTurn
+
+_WINDOW = 8
+"""Number of answers that are located with the renderings of one window, and of earlier answers in the window."""
+_MARKED_COST = 8
+"""Cost of a rendering with marks, relative to a rendering without."""
+_CHARS_PER_MESSAGE = 256
+"""Number of characters whose rendering takes as long as a message."""
+_ENCODED_CHARS = 16
+"""Number of characters whose encoding is counted as a message."""
 
 
 class Renderings:
@@ -53,8 +67,11 @@ class Renderings:
         self.renderer, self.kwargs, self.options = renderer, kwargs, options
         self.probe, self.special = probe, special
         self.answers = [index for index, message in enumerate(self.messages) if message.is_answer]
+        self._questions = [index for index, message in enumerate(self.messages) if message.role == USER]
         self._texts: dict[tuple[int, bool], str] = {}
         self._marks: dict[int, dict[int, tuple[int, int]]] = {}
+        self._headers: dict[int, int] = {}
+        self._work = 0
 
     def text(self, count: int) -> str:
         """Return the text of the first `count` messages."""
@@ -69,6 +86,10 @@ class Renderings:
 
         An answer is omitted if the template rewrote it, compared with the shorter text that ends with the answer.
         """
+        if bisect.bisect_left(self.answers, count) > 4 * _WINDOW:
+            in_windows = self._located_in_windows(count)
+            if in_windows is not None:
+                return in_windows
         if self.renderer.is_marked:
             spans = self._marked_spans(count)
             text = self.text(count)
@@ -80,8 +101,63 @@ class Renderings:
         return {
             index: span
             for index, span in spans.items()
-            if span is not None and text.startswith(self.text(index + 1)[: span[1]])
+            if span is not None and _have_equal_starts(text, self.text(index + 1), span)
         }
+
+    def _located_in_windows(self, count: int) -> dict[int, tuple[int, int]] | None:
+        """Return the result of `located`, derived from renderings of windows of the conversation.
+
+        A window has `_WINDOW` answers and as many earlier ones. The result is None if an answer of a window cannot be
+        located, or the texts of the windows differ from the text of the first `count` messages.
+        """
+        text, spans, end = self.text(count), dict[int, tuple[int, int]](), 0
+        answers = self.answers[: bisect.bisect_left(self.answers, count)]
+        for first in range(0, len(answers), _WINDOW):
+            kept = self._window(answers, first)
+            positions = {index: position for position, index in enumerate(kept)}
+            new = {index: positions[index] for index in answers[first : first + _WINDOW]}
+            part = replace(self.conversation, messages=tuple(self.messages[index] for index in kept))
+            window = Renderings(part, self.renderer, self.kwargs, self.options, self.probe, self.special)
+            try:
+                located, written = window.located(len(kept)), window.text(len(kept))
+            except InvalidRowError:  # for example, the template counts turns
+                return None
+            before = positions[answers[first - 1]] if first else None
+            if not located.keys() >= {*new.values(), *([] if before is None else [before])}:
+                return None
+            start = 0 if before is None else located[before][1]
+            last = located[max(new.values())][1]
+            if not text.startswith(written[start:last], end):
+                return None
+            for index, position in new.items():
+                spans[index] = (located[position][0] - start + end, located[position][1] - start + end)
+                self._headers[index] = window.header_length(position, written, located[position][0])
+            end += last - start
+        return spans
+
+    def _window(self, answers: Sequence[int], first: int) -> list[int]:
+        """Return the indices of the messages of a window: system messages, a question, and all up to the answers.
+
+        Args:
+            answers: message indices of the answers.
+            first: index in `answers` of the first of `_WINDOW` answers.
+        """
+        stop = answers[min(first + _WINDOW, len(answers)) - 1] + 1
+        start = answers[max(first - _WINDOW, 0)]
+        question = bisect.bisect_left(self._questions, start) - 1
+        if first <= _WINDOW or question < 0:
+            return list(range(stop))
+        head = next(index for index, message in enumerate(self.messages) if message.role != SYSTEM)
+        return [*range(head), self._questions[question], *range(start, stop)]
+
+    def header_length(self, index: int, text: str, start: int) -> int:
+        """Return the length of the end of the generation prompt that the template marks as part of the answer."""
+        if not self.renderer.is_marked or not index:
+            return 0
+        if index not in self._headers:
+            prompt = self.prompt(index)
+            self._headers[index] = len(prompt) - start if text.startswith(prompt) else 0
+        return self._headers[index]
 
     def _span(self, index: int) -> tuple[int, int] | None:
         """Return (start, end) of an answer in the text that ends with the answer; None if the start is not found."""
@@ -94,6 +170,7 @@ class Renderings:
         if count not in self._marks:
             renderer = self.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
+            self._charge(_MARKED_COST * count, text)
             answers = [index for index in self.answers if index < count]
             if len(spans) > len(answers):  # for example, content and end token are marked separately
                 spans = _join_adjacent(spans)
@@ -162,7 +239,25 @@ class Renderings:
         if key not in self._texts:
             part = self.conversation.until(count)
             self._texts[key] = self.renderer.text_of(part, self.kwargs, for_generation)
+            self._charge(count, self._texts[key])
         return self._texts[key]
+
+    def charge_example(self, count: int) -> None:
+        """Count the work of encoding the text of the first `count` messages, if they are not the whole conversation."""
+        if count < len(self.messages):
+            self._work += len(self.text(count)) // _ENCODED_CHARS
+            check_work(self._work)
+
+    def _charge(self, count: int, text: str) -> None:
+        """Count the work of a rendering of `count` messages."""
+        self._work += count + len(text) // _CHARS_PER_MESSAGE
+        check_work(self._work)
+
+
+def _have_equal_starts(text: str, shorter: str, span: tuple[int, int]) -> bool:
+    """Return whether two texts are equal up to the end of a span; the span, where most differ, is compared first."""
+    start, end = span
+    return text[start:end] == shorter[start:end] and text.startswith(shorter[:end])
 
 
 def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -189,6 +284,7 @@ def unfold(renderings: Renderings) -> list[Example]:
         targets = remaining & set(located)
         last = max(remaining)
         if targets:
+            renderings.charge_example(count)
             examples.append(_example(renderings, count, located, targets))
             remaining -= targets
         elif count == last + 1:
@@ -226,9 +322,7 @@ def _example(renderings: Renderings, count: int, located: dict[int, tuple[int, i
     turns: list[RenderedTurn] = []
     previous_end = 0
     for index, (start, end) in located.items():
-        header = ""
-        if renderings.renderer.is_marked and index and text.startswith(prompt := renderings.prompt(index)):
-            header = text[start : len(prompt)]
+        header = text[start : start + renderings.header_length(index, text, start)]
         turn = _turn(renderings, index, text[previous_end:start], header, text[start + len(header) : end])
         turns.append(turn if index in targets or not turn.is_target else replace(turn, is_target=False))
         previous_end = end
@@ -247,15 +341,15 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
     """
     message, options = renderings.messages[index], renderings.options
     thought = renderings.renderer.reasoning_of(message).strip()
-    match = renderings.probe.thought.match(answer)
-    found = match[1].strip() if match else None
+    block, found = renderings.probe.split_thought(answer) or ("", None)
     if thought and message.is_target and (found == "" or renderings.probe.empty_thought.search(prompt + header)):
         problem = (
             "the chat template writes an empty reasoning block before the row's reasoning; set enable_thinking to true"
         )
         raise InvalidRowError(REFUSED, problem, message.path)
     is_left_out = options.mask_reasoning if thought else not options.learn_empty_think
-    block = match[0] if match and found == thought and is_left_out and message.is_target else ""
+    if found != thought or not is_left_out or not message.is_target:
+        block = ""
     if thought and options.mask_reasoning and message.is_target and not block:
         problem = "mask_reasoning: the reasoning cannot be located in the text of the chat template"
         raise InvalidRowError(REFUSED, problem, message.path)
@@ -282,7 +376,7 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
         answer,
         tuple(leads),
         is_target=message.is_target,
-        number=renderings.answers.index(index),
+        number=bisect.bisect_left(renderings.answers, index),
         has_reasoning=bool(thought),
         num_tool_calls=len(message.tool_calls),
         has_empty_reasoning=bool(block) and not thought,

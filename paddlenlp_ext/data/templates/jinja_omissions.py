@@ -15,7 +15,7 @@ from typing import Any
 from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
-from paddlenlp_ext.data.templates.jinja_renderer import Renderer
+from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
 
 _LABELS = re.compile(r"Zq\d+x")
 
@@ -51,6 +51,7 @@ def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Ma
     if not labels:
         return
     ends = sorted({label.answer for label in labels if label.answer is not None})
+    check_work(sum(ends))
     written = {end: set(_LABELS.findall(renderer.text_of(labelled.until(end + 1), kwargs))) for end in ends}
     all_written = set(_LABELS.findall(renderer.text_of(labelled, kwargs)))
     for label in labels:

@@ -29,7 +29,7 @@ class Probe:
         answer_tail: text after the content of an answer.
         answer_end: beginning of `answer_tail` up to the last special token, which the model must generate.
         headers: possible texts between the last message and an answer, longest first.
-        thought: regular expression for a reasoning block at the start of an answer; group 1 is the reasoning.
+        opening, closing: tags around reasoning; the opening tag may be empty.
         thought_start: regular expression for the start tag of reasoning at the end of a text.
         empty_thought: regular expression for an empty reasoning block at the end of a text.
         call_end: special token after a tool call; empty if there is none.
@@ -41,11 +41,20 @@ class Probe:
     answer_tail: str
     answer_end: str
     headers: tuple[str, ...]
-    thought: re.Pattern[str]
+    opening: str
+    closing: str
     thought_start: re.Pattern[str]
     empty_thought: re.Pattern[str]
     call_end: str
     rewrites: bool
+
+    def split_thought(self, answer: str) -> tuple[str, str] | None:
+        """Return the reasoning block at the start of an answer, and the reasoning in it; None if no tag closes it."""
+        before, found, rest = answer.partition(self.closing)
+        if not found:
+            return None
+        line_breaks = len(rest) - len(rest.lstrip("\n"))
+        return before + found + rest[:line_breaks], before.strip().removeprefix(self.opening).strip()
 
 
 def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pattern[str]) -> Probe:
@@ -103,7 +112,8 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
         answer_tail=answer_tail,
         answer_end=end,
         headers=tuple(sorted(headers, key=len, reverse=True)),
-        thought=re.compile(rf"\s*(?:{re.escape(opening)})?\s*(.*?)\s*{re.escape(closing)}\n*", re.DOTALL),
+        opening=opening,
+        closing=closing,
         thought_start=re.compile(rf"{re.escape(opening)}\s*$" if opening else r"(?!)"),
         empty_thought=re.compile(rf"{re.escape(opening)}\s*{re.escape(closing)}\s*$" if opening else r"(?!)"),
         call_end=called_ends[-1] if called_ends else "",

@@ -32,7 +32,21 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 
 _MAX_ERROR_CHARS = 1000
 
+MAX_WORK_PER_ROW = 1 << 21
+"""Maximum work of all renderings of a row: messages, and units of 256 characters; half a minute of a processor."""
+
 Spans = list[tuple[int, int]]
+
+
+def check_work(work: int) -> None:
+    """Check the total work of the renderings of a row.
+
+    Raises:
+        InvalidRowError: the work exceeds `MAX_WORK_PER_ROW`.
+    """
+    if work > MAX_WORK_PER_ROW:
+        problem = "the conversation has too many turns for a template that writes earlier turns anew"
+        raise InvalidRowError(REFUSED, f"{problem}; split it into several rows")
 
 
 @contextmanager
