@@ -33,10 +33,19 @@ Target = Callable[[random.Random, Path], object]
 
 @dataclass
 class Report:
-    """Outcome of the inputs of one target: how many were accepted or refused, and the findings by their first seed."""
+    """Outcome of the inputs of one target: how many were accepted or refused, and the findings by their first seed.
+
+    Attributes:
+        outcomes: number of inputs by outcome.
+        findings: first seed by kind of finding.
+        longest: processor time of the slowest input in seconds, and its seed.
+        largest: memory that the inputs added to the process in KiB, an upper bound for each of them.
+    """
 
     outcomes: Counter[str] = field(default_factory=Counter)
     findings: dict[str, int] = field(default_factory=dict)
+    longest: tuple[float, int] = (0.0, 0)
+    largest: int = 0
 
     def add(self, kind: str, seed: int) -> None:
         """Count a finding; findings of one kind keep their first seed."""
@@ -46,7 +55,7 @@ class Report:
 
 def attack(target: Target, seeds: Iterable[int]) -> Report:
     """Run one target with each seed."""
-    report = Report()
+    report, start = Report(), _peak()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for seed in seeds:
@@ -62,7 +71,10 @@ def attack(target: Target, seeds: Iterable[int]) -> Report:
                 if isinstance(error, KeyboardInterrupt):
                     raise
                 report.add(_kind(error), seed)
-            if time.process_time() - started > MAX_SECONDS:
+            seconds = time.process_time() - started
+            report.longest = max(report.longest, (seconds, seed))
+            report.largest = _peak() - start
+            if seconds > MAX_SECONDS:
                 report.add(f"more than {MAX_SECONDS:g} seconds", seed)
             if _peak() - before > MAX_GROWTH_GIB * 2**20:
                 report.add(f"more than {MAX_GROWTH_GIB:g} GiB", seed)
@@ -92,6 +104,7 @@ def targets() -> dict[str, Target]:
         "gguf": fuzz_tensors.attack_gguf,
         "tokenizer": fuzz_tokenizer.attack,
         "templates": fuzz_templates.attack,
+        "operations": fuzz_templates.attack_operations,
     }
 
 
@@ -138,6 +151,8 @@ def main(arguments: list[str]) -> int:
         report = attack(targets()[name], range(options.seed, options.seed + options.count))
         counts = ", ".join(f"{count} {kind}" for kind, count in report.outcomes.items())
         print(f"{name}: {options.count} inputs in {time.perf_counter() - started:.0f} s: {counts}", flush=True)
+        seconds, seed = report.longest
+        print(f"  longest: {seconds:.2f} s (seed {seed}); memory added: {report.largest >> 10} MiB", flush=True)
         for kind, seed in report.findings.items():
             failed = True
             print(f"  seed {seed}: {kind}", flush=True)

@@ -18,6 +18,7 @@ COUNTS = {
     "gguf": 100,
     "tokenizer": 15,
     "templates": 40,
+    "operations": 150,
 }
 
 

@@ -31,6 +31,8 @@ from paddlenlp_ext.data.templates.jinja_budget import BUDGET, TemplateLimitError
 from paddlenlp_ext.data.templates.jinja_costs import charge_call, charge_filter, charge_test, operator_cost
 
 MAX_TEMPLATE_CHARS = 1 << 18
+_MAX_VISITS = 50_000
+"""Maximum number of visits of nodes while a template is compiled."""
 _LOOP, _NEW, _READ, _SEARCHED = "bounded loop", "new value", "compared value", "searched value"
 _SUM, _DIFFERENCE, _TEXT = "new sum", "new difference", "new text"
 _CHARGING_FILTERS = {
@@ -113,6 +115,9 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         template = super()._parse(source, name, filename)
         if template.find(nodes.EvalContextModifier):  # the scoped one is a subclass
             raise TemplateLimitError("it uses autoescape")
+        _, num_visits = _count_visits(template)
+        if num_visits > _MAX_VISITS:
+            raise TemplateLimitError(f"its compilation takes {num_visits:,} steps, more than {_MAX_VISITS:,}")
         _ChargingCode().visit(template)
         template.set_environment(self)
         return template
@@ -130,6 +135,19 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         if isinstance(__obj, LoopContext) and args:  # next level of a recursive loop
             args = (iterate(args[0], __self.num_written), *args[1:])
         return charged(super().call(__context, __obj, *args, **kwargs))
+
+
+def _count_visits(node: nodes.Node) -> tuple[int, int]:
+    """Return the number of nodes of a syntax tree, and the number of visits that Jinja's compiler makes.
+
+    The compiler tries to evaluate every expression as a constant, and visits all expressions inside it.
+    """
+    num_nodes = num_visits = 1
+    for child in node.iter_child_nodes():
+        nodes_below, visits_below = _count_visits(child)
+        num_nodes += nodes_below
+        num_visits += visits_below
+    return num_nodes, num_visits + (num_nodes if isinstance(node, nodes.Expr) else 0)
 
 
 class _ChargingCode(NodeTransformer):

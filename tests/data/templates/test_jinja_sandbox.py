@@ -101,6 +101,7 @@ BOMBS = {
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "recursion",
     "{% if 1 %}" * 200 + "{% endif %}" * 200: "IndentationError",
     "x" * 300_000: "300,000 characters",
+    ("{% if " + " or ".join(["x"] * 90) + " %}{% endif %}") * 20: "compilation takes .* steps, more than 50,000",
     "{{ 'abc'|center(1000)|replace('a', 'b' * 1000" + " }}": "unexpected",
     "{{ 1 // 0 }}": "ZeroDivisionError",
 }

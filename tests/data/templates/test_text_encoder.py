@@ -15,9 +15,7 @@ from tests.data.tiny_tokenizers import CHATML, MARKED, make_tokenizer
 def test_encode_text_at_which_the_regular_expression_gives_up_names_the_text():
     tokenizer = make_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(x+x+)+y"), "isolated")
-    with pytest.raises(
-        ValueError, match=r"cannot encode 'xxxx.*of 40 characters: Onig.*over; change the text"
-    ):
+    with pytest.raises(ValueError, match=r"cannot encode 'xxxx.*of 40 characters: Onig.*over; change the text"):
         TextEncoder(tokenizer).encode(["a", "x" * 40], [False, False])
 
 
@@ -25,9 +23,7 @@ def test_encode_text_at_which_the_regular_expression_gives_up_names_the_text():
 def test_render_template_that_writes_a_lone_surrogate_raises_invalid_row_error(text):
     half = "{% if messages[0].content == 'a' %}{{ '\\ud83d' }}{% endif %}"
     template = JinjaTemplate(text + half, make_tokenizer(bos="<s>", eos="<|im_end|>"))
-    with pytest.raises(
-        InvalidRowError, match=r"chat template: .* unpaired surrogate U\+D83D at character"
-    ):
+    with pytest.raises(InvalidRowError, match=r"chat template: .* unpaired surrogate U\+D83D at character"):
         template.render(Conversation((Message(USER, "a"), Message(ASSISTANT, "b"))))
 
 
