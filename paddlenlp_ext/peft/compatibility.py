@@ -142,10 +142,17 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
     """Check that a base model has the config that the adapter was trained with, and the same task.
 
     Raises:
-        ValueError: a key of the config has another value than in training, or only the adapter or only the base model
-            has a score head.
+        ValueError: a key of the config has another value than in training; only the adapter or only the base model has
+            a score head; or the adapter corrects the errors of another quantization than the base model has.
     """
     require_same_config(stored, model.config)
+    if stored.config.corrects_quantization and stored.quantization not in (None, model.quantization):
+        raise ValueError(
+            f"{stored.folder}: the adapter corrects the errors of weights in "
+            f"{describe_quantization(stored.quantization)}, but the base has weights in "
+            f"{describe_quantization(model.quantization)}; load the base with the quantization of training "
+            "(AutoPeftModelForCausalLM does), or merge the adapter into the quantized weights"
+        )
     has_head = SCORE_WEIGHT in stored.tensors
     if has_head and not model.trained_modules:
         raise ValueError(

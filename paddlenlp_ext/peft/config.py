@@ -133,6 +133,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     saved_embeddings: tuple[str, ...] = ()
     """Names of the tables (embedding, lm_head) whose frozen weights are in the adapter's file."""
 
+    @property
+    def corrects_quantization(self) -> bool:
+        """Return whether the update includes the quantization error of the base, and fits no other base."""
+        return self.needs_quantized_base
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("exclude_modules", "modules_to_save"):

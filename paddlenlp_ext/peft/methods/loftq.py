@@ -69,6 +69,11 @@ class LoftQConfig(InitBeforeQuantizationConfig):
         "fast", help="LoftQ: SVD algorithm: fast (randomized) or exact (full)", choices=SVD_CHOICES, key="loftq_svd"
     )
 
+    @property
+    def corrects_quantization(self) -> bool:
+        """Return True for one iteration; with more, the factors of the last but one are subtracted from the update."""
+        return self.iters == 1
+
     def find_initial_factors(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: QuantizeDequantize
     ) -> InitialFactors:

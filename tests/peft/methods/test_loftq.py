@@ -175,6 +175,15 @@ def test_loftq_one_iteration_files_load_on_any_quantized_base(tmp_path: Path):
     assert len(starts) == 14 and not any(value.any() for value in starts)
 
 
+def test_loftq_one_iteration_over_a_base_of_other_quantization_raises(tmp_path: Path):
+    adapted(LoftQConfig(rank=4)).save_pretrained(tmp_path)
+    for base, found in ((tiny_model(), "full precision"), (quantized(LoRAConfig(), INT8), "weight_only_int8")):
+        before = base.state_dict()
+        with pytest.raises(ValueError, match=rf"corrects the errors of weights in nf4.*base has weights in {found}"):
+            PeftModel.from_pretrained(base, tmp_path)
+        assert base.state_dict().keys() == before.keys()
+
+
 def test_loftq_path_continues_stored_adapter(tmp_path: Path):
     model = adapted(LoftQConfig(rank=4, iters=2))
     train(model, steps=3)
