@@ -16,7 +16,7 @@ def full_attention(config: ConfigReader) -> tuple[None, ...]:
 def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
     """Return a config.json dict with `layer_types`, and with `rope_parameters` for each layer type.
 
-    `rope_scaling` applies only to the layers with full attention, like in transformers.
+    `rope_scaling` applies only to the layers with full attention, as in transformers.
 
     Args:
         config: contents of config.json.

@@ -3,7 +3,7 @@
     loss = c E sum_e f_e P_e        f_e: choices of expert e per token        P_e: mean probability of expert e
 
 f and P are means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961,
-equations 4 to 6). Like transformers, choices and probabilities come from the softmax of the logits. f has no gradient.
+equations 4 to 6). As in transformers, choices and probabilities come from the softmax of the logits. f has no gradient.
 The gradient of the loss with respect to P is therefore known after the forward pass. The backward pass adds this
 gradient to the gradient of the router logits. The loss is attached to the hidden states at the end of the decoder:
 

@@ -200,7 +200,7 @@ def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], Ch
 
 
 def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
-    """Return the texts of a row, parsed like the encoder does; () for an invalid row.
+    """Return the texts of a row, parsed as the encoder parses them; () for an invalid row.
 
     For a row with several answers to a prompt, the result contains the prompt once.
     """
