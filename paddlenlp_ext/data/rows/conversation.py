@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -118,13 +119,23 @@ class Conversation:
 
         System messages before the first question stay. Return None if there is only one turn.
         """
-        head = 0
-        while head < len(self.messages) and self.messages[head].role == SYSTEM:
-            head += 1
-        for index in range(head + 1, len(self.messages)):
-            if self.messages[index].role == USER and self.messages[index - 1].role != USER:
-                return replace(self, messages=self.messages[:head] + self.messages[index:])
-        return None
+        starts = self.turn_starts
+        return self.from_message(starts[0]) if starts else None
+
+    @property
+    def turn_starts(self) -> list[int]:
+        """Indices of the first questions of all turns but the first."""
+        pairs = enumerate(itertools.pairwise(self.messages[self._num_leading_systems :]), self._num_leading_systems + 1)
+        return [index for index, (before, message) in pairs if message.role == USER and before.role != USER]
+
+    def from_message(self, index: int) -> Conversation:
+        """Return the conversation with the system messages before the first question and the messages from `index`."""
+        return replace(self, messages=self.messages[: self._num_leading_systems] + self.messages[index:])
+
+    @property
+    def _num_leading_systems(self) -> int:
+        others = (index for index, message in enumerate(self.messages) if message.role != SYSTEM)
+        return next(others, len(self.messages))
 
     def with_targets(self, targets: Container[int]) -> Conversation:
         """Return the conversation with `is_target` set for exactly the messages at the indices `targets`."""

@@ -128,14 +128,13 @@ def _truncate_left(
 ) -> tuple[list[EncodedTurn], int]:
     """Return the remaining turns, and the number of removed answers."""
     num_answers = len(conversation.answers)
-    while _shortest_length(turns, limits) > limits.max_length:
-        shorter = conversation.without_oldest_turn()
-        if shorter is None:
-            break
-        if not any(message.is_target for message in shorter.messages):
+    starts = conversation.turn_starts
+    if starts and _shortest_length(turns, limits) > limits.max_length:
+        count = _num_turns_to_drop(conversation, template, limits)
+        conversation = conversation.from_message(starts[count - 1])
+        if not _has_target(conversation):
             raise InvalidRowError(NO_TARGET, ONLY_CONTEXT)
-        conversation = shorter
-        (turns,) = template.encode_turns([template.render(conversation)[-1].turns])
+        turns = _encode_last_example(conversation, template)
     caps = [limits.src_length] * len(turns)
     if len(turns) == 1:
         caps[0] = min(limits.src_length, limits.max_length - turns[0].length + len(turns[0].prompt))
@@ -149,6 +148,32 @@ def _truncate_left(
         message = f"the last turn takes {length} of max_length's {limits.max_length} tokens; raise max_length"
         raise InvalidRowError(NO_ROOM, message)
     return remaining, num_answers - len(conversation.answers)
+
+
+def _num_turns_to_drop(conversation: Conversation, template: ChatTemplate, limits: LengthLimits) -> int:
+    """Return the smallest number of oldest turns, at least 1, without which a conversation fits or has no target.
+
+    The number is found by bisection, because each attempt renders and encodes the rest of the conversation.
+    """
+    starts, room = conversation.turn_starts, limits.max_length
+    low, high = 1, len(starts)
+    while low < high:
+        middle = (low + high) // 2
+        shorter = conversation.from_message(starts[middle - 1])
+        if _has_target(shorter) and _shortest_length(_encode_last_example(shorter, template), limits) > room:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _has_target(conversation: Conversation) -> bool:
+    return any(message.is_target for message in conversation.messages)
+
+
+def _encode_last_example(conversation: Conversation, template: ChatTemplate) -> list[EncodedTurn]:
+    (turns,) = template.encode_turns([template.render(conversation)[-1].turns])
+    return turns
 
 
 def _shortest_length(turns: Sequence[EncodedTurn], limits: LengthLimits) -> int:

@@ -6,9 +6,11 @@ functions for NumPy arrays, tuples and strings. A file that names another functi
 
 from __future__ import annotations
 
+import mmap
 import pickle
+import pickletools
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO, cast
 
 import numpy as np
 
@@ -26,12 +28,29 @@ class _Latin1Bytes:
         return text.encode("latin1")
 
 
+class _ArrayType:
+    """Replacement for `numpy.ndarray`, which a file could call with any size; only `_EmptyArray` accepts it."""
+
+    __slots__ = ()
+
+
+class _EmptyArray:
+    """Replacement for `_reconstruct`, which creates the array whose shape, dtype and contents a pickle sets next."""
+
+    __slots__ = ()
+
+    def __call__(self, kind: Any, shape: Any, _dtype: Any) -> np.ndarray:
+        if not isinstance(kind, _ArrayType) or shape != (0,):
+            raise pickle.UnpicklingError(f"refusing to create an array of shape {shape}: arrays begin empty")
+        return np.empty(0, np.int8)
+
+
 # `__builtin__` is the name in Python 2. `_NUMPY_MODULES` has the names in NumPy 1 and 2.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
     ("numpy", "dtype"): np.dtype,
-    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "ndarray"): _ArrayType(),
     ("_codecs", "encode"): _Latin1Bytes(),
 }
 _NUMPY_MODULES = {"numpy.core.multiarray", "numpy._core.multiarray"}
@@ -45,6 +64,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with path.open("rb") as file:
+            _check_opcodes(file)
             content = _ArrayUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as arrays ({error}); save the adapter as safetensors") from error
@@ -56,12 +76,24 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
 
 
+def _check_opcodes(file: BinaryIO) -> None:
+    """Check that no length and no memo index exceeds the size of the file, for which memory would be allocated.
+
+    Raises:
+        ValueError: the pickle is damaged.
+    """
+    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], content)):
+            if opcode.name in ("PUT", "LONG_BINPUT", "FRAME") and (argument or 0) > len(content):
+                raise ValueError(f"{opcode.name} of {argument:,} in a file of {len(content):,} bytes")
+
+
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
             return _KNOWN[module, name]
         if module in _NUMPY_MODULES and name == "_reconstruct":
-            return super().find_class("numpy._core.multiarray", name)
+            return _EmptyArray()
         raise pickle.UnpicklingError(f"refusing to unpickle {module}.{name}: only arrays are allowed")
 
 

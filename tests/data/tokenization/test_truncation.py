@@ -169,3 +169,15 @@ def test_split_text_follows_the_policy():
 def test_length_limits_with_an_unknown_policy_raise():
     with pytest.raises(AssertionError, match="'middle'"):
         LengthLimits(1, 2, "middle")
+
+
+def test_truncate_left_of_many_turns_renders_the_conversation_a_few_times(plain, monkeypatch):
+    counts = []
+    real = type(plain).render
+    monkeypatch.setattr(
+        type(plain), "render", lambda self, given: counts.append(len(given.messages)) or real(self, given)
+    )
+    turns = [(QUESTION, str(index)) for index in range(500)]
+    _, answers, truncated = truncate(Conversation.from_turns(None, turns), plain, 20, 100, "left")
+    assert answers.replace(" ", "").endswith("499</s>") and last_number(truncated) == 499
+    assert sum(counts) < 4 * 1000

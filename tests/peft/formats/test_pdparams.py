@@ -106,3 +106,32 @@ def test_read_pickled_arrays_cannot_modify_array_constructors(name: str, tmp_pat
     (tmp_path / "x.pdparams").write_bytes(f"c{module}\n{function}\n(dS'x'\nI1\nsb.".encode())
     with pytest.raises(ValueError, match="cannot be read as arrays"):
         read_pickled_arrays(tmp_path / "x.pdparams")
+
+
+class _Call:
+    """Object that a pickle creates with a call."""
+
+    def __init__(self, function, *arguments):
+        self.call = (function, arguments)
+
+    def __reduce__(self):
+        return self.call
+
+
+SIZE = (2**40).to_bytes(8, "little")
+TOO_LARGE = {
+    "array": pickle.dumps({"w": _Call(np.ndarray, (2**40,), np.dtype("f4"))}, protocol=2),
+    "array that begins large": pickle.dumps({"w": _Call(np.zeros(1).__reduce__()[0], np.ndarray, (2**40,), b"b")}),
+    "bytes": b"\x80\x04\x8e" + SIZE + b"abc.",
+    "text": b"\x80\x04\x8d" + SIZE + b"abc.",
+    "bytearray": b"\x80\x05\x96" + SIZE + b"abc.",
+    "frame": b"\x80\x04\x95" + SIZE + b"abc.",
+    "memo": b"\x80\x02K\x01r\xff\xff\xff\x7f.",
+}
+
+
+@pytest.mark.parametrize("content", TOO_LARGE.values(), ids=TOO_LARGE)
+def test_read_pickled_arrays_of_terabytes_refuses_them_before_allocating(content: bytes, tmp_path: Path):
+    (tmp_path / "x.pdparams").write_bytes(content)
+    with pytest.raises(ValueError, match=r"cannot be read as arrays .*; save the adapter as safetensors"):
+        read_pickled_arrays(tmp_path / "x.pdparams")
