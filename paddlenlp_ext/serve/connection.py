@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from collections import Counter
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, ClassVar
 
 import h11
 from starlette.requests import Request
@@ -17,15 +18,22 @@ from paddlenlp_ext.utils.logging import get_logger
 STATUS_CLIENT_CLOSED = 499  # as in nginx; the client has left, so the status appears nowhere
 _SEND_BUFFER_BYTES = 1 << 16
 """Size of a connection's send buffer in the kernel; Linux would let it grow to megabytes."""
+MAX_CONNECTIONS = 512
+"""Maximum number of open connections of a client; a client that opens them faster than they are closed would use up the
+descriptors of the server."""
 logger = get_logger("paddlenlp_ext.serve")
 
 
 class TimedConnection(H11Protocol):
     """HTTP connection that is closed if a client takes longer than `timeout` seconds to send headers or to read.
 
+    A connection of a client with `MAX_CONNECTIONS` open connections is reset.
+
     uvicorn limits only the time between two requests, and stops its timer when the first bytes of the next one arrive.
     A client that does not read is disconnected at once, because an ordinary close would wait for the unread data.
     """
+
+    _num_open: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, *arguments: Any, timeout: float, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -34,14 +42,22 @@ class TimedConnection(H11Protocol):
         self._stall_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the timer for the first request."""
+        """Start the timer for the first request, or reset the connection."""
         super().connection_made(transport)
+        self._client = str((transport.get_extra_info("peername") or ("",))[0])  # None if the client has already left
+        self._num_open[self._client] += 1
+        if self._num_open[self._client] > MAX_CONNECTIONS:
+            transport.abort()
+            return
         transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timers."""
         super().connection_lost(exc)
+        self._num_open[self._client] -= 1
+        if not self._num_open[self._client]:
+            del self._num_open[self._client]
         self._stop_waiting()
         self._stop_stall_timer()
 
