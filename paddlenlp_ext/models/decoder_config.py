@@ -56,6 +56,7 @@ class DecoderConfig:
         fused_layers: fused projection in the checkpoint -> single projections and their sizes
             (file_layouts/fused_projections.py).
         file_layout: names and shapes of checkpoint tensors that differ from the parameters.
+        is_translated_by_peft: see `Family`.
         source: the config.json dict, written back by `save_pretrained`.
         config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
         name_or_path: name of the model in messages and saved adapters; None: unnamed.
@@ -105,6 +106,7 @@ class DecoderConfig:
     tensor_plan: TensorPlan = field(repr=False)
     fused_layers: FusedLayers = field(default_factory=dict, repr=False)
     file_layout: FileLayout = field(default_factory=FileLayout, repr=False)
+    is_translated_by_peft: bool = field(default=False, repr=False)
     source: Mapping[str, Any] = field(repr=False)
     name_or_path: str | None = None
     config_overrides: Mapping[str, Any] = field(default_factory=dict, repr=False)
@@ -188,6 +190,7 @@ class DecoderConfig:
             "mlp_bias": bool(reader.value("mlp_bias")),
             "ropes": ropes,
             "tensor_plan": family.tensor_plan,
+            "is_translated_by_peft": family.is_translated_by_peft,
             "fused_layers": {
                 name: {part: outputs[part] for part in parts} for name, parts in family.fused_layers.items()
             },

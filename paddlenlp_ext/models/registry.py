@@ -36,6 +36,8 @@ class Family:
         complete: function that rewrites special cases of config.json, such as older keys. The result is not saved.
         fused_layers: fused projection in the checkpoint -> single projections of the decoder
             (file_layouts/fused_projections.py).
+        is_translated_by_peft: whether Hugging Face PEFT reads entries of `target_modules` as names of experts
+            (peft/formats/peft_experts.py).
     """
 
     architecture: str
@@ -46,6 +48,7 @@ class Family:
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
     fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classifier: str | None = None
+    is_translated_by_peft: bool = False
 
     @property
     def classifier_architecture(self) -> str:

@@ -46,6 +46,7 @@ FAMILIES.register("deepseek_v2")(
             "topk_method": "greedy",
         },
         complete=complete_latent,
+        is_translated_by_peft=True,
     )
 )
 

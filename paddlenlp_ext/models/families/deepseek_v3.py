@@ -52,6 +52,7 @@ FAMILIES.register("deepseek_v3")(
             "topk_group": 4,
         },
         complete=complete_latent,
+        is_translated_by_peft=True,
     )
 )
 

@@ -73,6 +73,7 @@ FAMILIES.register("ernie4_5_moe")(
             "moe_norm_min": 1e-12,
             "router_aux_loss_coef": 0.001,
         },
+        is_translated_by_peft=True,
     )
 )
 

@@ -46,6 +46,7 @@ FAMILIES.register("glm4_moe")(
             "first_k_dense_replace": 1,
             "norm_topk_prob": True,
         },
+        is_translated_by_peft=True,
     )
 )
 

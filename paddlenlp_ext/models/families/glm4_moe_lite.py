@@ -52,6 +52,7 @@ FAMILIES.register("glm4_moe_lite")(
             "topk_group": 1,
         },
         complete=_complete,
+        is_translated_by_peft=True,
     )
 )
 

@@ -54,6 +54,7 @@ FAMILIES.register("qwen3_moe")(
             "moe_intermediate_size": 768,
             "router_aux_loss_coef": 0.001,
         },
+        is_translated_by_peft=True,
     )
 )
 

@@ -13,8 +13,6 @@ from typing import Any
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.lora.expert_layers import shortest_parameters
 
-TRANSLATED = frozenset({"deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "qwen3_moe"})
-"""Model types whose `target_modules` PEFT translates."""
 _EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
@@ -25,7 +23,7 @@ def layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> 
         fields: fields of adapter_config.json.
         model: base model of the adapter.
     """
-    if fields["peft_type"] != "LORA" or model.config.model_type not in TRANSLATED:
+    if fields["peft_type"] != "LORA" or not model.config.is_translated_by_peft:
         return []
     entries = [f".{entry}" for entry in fields["target_modules"] if entry.rpartition(".")[2] in _EXPERT_NAMES]
     return [name for name, _ in model.named_sublayers() if f".{name}".endswith(tuple(entries))]
