@@ -17,21 +17,26 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
 """Size limit of JSON files; the largest valid file, the weight index of a large model, has a few megabytes."""
+MAX_JSON_VALUES = 1 << 23
+"""Limit on the number of commas and brackets in a JSON file; each value takes up to 100 bytes of memory."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
     """Return the object in a JSON file.
 
     Raises:
-        ValueError: the file is missing or larger than `MAX_JSON_BYTES`; or the contents are not UTF-8, not JSON, not an
-            object, nested too deeply, or have a duplicate key.
+        ValueError: the file is missing, larger than `MAX_JSON_BYTES` or has more than `MAX_JSON_VALUES` values; or the
+            contents are not UTF-8, not JSON, not an object, nested too deeply, or have a duplicate key.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if path.stat().st_size > MAX_JSON_BYTES:
         raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; it is damaged or does not belong to a model")
+    data = path.read_bytes()
+    if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
+        raise ValueError(f"{path}: more than {MAX_JSON_VALUES:,} values; it is damaged or does not belong to a model")
     try:
-        content = read_document(decode_utf8(path.read_bytes()))
+        content = read_document(decode_utf8(data))
     except JsonError as error:
         if error.reason == DUPLICATE:
             raise ValueError(f"{path}: {error}") from error

@@ -107,11 +107,14 @@ def test_atomic_folder_flushes_every_file_before_it_appears(tmp_path, monkeypatc
         ("[" * 100_000, r":1:1: damaged, not JSON \(lists are nested too deeply"),
         ('{"n": ' + "1" * 5000 + "}", r":1:1: damaged, not JSON \(a whole number of 5000 digits"),
         ("{} " * 9, ": larger than 0 MiB"),
+        ('{"n": [' + "[]," * 30 + "[]]}", ": more than 20 values; it is damaged"),
     ],
 )
 def test_read_json_object_of_a_bomb_raises_with_the_file(content, message, tmp_path, monkeypatch):
     if "larger" in message:
         monkeypatch.setattr(files, "MAX_JSON_BYTES", 20)
+    if "values" in message:
+        monkeypatch.setattr(files, "MAX_JSON_VALUES", 20)
     (tmp_path / "x.json").write_text(content)
     with pytest.raises(ValueError, match=rf"x\.json{message}"):
         files.read_json_object(tmp_path / "x.json")
