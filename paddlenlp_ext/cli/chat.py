@@ -8,6 +8,7 @@ from typing import Any, TextIO
 
 from paddlenlp_ext.generation.detokenizer import IncrementalDetokenizer
 from paddlenlp_ext.generation.generate import GenerationModel, generate
+from paddlenlp_ext.utils.stop_signals import keyboard_interrupts
 
 History = list[tuple[str, str]]
 
@@ -75,7 +76,8 @@ def chat(
         stream = TextStream(decode, output)
         try:
             prompts = [encode_prompt(question, history)]
-            generate(model, prompts, batch_size=1, on_token=lambda _, token, put=stream.put: put(token), **options)
+            with keyboard_interrupts():
+                generate(model, prompts, batch_size=1, on_token=lambda _, token, put=stream.put: put(token), **options)
         except KeyboardInterrupt:  # Ctrl-C ends the answer, not the chat, and drops the turn
             stream.close()
             continue

@@ -51,7 +51,9 @@ def serve(arguments: ServeArguments) -> None:
         raise ValueError(
             f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose others"
         ) from error
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the fork server, whose imports take seconds
     start_fork_server()
+    signal.signal(signal.SIGINT, handler)
     models = load_models(arguments)
     readers = ReaderProcesses(RequestReader(models.catalog, arguments.max_waiting))
     engine = Engine(

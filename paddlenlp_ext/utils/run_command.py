@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
+from paddlenlp_ext.utils.stop_signals import handled_stop_signals
 from paddlenlp_ext.utils.storage_errors import explain
 
 _PACKAGE = Path(__file__).resolve().parents[1]
@@ -27,7 +28,7 @@ _LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's lau
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
-    """Call `main` with the command line; exit with code 2 after a user error.
+    """Call `main` with the command line; exit with code 2 after a user error, and with 128 + number after a signal.
 
     User errors are storage errors, such as a full disk, and each `ValueError` or `ModuleNotFoundError` that this
     project raises. All other errors are defects and are shown with a traceback. If the reader of standard output has
@@ -36,8 +37,9 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     _follow_launcher()
     _open_standard_streams()
     try:
-        main(sys.argv[1:] if argv is None else argv)
-        sys.stdout.flush()
+        with handled_stop_signals():
+            main(sys.argv[1:] if argv is None else argv)
+            sys.stdout.flush()
     except (ValueError, ModuleNotFoundError) as error:
         if _is_peer_failure(error):
             _exit_after_peer_failure(error)

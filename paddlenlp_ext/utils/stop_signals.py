@@ -1,8 +1,141 @@
-"""Signals that stop a run gracefully."""
+"""Signals that stop a program, and their handlers outside of training.
+
+| signal | effect |
+|---|---|
+| first | one line on standard error; the blocks `finally` remove drafts, for at most three seconds; exit |
+| second | exit immediately |
+
+The exit code is 128 + the signal's number. Training has other handlers (`trainer/stopping/signals.py`).
+"""
 
 from __future__ import annotations
 
+import _thread
+import os
 import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from importlib.abc import MetaPathFinder
+from types import FrameType, ModuleType
+from typing import Any, NoReturn
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 """Ctrl-C; termination by a batch system; warning of a batch system before the time limit; loss of the terminal."""
+_CLEANUP_SECONDS = 3.0
+
+_received: int | None = None
+"""First signal outside of training."""
+
+
+class ProgramStopped(SystemExit):
+    """Exit after the first signal outside of training."""
+
+
+@contextmanager
+def handled_stop_signals() -> Iterator[None]:
+    """Handle stop signals in the block, the main part of a program, as described above.
+
+    If the block ends after a signal, with whatever exception, the process ends. After the block, a signal ends the
+    process immediately.
+    """
+    handle_stop_signals(stop_program)
+    keeper = _HandlerKeeper()
+    sys.meta_path.insert(0, keeper)
+    try:
+        yield
+    finally:
+        if _received is not None:  # libraries turn ProgramStopped into other exceptions, and `import paddle` does
+            with suppress(OSError, ValueError):
+                sys.stdout.flush()
+            _exit(_received)
+        sys.meta_path.remove(keeper)
+        handle_stop_signals(exit_at_once)
+
+
+def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
+    """Set the handler of each signal in STOP_SIGNALS that is not ignored, as SIGHUP is under nohup.
+
+    Only the main thread can set handlers; in other threads, this function has no effect.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    for number in STOP_SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
+class _HandlerKeeper(MetaPathFinder):
+    """Finder of no modules that installs the handler of SIGTERM again at each import of one of Paddle's modules.
+
+    Paddle's first modules replace the handler by one that prints a report of ten lines; the import continues for
+    seconds.
+    """
+
+    def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
+        if name.startswith("paddle.") and threading.current_thread() is threading.main_thread():
+            handler = signal.getsignal(signal.SIGTERM)
+            if callable(handler):
+                signal.signal(signal.SIGTERM, handler)
+
+
+@contextmanager
+def keyboard_interrupts() -> Iterator[None]:
+    """Let Ctrl-C raise KeyboardInterrupt within the block, whatever its handler outside."""
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def stop_program(number: int, frame: FrameType | None) -> NoReturn:
+    """Handle the first signal outside of training: print a line and leave the program within three seconds.
+
+    The process also ends if a library catches the exception. During an import, it ends immediately, because modules
+    such as Paddle's print messages of their own when an exception interrupts them.
+
+    Raises:
+        ProgramStopped: always.
+    """
+    global _received
+    _received = number
+    if _is_importing(frame):
+        exit_at_once(number)
+    _report(number)
+    sys.unraisablehook = lambda _: _exit(number)  # the exception was lost, for example in a destructor
+    # `Thread.start` could wait for a lock that the interrupted code holds.
+    _thread.start_new_thread(_exit_later, (number,))
+    raise ProgramStopped(128 + number)
+
+
+def _is_importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def exit_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
+    """Handle a signal: print a line and end the process without running blocks `finally` or destructors."""
+    _report(number)
+    _exit(number)
+
+
+def _report(number: int) -> None:
+    """Print the line of a signal; the next signal ends the process, even if the reader of the line is stuck."""
+    handle_stop_signals(_exit)
+    with suppress(OSError):  # the terminal has been closed, or the reader of the pipe has ended
+        os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+
+
+def _exit_later(number: int) -> None:
+    time.sleep(_CLEANUP_SECONDS)
+    _exit(number)
+
+
+def _exit(number: int, frame: FrameType | None = None) -> NoReturn:
+    os._exit(128 + number)

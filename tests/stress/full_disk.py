@@ -22,7 +22,8 @@ from paddlenlp_ext.trainer.callbacks import loss_plot
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.checkpoints.resume import checkpoint_damage
 from paddlenlp_ext.utils.run_command import run_command
-from tests.stress.kill_and_resume import COMMON, LORA, exit_code, finish, run_finetune, write_inputs
+from tests.stress.forked_processes import exit_code, finish
+from tests.stress.kill_and_resume import COMMON, LORA, run_finetune, write_inputs
 
 
 def main() -> None:

@@ -1,28 +1,31 @@
-"""Kill small runs with SIGKILL and resume them: each must end with the bits of the run that was never killed.
+"""Kill or stop small runs and resume them: each must end with the bits of the run that was never stopped.
 
-    python -m tests.stress.kill_and_resume --kills 1000
+    python -m tests.stress.kill_and_resume --kills 1000      SIGKILL, one to three times per run
+    python -m tests.stress.kill_and_resume --signals 200     two stop signals per run, the second while it stops
 
 Attempts are forked from a process that has imported everything and computed nothing, so they start in 0.1 seconds.
 Half of the kills come after a random time. The others come before a random file operation (open, rename, mkdir, remove)
 below the run's folder, which an audit hook counts: so half of the kills are in saves and caches.
+
+Stop signals come after random times. A stopped process leaves through the interpreter's exit, as a program does.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import json
 import os
 import random
 import shutil
 import signal
-import socket
+import statistics
 import sys
 import tempfile
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,10 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401 (i
 from paddlenlp_ext.cli.run_finetune import run_finetune
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.trainer.callbacks import loss_plot
+from paddlenlp_ext.utils.run_command import run_command
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 from tests.common.models import write_tiny_data, write_tiny_model
+from tests.stress.forked_processes import finish, ranks_of, start, stop_twice
 
 COMMON = {
     "do_train": True,
@@ -64,27 +70,54 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 TIMES = ("per_second", "runtime", "seconds", "peak_memory")
 EVENTS = ("open", "os.rename", "os.mkdir", "os.remove", "os.rmdir")
-MAX_SECONDS = 120.0
 
 
 def main() -> None:
-    """Run the recipes in turn until the wanted number of kills is reached; exit with 1 if a run ends differently."""
+    """Run the recipes in turn until the wanted number of kills or stops is reached; exit with 1 if a run differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=12, help="number of kills in total")
+    parser.add_argument("--signals", type=int, default=0, help="number of runs with two stop signals, instead of kills")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), help="kinds of runs")
     parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
     arguments = parser.parse_args()
     loss_plot.plot_loss = lambda log_history, path: None  # takes longer than the runs
-    draw, kills = random.Random(arguments.seed), Counter[str]()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
+    draw = random.Random(arguments.seed)
+    folder = Path(tempfile.mkdtemp())  # a TemporaryDirectory would be removed by the exit of each process
+    try:
         finish(lambda: write_inputs(folder), folder / "inputs.log")
         unbroken = {recipe: Unbroken(folder, recipe) for recipe in arguments.recipes}
-        while kills.total() < arguments.kills:
-            for recipe, expected in unbroken.items():
-                kills[recipe] += expected.kill_and_resume(draw)
-                print(f"{kills.total()} kills: {dict(kills)}", flush=True)
+        if arguments.signals:
+            stop_runs(list(unbroken.values()), arguments.signals, draw)
+        else:
+            kill_runs(unbroken, arguments.kills, draw)
+    finally:
+        shutil.rmtree(folder)
+
+
+def kill_runs(unbroken: dict[str, Unbroken], number: int, draw: random.Random) -> None:
+    """Kill and resume runs until `number` kills are reached."""
+    kills = Counter[str]()
+    while kills.total() < number:
+        for recipe, expected in unbroken.items():
+            kills[recipe] += expected.kill_and_resume(draw)
+            print(f"{kills.total()} kills: {dict(kills)}", flush=True)
     print(f"{kills.total()} kills; every run ended with the bits of the unbroken one")
+
+
+def stop_runs(unbroken: list[Unbroken], number: int, draw: random.Random) -> None:
+    """Stop and resume runs until in `number` runs the second signal arrived while the run was stopping."""
+    times: list[float] = []
+    num_runs = 0
+    while len(times) < number:
+        seconds = unbroken[num_runs % len(unbroken)].stop_and_resume(draw)
+        num_runs += 1
+        times += [] if seconds is None else [seconds]
+        print(f"{num_runs} runs, {len(times)} with a second signal while stopping", flush=True)
+    print(
+        f"{num_runs} runs with two signals; every run ended with the bits of the unbroken one\n"
+        f"seconds from the second signal to the end in {len(times)} runs: median {statistics.median(times):.3f}, "
+        f"maximum {max(times):.3f}"
+    )
 
 
 class Unbroken:
@@ -114,20 +147,65 @@ class Unbroken:
             else:
                 moments.append({"operation": draw.randint(1, self.num_operations)})
             num_kills += self.attempt(run, **moments[-1])
+        self.resume_and_compare(run, f"killed at {moments}")
+        return num_kills
+
+    def stop_and_resume(self, draw: random.Random) -> float | None:
+        """Send two stop signals to a run, resume it and compare it.
+
+        Returns:
+            The time from the second signal to the run's end in seconds; None if the run had ended before.
+        """
+        run, log = self.folder / f"{self.recipe} stopped", self.folder / f"{self.recipe} stopped.log"
+        log.unlink(missing_ok=True)
+        delays = (draw.uniform(0.0, self.seconds), draw.uniform(0.0, draw.choice((0.03, 0.3, 3.0))))
+        signals = [(delay, draw.choice(STOP_SIGNALS)) for delay in delays]
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the program has its handlers
+        running = start(self.program(run), log, self.ranks(), leave=ctypes.pythonapi.Py_Exit)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+        codes, seconds = stop_twice(running, signals)
+        story = ", ".join(f"{number.name} after {delay:.3f} s" for delay, number in signals)
+        # Negative: the signal arrived after the interpreter's exit had reset its handler. 1: another rank has ended.
+        allowed = {0, *(code for _, number in signals for code in (128 + number, -number))}
+        allowed |= {1} if len(codes) > 1 else set()
+        text = log.read_text()
+        if not set(codes) <= allowed or "Traceback" in text or (max(codes) > 0 and "stopped by" not in text):
+            sys.exit(f"{self.recipe}, {story}: exit codes {codes}:\n{text[-4000:]}")
+        self.resume_and_compare(run, f"stopped by {story}")
+        return seconds
+
+    def resume_and_compare(self, run: Path, story: str) -> None:
+        """Finish a run, compare its outcome and remove it; exit with an error that tells the story of the run."""
         self.attempt(run)
         if (got := outcome(run)) != self.outcome:
             different = sorted(name for name in {*got, *self.outcome} if got.get(name) != self.outcome.get(name))
             kept = Path(tempfile.mkdtemp(prefix="killed-")) / "run"
             shutil.copytree(run, kept)
-            sys.exit(f"{self.recipe}, killed at {moments}: {', '.join(different)} differ; the run is in {kept}")
+            sys.exit(f"{self.recipe}, {story}: {', '.join(different)} differ; the run is in {kept}")
         for path in (run, run.with_name(f"{run.name} cache")):
             shutil.rmtree(path, ignore_errors=True)
-        return num_kills
 
     def attempt(
         self, run: Path, after: float | None = None, operation: int | None = None, count_in: Path | None = None
     ) -> bool:
         """Run the recipe until it ends or is killed; return whether it was killed."""
+        program = self.program(run)
+
+        def work() -> None:
+            operations = watch(run, operation)
+            program()
+            if count_in is not None:
+                with open(count_in, "a") as file:
+                    file.write(f"{operations[0]}\n")
+
+        return finish(work, self.folder / f"{run.name}.log", after, self.ranks())
+
+    def ranks(self) -> list[dict[str, str]]:
+        """Return the environment of each process."""
+        return ranks_of(2) if self.recipe == "two ranks" else [{}]
+
+    def program(self, run: Path) -> Callable[[], None]:
+        """Return a function that runs the recipe as a command does."""
         keys = {
             **COMMON,
             **RECIPES[self.recipe],
@@ -139,17 +217,12 @@ class Unbroken:
         run_file = self.folder / "run.json"
         run_file.write_text(json.dumps(keys))
         sections = PREFERENCE_SECTIONS if self.recipe == "preference" else SECTIONS
-        log = self.folder / f"{run.name}.log"
 
-        def work() -> None:
-            operations = watch(run, operation)
-            run_finetune([str(run_file)], sections)
-            if count_in is not None:
-                with open(count_in, "a") as file:
-                    file.write(f"{operations[0]}\n")
+        def main(argv: Sequence[str]) -> None:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
+            run_finetune(argv, sections)
 
-        ranks = ranks_of(2) if self.recipe == "two ranks" else [{}]
-        return finish(work, log, after, ranks)
+        return lambda: run_command(main, [str(run_file)])
 
 
 def watch(run: Path, last: int | None) -> list[int]:
@@ -164,100 +237,6 @@ def watch(run: Path, last: int | None) -> list[int]:
 
     sys.addaudithook(hook)
     return operations
-
-
-def finish(
-    work: Callable[[], None], log: Path, after: float | None = None, ranks: list[dict[str, str]] | None = None
-) -> bool:
-    """Do `work` in forked processes; return whether they were killed.
-
-    Args:
-        work: function to call.
-        log: file for the output.
-        after: seconds until all processes are killed; None: they are not.
-        ranks: environment of each process; None for one process.
-    """
-    read_end, write_end = os.pipe()
-    running = {fork(work, log, variables, (read_end, write_end)) for variables in ranks or [{}]}
-    os.close(read_end)
-    os.close(write_end)
-    ends = time.monotonic() + (MAX_SECONDS if after is None else after)
-    was_killed = False
-    while running:
-        for process in list(running):
-            done, status = os.waitpid(process, os.WNOHANG)
-            if done and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL:
-                was_killed, ends = True, 0.0
-            elif done and status and not was_killed:
-                sys.exit(f"a run failed with status {status}:\n{log.read_text()[-4000:]}")
-            running -= {process} if done else set()
-        if time.monotonic() > ends and running:
-            if after is None and not was_killed:
-                sys.exit(f"a run hangs:\n{log.read_text()[-4000:]}")
-            for process in running:
-                os.kill(process, signal.SIGKILL)
-            was_killed = True
-        time.sleep(0.002)
-    return was_killed
-
-
-def fork(work: Callable[[], None], log: Path, variables: dict[str, str], others: tuple[int, int]) -> int:
-    """Start a process that does `work` with more environment variables, and return its id.
-
-    Rank 0 serves the key-value store of all ranks, so it ends after the others have closed their end of the pipe.
-    """
-    process = os.fork()
-    if process:
-        return process
-    code = 1
-    try:
-        with open(log, "a") as file:
-            for stream in (1, 2):
-                os.dup2(file.fileno(), stream)
-        os.environ.update(variables)
-        is_first = variables.get("PADDLE_TRAINER_ID", "0") == "0"
-        os.close(others[1] if is_first else others[0])
-        work()
-        if is_first:
-            os.read(others[0], 1)
-        code = 0
-    except SystemExit as stop:
-        code = stop.code if isinstance(stop.code, int) else 1
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
-
-
-def exit_code(work: Callable[[], None], log: Path) -> int:
-    """Do `work` in a forked process and return its exit code."""
-    read_end, write_end = os.pipe()
-    process = fork(work, log, {}, (read_end, write_end))
-    os.close(read_end)
-    os.close(write_end)
-    return os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
-
-
-def ranks_of(size: int) -> list[dict[str, str]]:
-    """Return the environment that Paddle's launcher gives to each of `size` processes over gloo."""
-    ports = []
-    for _ in range(size + 1):
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            ports.append(probe.getsockname()[1])
-    points = [f"127.0.0.1:{port}" for port in ports]
-    return [
-        {
-            "PADDLE_MASTER": points[-1],
-            "PADDLE_TRAINERS_NUM": str(size),
-            "PADDLE_TRAINER_ID": str(rank),
-            "PADDLE_TRAINER_ENDPOINTS": ",".join(points[:-1]),
-            "PADDLE_CURRENT_ENDPOINT": points[rank],
-            "PADDLE_DISTRI_BACKEND": "gloo",
-        }
-        for rank in range(size)
-    ]
 
 
 def outcome(run: Path) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, exit_at_once, stop_program
 
 TIME_LIMIT = 1000
 """Value of `StopSignals.received` for `max_train_time`, larger than all signal numbers."""
@@ -53,7 +53,8 @@ class _InterruptedError(Exception):
 
 
 class StopSignals:
-    """Context in which the first signal sets `received`, and the second signal calls the previous handler.
+    """Context in which the first signal sets `received`, and the second signal ends the process or calls the previous
+    handler: it ends a program (`run_command`) immediately; elsewhere, Ctrl-C raises KeyboardInterrupt as usual.
 
     Python handles signals only in the main thread. In other threads, only the time limit has an effect. If SIGHUP is
     ignored, as under nohup, it stays ignored.
@@ -93,6 +94,8 @@ class StopSignals:
             is_repetition = number == self._local_signal and number in _REPEATED
             if is_repetition and time.monotonic() - self._first_time < _REPEAT_SECONDS:
                 return
+            if self._previous_handlers[number] is stop_program:  # nothing is left to clean up
+                exit_at_once(number)
             self._restore()
             signal.raise_signal(number)
             return

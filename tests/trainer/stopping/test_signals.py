@@ -21,7 +21,7 @@ from paddlenlp_ext.trainer.stopping import max_train_time
 from paddlenlp_ext.trainer.stopping import signals as signals_module
 from paddlenlp_ext.trainer.stopping.signals import StopSignals, TrainingStopped
 from paddlenlp_ext.trainer.trainer import Trainer
-from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, stop_program
 from tests.common.scripts import script_environment
 from tests.common.training import Rows, Tokenizer, make_config, make_model
 
@@ -58,6 +58,26 @@ def test_stop_signals_first_sets_received_and_second_stops(number, heard, monkey
         assert signals.received == number and heard == []
         os.kill(os.getpid(), number)
         assert heard == [number]
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_stop_signals_second_in_a_program_ends_the_process_instead_of_raising(number, heard, monkeypatch):
+    """Test that no exception interrupts native code and no destructor runs, as after KeyboardInterrupt."""
+
+    def end(number):
+        raise ProcessEnded(number)
+
+    monkeypatch.setattr(signals_module, "exit_at_once", end)
+    signal.signal(number, stop_program)  # as in run_command; `heard` restores the handler
+    with StopSignals() as signals:
+        os.kill(os.getpid(), signal.SIGUSR1 if number == signal.SIGINT else signal.SIGINT)
+        with pytest.raises(ProcessEnded, match=str(int(number))):
+            os.kill(os.getpid(), number)
+    assert signals.received != number and heard == []
+
+
+class ProcessEnded(Exception):
+    """Replacement of the end of the process; the argument is the signal."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
