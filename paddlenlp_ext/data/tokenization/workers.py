@@ -29,10 +29,12 @@ from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
+from paddlenlp_ext.utils.logging import get_logger
 
 BYTES_PER_WORKER = 1 << 22
 """Bytes of data per worker process; for less data, starting a process takes longer than tokenizing without it."""
 _BLOCKS_AHEAD = 16
+_PROGRESS_SECONDS = 15.0
 _PARENT_CHECK_SECONDS = 5.0
 
 
@@ -160,10 +162,16 @@ def tokenize(
     invalid: list[InvalidRow] = []
     num_processes = num_workers(num_processes, sum(reader.size for reader in readers))
     blocks = (block for reader in readers for block in reader.blocks())
+    logged = time.monotonic()
     with BlockEncoder(encoder, num_processes) as workers, TokenWriter(folder) as writer:
         for encoded in workers.encode(blocks):
             writer.append(encoded.arrays)
             stats.add(encoded.stats)
+            if time.monotonic() - logged > _PROGRESS_SECONDS:
+                logged = time.monotonic()
+                get_logger().info(
+                    "tokenizing: %s rows, %.0f%% of the current file", f"{stats.num_read:,}", 100 * encoded.fraction
+                )
             invalid += [row for row in encoded.invalid if row.fatal or bad_rows == "error"]
     if invalid:
         raise DataError(invalid)

@@ -87,3 +87,11 @@ def test_num_workers_follows_the_request_and_the_size_of_the_data(monkeypatch):
     assert num_workers(None, 1000) == 1
     assert num_workers(None, 3 * encode.BYTES_PER_WORKER) == 4
     assert num_workers(None, 10**12) == 8
+
+
+def test_tokenize_logs_rows_and_the_position_in_the_file(readers, encoder, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(encode, "_PROGRESS_SECONDS", -1.0)
+    with caplog.at_level("INFO", logger="paddlenlp_ext"):
+        tokenize(readers, encoder, tmp_path, "drop", 1)
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("tokenizing: ")]
+    assert lines[-1] == "tokenizing: 200 rows, 100% of the current file" and len(lines) > 10
