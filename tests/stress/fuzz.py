@@ -94,12 +94,23 @@ def _kind(error: BaseException) -> str:
 
 def targets() -> dict[str, Target]:
     """Return the targets by name."""
-    from tests.stress import fuzz_adapters, fuzz_config, fuzz_rows, fuzz_templates, fuzz_tensors, fuzz_tokenizer
+    from tests.stress import (
+        fuzz_adapters,
+        fuzz_config,
+        fuzz_readers,
+        fuzz_rows,
+        fuzz_templates,
+        fuzz_tensors,
+        fuzz_tokenizer,
+    )
 
     return {
         "config": fuzz_config.attack,
         "adapters": fuzz_adapters.attack,
         "rows": fuzz_rows.attack,
+        "compressed": fuzz_readers.attack_compressed,
+        "columns": fuzz_readers.attack_columns,
+        "json": fuzz_readers.attack_json,
         "safetensors": fuzz_tensors.attack_safetensors,
         "gguf": fuzz_tensors.attack_gguf,
         "tokenizer": fuzz_tokenizer.attack,
