@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
-import os
-import re
 import select
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,31 +16,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.server_process import server_process
+
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[tuple[subprocess.Popen, int]]:
     """Start the server; yield the process and its port."""
-    words = ["--model_name_or_path", str(folder / "base"), "--port", "0", "--device", "cpu", "--transfer_timeout", "1"]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "paddlenlp_ext.serve", *words], stderr=subprocess.PIPE, text=True, env={**os.environ}
-    )
-    try:
-        assert process.stderr is not None
-        port = next(
-            int(found[1]) for line in process.stderr if (found := re.search(r"http://127.0.0.1:(\d+)/v1", line))
-        )
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1).close()
-                break
-            except OSError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-        yield process, port
-    finally:
-        process.kill()
-        process.wait()
+    with server_process(str(folder / "base"), "--transfer_timeout", "1") as started:
+        yield started
 
 
 def ask(port: int, **options) -> dict:
