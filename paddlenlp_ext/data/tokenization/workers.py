@@ -30,12 +30,13 @@ from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.stop_signals import handle_stop_signals
 
 BYTES_PER_WORKER = 1 << 22
 """Bytes of data per worker process; for less data, starting a process takes longer than tokenizing without it."""
 _BLOCKS_AHEAD = 16
 _PROGRESS_SECONDS = 15.0
-_PARENT_CHECK_SECONDS = 5.0
+_PARENT_CHECK_SECONDS = 1.0
 
 
 def num_workers(requested: int | None, num_bytes: int) -> int:
@@ -122,7 +123,9 @@ def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
     global _worker_encoder
     _worker_encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all processors
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent finishes its step first
+    # Signals of a terminal or batch system reach all processes; the parent finishes its step first, then ends the pool.
+    handle_stop_signals(signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # sent by the pool to end its workers
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()
 
 

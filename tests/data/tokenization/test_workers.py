@@ -19,6 +19,7 @@ from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers, tokenize
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 
 @pytest.fixture
@@ -95,3 +96,18 @@ def test_tokenize_logs_rows_and_the_position_in_the_file(readers, encoder, tmp_p
         tokenize(readers, encoder, tmp_path, "drop", 1)
     lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("tokenizing: ")]
     assert lines[-1] == "tokenizing: 200 rows, 100% of the current file" and len(lines) > 10
+
+
+def handlers_in_worker(block):
+    """Return the handlers of the stop signals, as the encoder of a pool."""
+    return [signal.getsignal(number) for number in STOP_SIGNALS]
+
+
+def test_workers_ignore_stop_signals_except_the_one_that_ends_them():
+    """Test that a closed terminal or a batch system, whose signals reach all processes, leaves the pool running."""
+    with BlockEncoder(handlers_in_worker, 2) as workers:
+        (handlers,) = workers.encode([None])
+    assert dict(zip(STOP_SIGNALS, handlers, strict=True)) == {
+        **dict.fromkeys(STOP_SIGNALS, signal.SIG_IGN),
+        signal.SIGTERM: signal.SIG_DFL,
+    }
