@@ -5,21 +5,21 @@
 The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x). The index w denotes the chosen answer, l the
 rejected answer, and s is the logistic function:
 
-    sigmoid    -(1 - e) log s(beta (r_w - r_l)) - e log s(-beta (r_w - r_l))                   arXiv:2305.18290
+    sigmoid    -(1 - e) log s(d) - e log s(-d), d = beta (r_w - r_l)                           arXiv:2305.18290
     robust     sigmoid with -e in place of e, divided by 1 - 2 e                               arXiv:2403.00409
     hinge      max(0, 1 - beta (r_w - r_l))                                                    arXiv:2305.10425
     ipo        (r_w / n_w - r_l / n_l - 1 / (2 beta))^2                                        arXiv:2310.12036
-    simpo      sigmoid of beta (log pi(y_w) / n_w - log pi(y_l) / n_l) - gamma                 arXiv:2405.14734
-    orpo       -log s(log odds(y_w) - log odds(y_l)), odds of exp(log pi(y) / n)               arXiv:2403.07691
+    simpo      sigmoid with d = beta (log pi(y_w) / n_w - log pi(y_l) / n_l) - gamma           arXiv:2405.14734
+    orpo       -log s(log odds(y_w) - log odds(y_l)), odds of p = exp(log pi(y) / n)           arXiv:2403.07691
     kto_pair   (1 - s(beta (r_w - z_l))) / 2 + (1 - s(beta (z_w - r_l))) / 2                   arXiv:2402.01306
     dpop       -log s(beta (r_w - r_l - lambda max(0, -r_w)))                                  arXiv:2402.13228
     sppo_hard  (r_w - 1 / (2 beta))^2 + (r_l + 1 / (2 beta))^2                                 arXiv:2405.00675
     nca_pair   -log s(beta r_w) - (log s(-beta r_w) + log s(-beta r_l)) / 2                    arXiv:2402.05369
     apo_zero   1 - s(beta r_w) + s(beta r_l)                                                   arXiv:2408.06266
 
-e is `label_smoothing` (sigmoid: conservative DPO), n is the number of tokens of an answer, and z is the mean log-ratio
-over the batch, at least 0 and without gradient. The reward of an answer is beta r; with SimPO and ORPO, it is
-beta log pi(y) / n.
+e is `label_smoothing`; if e is above 0, sigmoid is conservative DPO. gamma is `simpo_gamma`, and lambda is
+`dpop_lambda`. n is the number of tokens of an answer. z is the mean log-ratio over the batch, at least 0 and without
+gradient. The reward of an answer is beta r; with SimPO and ORPO, it is beta log pi(y) / n.
 
 Shapes: N pairs, A answers.
 """
@@ -43,7 +43,7 @@ class Pairs:
     """Inputs of a pair loss, float32 [N].
 
     Attributes:
-        chosen_ratios, rejected_ratios: log-ratios of model and reference model for each answer.
+        chosen_ratios, rejected_ratios: log-ratio of model and reference model for each answer.
         chosen_means, rejected_means: mean log-probability per token of each answer.
         chosen_lengths, rejected_lengths: number of tokens of each answer.
     """
@@ -177,7 +177,7 @@ def orpo(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 
 def _log_odds(logps_N: paddle.Tensor) -> paddle.Tensor:
-    """Return log(p / (1 - p)) for p = exp(logps_N); p is at most exp(-LEAST_DOUBT)."""
+    """Return log(p / (1 - p)) for p = exp(logps_N); p is clipped to at most exp(-LEAST_DOUBT)."""
     logps_N = logps_N.clip(max=-LEAST_DOUBT)
     return logps_N - paddle.log(-paddle.expm1(logps_N))
 

@@ -56,11 +56,11 @@ def kto_loss(
 
 
 def kto_baseline(logps_A: paddle.Tensor, reference_A: paddle.Tensor | None, options: PreferenceConfig) -> paddle.Tensor:
-    """Return KTO's estimate of the KL divergence: the mean log-ratio of mismatched answers, at least 0.
+    """Return KTO's estimate of the KL divergence: the mean log-ratio of answers to other prompts, at least 0.
 
     Args:
-        logps_A: float32 [A], log-probabilities of mismatched answers (`PreferenceBatch.mismatched`).
-        reference_A: the reference model's log-probabilities of the mismatched answers; None without a reference model.
+        logps_A: float32 [A], log-probabilities of answers given other prompts (`PreferenceBatch.mismatched`).
+        reference_A: log-probabilities under the reference model; None without a reference model.
         options: `config.preference` of a run.
     """
     return log_ratios(logps_A, reference_A, options).mean().clip(min=0).detach()

@@ -1,4 +1,4 @@
-"""Metrics of preference training with TRL's names, accumulated over micro-batches and ranks."""
+"""Metrics of preference training, named as in TRL and accumulated over micro-batches and ranks."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _zeros() -> np.ndarray:
 class PreferenceMetrics:
     """Sums and counts of preference metrics.
 
-    | metric | mean over |
+    | metric | value |
     |---|---|
-    | `rewards/chosen`, `rewards/rejected` | rewards of chosen (desirable) and of rejected (undesirable) answers |
-    | `rewards/margins` | difference between the means of chosen and rejected rewards |
-    | `rewards/accuracies` | pairs: 1 if the chosen answer has the higher reward |
-    | `logps/chosen`, `logps/rejected` | log-probabilities of answers, summed over their tokens |
-    | `nll_loss` | chosen answers: mean negative log-probability per token |
-    | `kl` | micro-batches: KTO's baseline |
+    | `rewards/chosen`, `rewards/rejected` | mean reward of the chosen (desirable) or rejected (undesirable) answers |
+    | `rewards/margins` | mean reward of the chosen answers minus mean reward of the rejected answers |
+    | `rewards/accuracies` | fraction of the pairs whose chosen answer has the higher reward |
+    | `logps/chosen`, `logps/rejected` | mean over the answers of the log-probability, summed over an answer's tokens |
+    | `nll_loss` | mean over the chosen answers of the negative log-probability per token |
+    | `kl` | mean of KTO's baseline over the micro-batches |
 
     Attributes:
         sums: float64 [metrics], in the order of `SUMMED`.
@@ -92,7 +92,7 @@ class PreferenceMetrics:
         return cls(sums, counts)
 
     def means(self) -> dict[str, float]:
-        """Return the mean of each metric that has values, by name, and `rewards/margins`."""
+        """Return a dict from metric names to values; metrics without data are left out."""
         means = {
             name: float(total / count)
             for name, total, count in zip(SUMMED, self.sums, self.counts, strict=True)

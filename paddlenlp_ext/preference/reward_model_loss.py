@@ -54,14 +54,14 @@ def reward_sums(rewards_A: Any) -> np.ndarray:
 
 
 def reward_metrics(sums: np.ndarray) -> dict[str, float]:
-    """Return the metrics with TRL's names; `sums` is the sum of `reward_sums` over micro-batches.
+    """Return the metrics, named as in TRL; `sums` is the sum of `reward_sums` over micro-batches.
 
-    | metric | mean over |
+    | metric | value |
     |---|---|
-    | `accuracy` | pairs: 1 if the chosen answer has the higher reward |
-    | `margin` | pairs: difference between the rewards |
-    | `mean_reward` | answers: the reward |
-    | `min_reward`, `max_reward` | micro-batches: the lowest and the highest reward |
+    | `accuracy` | fraction of the pairs whose chosen answer has the higher reward |
+    | `margin` | mean over the pairs of the chosen reward minus the rejected reward |
+    | `mean_reward` | mean reward of the answers |
+    | `min_reward`, `max_reward` | mean over the micro-batches of the lowest and the highest reward |
     """
     correct, margin, num_pairs, total, least, greatest, num_batches = (float(value) for value in sums)
     return {
