@@ -3,10 +3,11 @@
     weight                                  uint8 [ceil(N / 2), 1]
     weight.absmax                           scales, float32 [B], or uint8 [B] with double quantization
     weight.quant_map                        float32 [16], value of each code
-    weight.nested_absmax                    float32 [G], and weight.nested_quant_map, float32 [256]
+    weight.nested_absmax                    float32 [G], only with double quantization
+    weight.nested_quant_map                 float32 [256], only with double quantization
     weight.quant_state.bitsandbytes__nf4    bytes of a JSON object: block sizes, shape, mean of the scales
 
-nf4_symmetric has the same layout and the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
+The layout of nf4_symmetric differs only in the name bitsandbytes__nf4_symmetric, which bitsandbytes rejects.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """

@@ -27,7 +27,7 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
         dtype: compute dtype to record for other programs ("float32", "bfloat16", ...).
 
     Raises:
-        ValueError: the weight is a residual, which is useless without the adapter that has the subtracted factors.
+        ValueError: the weight is a residual, which is useless without the adapter that stores the subtracted factors.
     """
     if weight.is_residual:
         raise ValueError(

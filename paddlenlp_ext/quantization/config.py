@@ -77,7 +77,7 @@ class QuantizationConfig:
         return dataclasses.replace(self, algo=algo, double_quant=self.double_quant and algo in BLOCKWISE)
 
     def for_layers(self, names: Collection[str]) -> dict[str, QuantizationConfig]:
-        """Return layer name -> options for the layers to quantize.
+        """Return a dict from layer names to options, for the layers to quantize.
 
         Raises:
             ValueError: a pattern matches no name.

@@ -26,7 +26,7 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     """Return the keys of config.json, with a `quantization_config` for the model's quantized layers.
 
     Args:
-        config: the other keys; an existing `quantization_config` is replaced.
+        config: content of config.json; an existing `quantization_config` is replaced.
         model: the model; `model.quantization` describes its quantized layers.
         dtype: compute dtype to record for other programs.
     """
@@ -36,7 +36,8 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     if not algos:
         return plain
     fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
-    is_linear = all(isinstance(layer, QuantizedLinear) for layer in layers)  # transformers 5 stacks experts
+    # In transformers 5, expert weights are stacked, and the experts are not linear layers.
+    is_linear = all(isinstance(layer, QuantizedLinear) for layer in layers)
     is_known = len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization)
     if is_linear and is_known:
         fields |= {
@@ -64,7 +65,9 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the options for the `quantization_config` of config.json; None if weights are read in full precision.
+    """Return the options that `config`, the `quantization_config` of config.json, describes.
+
+    The result is None for unquantized weights, and for weights that are dequantized when they are read (MXFP4, fp8).
 
     Raises:
         ValueError: the quantization method is not supported.

@@ -60,7 +60,7 @@ def read_integers(layer: str, algo: str, source: WeightSource) -> QuantizedWeigh
     shape, scales = integer_shape(layer, algo, source), source.read(layer + SCALE, "float32")
     codes = paddle.to_tensor(source.read(f"{layer}.weight")).flatten()
     zeros, order = _optional(source, layer + _ZERO), _optional(source, layer + _ORDER)
-    # For a damaged file the quotient may be 0. `read_stored` then reports a wrong number of scales.
+    # For a damaged file, the quotient may be 0. `read_stored` then reports a wrong number of scales.
     block = max(shape[1] // max(scales.size // shape[0], 1), 1)
     if order is not None and not np.array_equal(np.sort(order), np.arange(shape[1])):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""Quantize the linear layers and experts of a model, while or after loading it, and dequantize them."""
+"""Quantize the linear layers and experts of a model during or after loading, and dequantize them."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute the size of a model's layers after quantization from the shapes of the layers.
+    """Compute the size that a model's layers will have after quantization; only the shapes are used.
 
     Raises:
         ValueError: a pattern of the options matches no layer.
@@ -153,7 +153,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
-    """Return the shape [out, in] and the number of the separately quantized matrices of a layer."""
+    """Return the shape [out, in] and the number of the matrices that are quantized separately in a layer."""
     if isinstance(layer, Linear):
         return (layer.out_features, layer.in_features), 1
     groups, outputs, inputs = layer.weight_shape

@@ -4,8 +4,8 @@
     int8       code = round(w / scale)                                 scale = max|row| / 127
     int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
 
-A block is a run of `block_size` weights in the row-major flattened weight; the last block may be shorter. Codes, scales
-and rounding are the same as in bitsandbytes for nf4 and fp4, and as in Paddle's `weight_quantize` for int8 and int4.
+A block is a run of `block_size` weights in the row-major flattened weight; the last block may be shorter. For nf4 and
+fp4, codes, scales and rounding are the same as in bitsandbytes; for int8 and int4, as in Paddle's `weight_quantize`.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales.
 """
@@ -160,7 +160,7 @@ def _scaled(values_N: np.ndarray, block: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _packed(codes_N: np.ndarray, algo: str) -> np.ndarray:
-    """Pack two codes per byte, the first in the high bits; an odd number of codes is padded with the code of 0."""
+    """Pack two codes per byte, the first in the high bits; the code of the value 0 pads an odd number of codes."""
     if len(codes_N) % 2:
         codes_N = np.append(codes_N, np.uint8(np.abs(levels(algo)).argmin()))
     return (codes_N[::2] << 4) | codes_N[1::2]

@@ -86,7 +86,7 @@ def quantize_stack(
     Only one group at a time is in memory in full precision.
 
     Args:
-        name: name of the layer, for errors.
+        name: name of the layer, for error messages.
         read: function that returns the weight of a group, float32 [O, I], given the group's index.
         groups: number of groups G.
         parts: number P of projections fused in a group's weight.

@@ -75,7 +75,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
 
 
 def _slice_flat(stored: np.ndarray, shape: tuple[int, int], shard: Shard, unit: int) -> np.ndarray:
-    """Return a shard of an array that has one element for `unit` consecutive weights of the flattened weight."""
+    """Return a shard of an array that has one element for every `unit` consecutive weights of the flattened weight."""
     out, width = shape
     if shard.axis == 0:
         return stored[shard.start * width // unit : -(-shard.stop * width // unit)]

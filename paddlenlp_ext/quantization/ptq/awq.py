@@ -1,9 +1,9 @@
-"""AWQ (Lin et al. 2023, arXiv:2306.00978): scale the channels with large inputs before rounding, and clip the range.
+"""AWQ (Lin et al. 2023, arXiv:2306.00978): scale channels with large inputs before rounding, and clip ranges.
 
     y = Q(W diag(s)) diag(s)^-1 x,   s = mean|x|^a          a in [0, 1) that minimizes the output error
 
-diag(s)^-1 is folded into the norm or linear layer that computes x. The output error of a weight error D is computed
-from the second moments H of the inputs: |X D^T|^2 = trace(D H D^T).
+diag(s)^-1 is folded into the norm or linear layer that computes x. The output error that a weight error D causes is
+computed from the second moments H of the inputs: |X D^T|^2 = trace(D H D^T).
 
 Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
@@ -30,11 +30,11 @@ def search_scales(
     """Return the channel scales, float32 [C], that minimize the output error.
 
     Args:
-        weight_OI: concatenated rows of all linear layers with these inputs.
+        weight_OI: concatenated weight rows of all linear layers that read the inputs.
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
         integers: format of the rounded weight.
-        channel_of_input: channel of each input, int [I]; query heads that share a value head share channels.
+        channel_of_input: channel of each input, int [I]; in o_proj, query heads of one value head share channels.
 
     Raises:
         ValueError: the weight does not fit the format (`IntegerFormat`).
@@ -79,5 +79,5 @@ def search_clipping(weight_OI: np.ndarray, hessian_II: np.ndarray, integers: Int
 
 
 def output_error(difference_OI: np.ndarray, hessian_II: np.ndarray) -> float:
-    """Return the squared output error trace(D H D^T) of a weight error D."""
+    """Return the squared output error trace(D H D^T) that a weight error D causes."""
     return float(np.einsum("oi,oi->", difference_OI @ hessian_II, difference_OI, dtype=np.float64))

@@ -45,7 +45,7 @@ class InverseFactor:
     def from_hessian(cls, hessian_II: np.ndarray, act_order: bool = False, damping: float = 0.01) -> InverseFactor:
         """Compute the order of the columns, and the upper Cholesky factor U of H^-1, without computing H^-1.
 
-        If L is the lower Cholesky factor of H with both axes reversed, U is L^-1 with both axes reversed.
+        Let H' be H with both axes reversed, and L the lower Cholesky factor of H'. U is L^-1 with both axes reversed.
 
         Args:
             hessian_II: X^T X of the inputs, or a multiple of it.
@@ -58,7 +58,7 @@ class InverseFactor:
         diagonal = hessian_II.diagonal().astype(np.float64)
         order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
         damped_II = hessian_II.astype(np.float64)
-        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # inputs that are always 0 need no correction
+        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # 1 if an input is always 0
         damped_II[np.diag_indices_from(damped_II)] += added
         try:
             lower_II = np.linalg.cholesky(damped_II[np.ix_(order[::-1], order[::-1])])

@@ -8,8 +8,8 @@
                    zero = round(-low / scale) - 2^(bits - 1)
 
 The term -high / (2^bits - 2) keeps the zero point above the lowest code. GPTQ files store zero points minus 1, and
-programs read the lowest stored value differently. Scales are rounded to the dtype of the file before codes are
-computed. Arrays are NumPy arrays in float32.
+programs disagree on the meaning of the lowest stored value. Scales are rounded to the dtype of the file before codes
+are computed. Arrays are NumPy arrays in float32.
 
 Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """
@@ -83,7 +83,7 @@ class IntegerFormat:
 
 
 def _rounded(scales: np.ndarray, dtype: str) -> np.ndarray:
-    """Round scales to `dtype` and return them as float32; scales that become 0 are replaced by 1."""
+    """Round scales to `dtype` and return them as float32; scales that become 0 are replaced with 1."""
     scales = scales.astype(np.float32)
     with np.errstate(over="ignore"):
         rounded = scales if dtype == "float32" else cast(cast(scales, "float32", dtype), dtype, "float32")

@@ -52,11 +52,11 @@ def quantize_decoder_layer(
 
     Args:
         layer: the decoder layer.
-        names: name within the decoder layer -> name in the model (for errors), for each layer to quantize.
+        names: name within the decoder layer -> name in the model, for each layer to quantize; for error messages.
         mappings: AWQ's smoothing mappings of the decoder layer.
         run: function that runs the calibration batches through the layer.
         options: method and format.
-        errors: totals to which the errors of the matrices are added.
+        errors: totals to which the output errors of the matrices are added.
 
     Raises:
         ValueError: a matrix cannot be quantized (`quantize_matrix`).
@@ -106,7 +106,7 @@ def _quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize weights of all experts; `names` maps `gate_up_proj`, `down_proj` or both to names in the model."""
+    """Quantize the weights of all experts; `names` maps `gate_up_proj`, `down_proj` or both to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
@@ -139,7 +139,7 @@ def _quantize_experts(
 def _scale_expert(
     matrices: dict[str, np.ndarray], inputs: InputStatistics, options: PostTrainingOptions
 ) -> InputStatistics:
-    """Scale an expert's down_proj, and divide its up_proj by the scales; return the statistics of the scaled inputs.
+    """Scale down_proj, and divide up_proj by the scales; return the input statistics of the scaled down_proj.
 
     Experts with a clamped gate cannot be scaled, because their output is not linear in the output of up_proj.
     """

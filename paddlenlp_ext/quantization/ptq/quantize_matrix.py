@@ -80,11 +80,11 @@ def quantize_matrix(
     """Quantize a matrix with the method of the options; without input statistics, round to nearest.
 
     Args:
-        name: name of the layer, for errors.
+        name: name of the layer, for error messages.
         weight_OI: the weight, float32.
         inputs: statistics of the inputs; None if no inputs were recorded.
         options: method and format.
-        errors: totals to which the error of the matrix is added.
+        errors: totals to which the output error of the matrix is added.
 
     Raises:
         ValueError: the weight does not fit the format (`IntegerFormat`), or the inputs are not suitable for GPTQ.

@@ -42,7 +42,7 @@ class SmoothingMapping:
 
 @paddle.no_grad()
 def move_scales(producer: Producer, consumers: Sequence[Linear], scales_C: np.ndarray, channels: np.ndarray) -> None:
-    """Divide the producer's channels by the scales [C], and multiply the consumers' columns by them."""
+    """Divide the producer's channels by the scales [C], and multiply the consumers' columns by the scales."""
     scale = paddle.to_tensor(scales_C)
     offset = producer.offset if isinstance(producer, RMSNorm) else 0.0
     weight = producer.weight.astype("float32")
