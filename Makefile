@@ -106,7 +106,7 @@ check-llama-cpp: .venv/installed-dev .venv-llama-cpp-blas/installed
 check-lm-eval: .venv-lm-eval/installed
 	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_lm_eval build/for_lm_eval
 
-# Check the server with the openai client and lm-evaluation-harness.
+# Check the server with openai, litellm, LangChain, instructor and lm-evaluation-harness.
 check-server: .venv/installed-dev .venv-lm-eval/installed
 	$(BIN)/python -m tests.golden.peer_checks.export_for_openai build/for_openai
 	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_server_in_openai build/for_openai $(BIN)/python

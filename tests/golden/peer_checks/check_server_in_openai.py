@@ -1,6 +1,7 @@
-"""Check the server with the `openai` client, and with lm-evaluation-harness on the task of `export_for_openai.py`.
+"""Check the server with clients of OpenAI's API, and with lm-evaluation-harness on the task of `export_for_openai.py`.
 
-Runs in an environment with `openai` and `lm-eval[api]`; PYTHON is that of this project, which starts the server:
+Runs in an environment with the packages of requirements-lm-eval.txt. PYTHON is the interpreter of this project,
+and starts the server:
 
     python -m tests.golden.peer_checks.check_server_in_openai OUT PYTHON
 """
@@ -17,10 +18,13 @@ import urllib.request
 from pathlib import Path
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "OPENAI_API_KEY": "unused"}
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "true"  # otherwise litellm downloads its list of prices
 
 import openai
 from lm_eval import simple_evaluate
 from lm_eval.tasks import TaskManager
+
+from tests.golden.peer_checks.check_structured_clients import check_clients
 
 NAME, MAX_DIFFERENCE = "model", 2e-4
 
@@ -35,12 +39,13 @@ def main() -> None:
     try:
         wait_for(f"{url}/health", server)
         check_openai(openai.OpenAI(base_url=f"{url}/v1"))
+        check_clients(f"{url}/v1", NAME)
         check_lm_eval(out, url)
     finally:
         server.terminate()
         code = server.wait(90)
     assert code == 0, f"the server ended with code {code}"
-    print("the openai client and lm-evaluation-harness agree with the server")
+    print("openai, litellm, LangChain, instructor and lm-evaluation-harness agree with the server")
 
 
 def wait_for(url: str, server: subprocess.Popen) -> None:
@@ -80,7 +85,7 @@ def check_openai(client: openai.OpenAI) -> None:
     assert echoed.choices[0].text.startswith("The sea is") and echoed.choices[0].logprobs.token_logprobs[0] is None
     for change, error in (
         ({"model": "none"}, openai.NotFoundError),
-        ({"temperature": 9}, openai.UnprocessableEntityError),
+        ({"temperature": 9}, openai.BadRequestError),
         ({"max_tokens": 10**6}, openai.BadRequestError),
     ):
         try:

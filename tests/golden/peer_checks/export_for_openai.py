@@ -20,6 +20,17 @@ import paddle
 from paddlenlp_ext import AutoModelForCausalLM, AutoTokenizer
 
 MODEL = "smollm2-135m-instruct"
+TEMPLATE = """\
+{%- if tools %}<|im_start|>system
+Call functions as <tool_call>{"name": ..., "arguments": ...}</tool_call>. Functions: {{ tools | tojson }}<|im_end|>
+{% endif %}
+{%- for message in messages %}<|im_start|>{{ message.role }}
+{{ message.content or "" }}
+{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}<|im_start|>assistant
+{% endif %}"""
+"""ChatML with tools, which the template of the model lacks."""
 QUESTIONS = (
     ("The capital of France is", ("Paris", "Rome", "a banana")),
     ("Water freezes at a temperature of", ("0 degrees Celsius", "90 degrees Celsius", "three kilograms")),
@@ -51,6 +62,7 @@ def main() -> None:
     out = Path(sys.argv[1]).resolve()
     (out / "task").mkdir(parents=True, exist_ok=True)
     model, tokenizer = AutoModelForCausalLM.from_pretrained(MODEL), AutoTokenizer.from_pretrained(MODEL)
+    tokenizer.chat_template = TEMPLATE
     model.save_pretrained(out / "model")
     tokenizer.save_pretrained(out / "model")
     expected = []
