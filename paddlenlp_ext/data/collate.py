@@ -51,7 +51,7 @@ class PackedBatch:
         labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
         position_ids: int64 [B, S], from zero in every document; PoSE (pose.py) skips some positions.
         document_lengths: lengths of the documents of each batch row, with sum S; trailing padding is the last document.
-        row_indices: indices in the dataset of the rows, in batch order.
+        row_indices: dataset indices of the rows, in batch order.
         num_tokens: number of positions that are not padding.
         document_parents: for each document of a batch row, the index of its parent, or None. A document continues its
             parent and attends to it. The attribute is None if no document of the batch has a parent.
@@ -130,7 +130,7 @@ def collate(
 
 
 def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) -> list[list[RowT]]:
-    """Return the dataset rows of each batch row: one pack per batch row if packs are padded to a length, else all."""
+    """Return the dataset rows of each batch row: one pack if packs are padded to a length, else all packs."""
     if pad_to_length is None:
         return [list(itertools.chain.from_iterable(packs))]
     return [list(pack) for pack in packs]

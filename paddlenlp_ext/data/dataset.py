@@ -167,7 +167,7 @@ def load_split(
         readers=readers,
         tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
         template_text=template.identity,
-        # Earlier versions truncated plain text; "split" invalidates their caches.
+        # Earlier versions truncated plain text; the value "split" invalidates the caches of these versions.
         options={
             **vars(encoder.limits),
             "bad_rows": config.bad_rows,

@@ -1,7 +1,7 @@
 """Interleave several datasets by weight (`train_dataset_prob`).
 
 The k-th row of a source with weight w has the virtual time (k + 1/2) / w, and rows are read in the order of virtual
-time. After any number of rows, the row count of each source is within one row of its weight. When all rows of a source
+time. After any number of rows, the row count of each source is within one row of its share. When all rows of a source
 have been read, the source is shuffled again and read from its start.
 """
 

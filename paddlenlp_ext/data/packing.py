@@ -19,7 +19,7 @@ rows fill the remaining space exactly. Among hundreds of unpacked rows, such row
 The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
 integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few
 integer operations, so packing a million rows takes about a second in plain Python. docs/data.md compares the fraction
-of filled positions with an upper bound. The loss is below 0.1 % for instructions of many lengths, at most 0.7 % for
+of filled positions with an upper bound. The gap is below 0.1 % for instructions of many lengths, at most 0.7 % for
 GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
 
 Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
@@ -63,7 +63,7 @@ class PackingPlan:
             once. None: every row once, shuffled if `shuffle` is set.
         packs_per_step: number of packs of an optimizer step over all devices; greedy packing gives the packs of a step
             similar costs.
-        lead: number of packs at the start that complete the last step of the previous window of a stream.
+        lead: number of leading packs that complete the step begun in the previous window of a stream.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Generator of seeded permutations, which raw bits and a stable sort make independent of the NumPy version."""
+    """Generator of seeded permutations: a stable sort of raw random bits is the same in every NumPy version."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -187,7 +187,7 @@ class _LengthIndex:
         return row
 
     def has(self, length: int) -> bool:
-        """Return True if a row of a length is unpacked."""
+        """Return True if there is an unpacked row of this length."""
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:
@@ -266,7 +266,7 @@ def _pack_group(rows: list[int], lengths: list[int], capacity: int, num_left: in
 
 
 def _closing_rows(waiting: _LengthIndex, room: int) -> Pack:
-    """Take one or two rows that leave at most `CLOSE_WASTE` of `room` positions empty; return [] without such rows."""
+    """Take one or two rows that leave at most `CLOSE_WASTE` of `room` positions empty; return [] if there are none."""
     for target in range(room, max(room - CLOSE_WASTE - 1, 0), -1):
         if waiting.has(target):
             return [waiting.take(target)]

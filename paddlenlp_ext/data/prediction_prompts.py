@@ -1,4 +1,4 @@
-"""Read rows for prediction. They have the formats of training rows, but their last answer is optional."""
+"""Read rows for prediction, which have the formats of training rows; only the last answer is optional."""
 
 from __future__ import annotations
 

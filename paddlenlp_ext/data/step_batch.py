@@ -39,5 +39,5 @@ class StepBatch:
 
     @property
     def row_indices(self) -> list[int]:
-        """Indices in the dataset of the rows of the step, in order."""
+        """Dataset indices of the rows of the step, in order."""
         return [row for micro_batch in self.micro_batches for pack in micro_batch for row in pack]

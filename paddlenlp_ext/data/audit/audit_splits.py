@@ -1,4 +1,4 @@
-"""Audit all splits of a run: rows, duplicates within and across splits, rare languages, and counts."""
+"""Audit all splits of a run: checks of rows, duplicates within and across splits, rare languages, and token counts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ class AuditedSplit:
 def audit_splits(
     splits: Sequence[AuditedSplit], title: str, num_processes: int | None = None, max_context: int | None = None
 ) -> AuditReport:
-    """Audit the splits of a run. The memory per row is limited to the duplicate search (`duplicates.MAX_ROWS`).
+    """Audit the splits of a run.
+
+    Memory grows with the number of rows only in the duplicate search, up to `duplicates.MAX_ROWS` rows.
 
     Args:
         splits: the splits, training rows first.
@@ -86,7 +88,7 @@ def _audit_split(
     processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
     is_sample = False
     with BlockEncoder(BlockAuditor(split.encoder, info), processes) as workers:
-        # Without max_rows, all files are one sequence, so that workers can start a file before they finish another.
+        # Without max_rows, all files are one sequence: workers can start a file while others finish the previous one.
         for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
             num_read = 0
             for block in workers.encode(_blocks(readers)):

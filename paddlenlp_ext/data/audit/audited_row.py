@@ -1,4 +1,4 @@
-"""Inputs of a check: a row as text and as tokens, and information about tokenizer and template."""
+"""Inputs of a check: a row as text and as tokens, and information about the tokenizer and the template."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class TokenizerInfo:
         return replace(info, num_ends=info.count_ends(target))
 
     def count_ends(self, tokens: np.ndarray) -> int:
-        """Count the stop tokens at the end of a target, before up to 3 other tokens such as a line break."""
+        """Count the stop tokens at the end of a target; up to 3 other tokens, such as a line break, may follow them."""
         is_stop = [token in self.stop_ids for token in reversed(tokens.tolist())]
         if not any(is_stop[: _MAX_AFTER_END + 1]):
             return 0
@@ -159,7 +159,7 @@ class AuditedRow:
 
 @dataclass(frozen=True)
 class Hit:
-    """Finding of a check in the message at `path`; () if the finding concerns the row."""
+    """Finding of a check in the message at `path`; the path () stands for the whole row."""
 
     excerpt: str
     path: tuple[str | int, ...] = ()

@@ -67,7 +67,7 @@ class Duplicate:
     Attributes:
         row, other: indices of the records; `other` was read earlier than `row`, in this or an earlier split.
         similarity: estimated Jaccard similarity; 1.0 for equal words.
-        same_prompt: whether the prompts are equal but the rows are not similar.
+        same_prompt: whether the rows have equal prompts but are not similar.
     """
 
     row: int
@@ -165,7 +165,7 @@ class _Matches:
     Attributes:
         records: records of all rows.
         other: index of the matching row; -1 for a row without match.
-        similarity: similarity to the matching row; -1 for rows with equal prompts.
+        similarity: similarity to the matching row; -1 if only the prompts of the two rows are equal.
     """
 
     def __init__(self, records: np.ndarray) -> None:
@@ -174,7 +174,7 @@ class _Matches:
         self.similarity = np.zeros(len(records), np.float32)
 
     def match(self, key: str | int, rows: np.ndarray) -> None:
-        """Compare each row with the first row and with the previous row that have the same key.
+        """Compare each row with the first row and with the previous row among the rows with the same key.
 
         Args:
             key: field of the record with a hash, or index of a band of the signature.
@@ -204,7 +204,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match remaining dev rows to training rows with an equal prompt; ignore frequent training prompts."""
+        """Match the remaining dev rows to training rows with an equal prompt; ignore frequent training prompts."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

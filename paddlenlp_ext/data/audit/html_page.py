@@ -124,7 +124,7 @@ def _bars(bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[f
 
     Args:
         bins: count of each bin.
-        is_over: whether each bin is above the limit and has another color.
+        is_over: whether each bin is above the limit and is drawn in another color.
         labels: position, as a fraction of the width, and text of each label of the horizontal axis.
         extra: further SVG elements.
     """

@@ -1,7 +1,7 @@
 """Formats of preference data, and the fine-tuning row of each answer.
 
 In the fine-tuning row of an answer, earlier messages have weight 0, and the fields of the other answer are absent.
-`FORMATS` lists the formats; docs/preference.md has a row of each.
+`FORMATS` lists the formats; docs/preference.md has an example row for each format.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _dialogue(text: str) -> list[dict[str, str]]:
 
 
 def _split_texts(rest: dict[str, Any], answers: dict[str, str]) -> Split:
-    """Split two texts after their common characters, except a space at the end, which belongs to the answers.
+    """Split two texts after their common prefix; a space at the end of the prefix belongs to the answers.
 
     Source: `extract_prompt` of TRL.
     """
@@ -155,7 +155,7 @@ def _split_texts(rest: dict[str, Any], answers: dict[str, str]) -> Split:
 
 
 def _split_lists(rest: dict[str, Any], answers: dict[str, list[Any]], prompt: Any = None) -> Split:
-    """Split two lists of messages; both start with the prompt if `prompt` is None."""
+    """Split two lists of messages; if `prompt` is None, both lists start with the prompt."""
     first_name, first = next(iter(answers.items()))
     context: PlacedMessages = []
     length = 0

@@ -35,11 +35,11 @@ class PreferenceBatch(PackedBatch):
     """Arrays of a micro-batch of preference data.
 
     Attributes:
-        answer_index: int64 [B, S], index of the answer with the target token of each position; -1: no target.
+        answer_index: int64 [B, S], index of the answer to which each position's target token belongs; -1: no target.
         is_desirable: bool [A], True for answers that are chosen or rated as good.
         reference_logps: float32 [A], log-probabilities of the answers under the reference model; None: unknown.
         mismatched: batch of mismatched prompts and answers, for KTO; None for other losses.
-        baseline: KTO's estimate of the KL divergence, computed from `mismatched`; None before its computation.
+        baseline: KTO's estimate of the KL divergence, computed from `mismatched`; None until it is computed.
     """
 
     answer_index: np.ndarray
@@ -122,8 +122,7 @@ def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBa
 def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """Return rows of mismatched prompts and answers: each prompt is combined with the answers of the previous row.
 
-    The result for a single row is not mismatched. The estimate of the KL divergence is then the mean reward of its
-    answers.
+    A single row keeps its own answers. The estimate of the KL divergence is then the mean reward of these answers.
     """
     prompts = [row.prompt for row in rows for _ in row.answers]
     answers = [answer for row in rows for answer in row.answers]

@@ -22,7 +22,7 @@ class RewardBatch(PackedBatch):
     """Arrays of a micro-batch of a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
 
     Attributes:
-        scored: int64 [A], index in the flattened batch of the position at which each answer is scored.
+        scored: int64 [A], for each answer, the index in the flattened batch of the position with the score.
         margins: float32 [P], minimum difference between the rewards of each pair.
     """
 
@@ -44,7 +44,7 @@ def collate_reward_pairs(
         packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
         unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats the token as padding
-            even if it is the end token, and scores the last other token of an answer.
+            even if it is the end token, and scores the last token that differs from it.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.

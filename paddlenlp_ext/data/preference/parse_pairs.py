@@ -77,7 +77,7 @@ def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[s
 
 
 def _complete_formats(row: dict[str, Any]) -> list[RowFormat]:
-    """Return the formats whose required fields a row has, without formats that require a subset of another's fields."""
+    """Return the formats whose required fields a row has; of formats with nested required fields, only the largest."""
     complete = [row_format for row_format in FORMATS if not row_format.missing(row)]
     required = [set(row_format.required) for row_format in complete]
     return [each for each in complete if not any(set(each.required) < others for others in required)]
@@ -95,7 +95,7 @@ def _no_format(row: dict[str, Any]) -> InvalidRowError:
 
 
 def _parse(row: dict[str, Any], places: Places, written: dict[str, Any]) -> Conversation:
-    """Parse the fine-tuning row of an answer; paths in messages and errors are paths in the row as `written`."""
+    """Parse the fine-tuning row of an answer; paths in messages and errors refer to `written`, the row in the file."""
 
     def rename(path: FieldPath) -> FieldPath:
         for length in (2, 1):

@@ -83,7 +83,7 @@ class PreferenceEncoder(RowEncoder):
     """Encoder of preference data.
 
     Attributes:
-        share_prompt: as for `TokenizedPair`; `max_length` limits the number of tokens with all copies of the prompt.
+        share_prompt: as for `TokenizedPair`; `max_length` limits the tokens of a row with all copies of the prompt.
     """
 
     share_prompt: bool = True
@@ -123,7 +123,7 @@ class PreferenceEncoder(RowEncoder):
         return join_turns(turns)
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return the number of positions of a row that count in `max_length` in addition to its tokens."""
+        """Return the number of positions of a row that count towards `max_length` in addition to its tokens."""
         return 0
 
     def margin(self, value: Any) -> float:

@@ -1,4 +1,4 @@
-"""Arrow streams (.arrow) of `Dataset.save_to_disk`, read with pyarrow (the extra `parquet`)."""
+"""Arrow streams (.arrow) written by `Dataset.save_to_disk`, read with pyarrow (the extra `parquet`)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 @READERS.register(".arrow")
 class ArrowReader(FileReader):
-    """Reader of an Arrow stream, which is memory-mapped; a cursor is the number of rows before it.
+    """Reader of an Arrow stream, which is memory-mapped; a cursor is the index of the next row.
 
-    The row number is the line of a location. Null values are left out of rows.
+    The line of a location is the row number. Null values are left out of rows.
     """
 
     may_be_compressed = False

@@ -53,7 +53,7 @@ class ByteStream:
         """Return the next `count` bytes, or fewer at the end of the file.
 
         Raises:
-            ValueError: the compressed data is damaged, or more than `MAX_BLANK_BYTES` of white space follow each other.
+            ValueError: the compressed data is damaged, or a stretch of white space is longer than `MAX_BLANK_BYTES`.
         """
         try:
             content = self._stream.read(count)

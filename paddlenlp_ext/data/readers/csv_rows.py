@@ -67,7 +67,7 @@ class CsvReader(FileReader):
 
 
 class _Lines:
-    """Iterator over the lines of a CSV file, which counts what it has returned.
+    """Iterator over the lines of a CSV file, which counts the bytes and lines that it has returned.
 
     Bytes that are not UTF-8 become lone surrogates, which make a row invalid.
 

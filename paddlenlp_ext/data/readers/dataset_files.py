@@ -1,8 +1,8 @@
 """Find the files of a dataset and open their readers.
 
-A dataset is a file, a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. `splits.py` has
-the names of the splits in a directory. The suffix of a file selects its format. Several datasets are read one after the
-other.
+A dataset is a file, a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. `splits.py`
+lists the names of the splits in a directory. The suffix of a file selects its format. Several datasets are read one
+after the other.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
 def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: Rows | None = None) -> list[Reader]:
     """Return the readers of a split of the configured datasets, or of rows in memory; `column_mapping` renames columns.
 
-    The rows of a file are training rows, unless `eval_dataset_path` is set, which names dev sets.
+    A dataset that is a single file holds training rows; if `eval_dataset_path` is set, it may also be a dev set.
 
     Raises:
         ValueError: `dataset_name_or_path` is not set, or as for `open_splits` and `RenamedReader`.

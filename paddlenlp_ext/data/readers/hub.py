@@ -20,9 +20,9 @@ def is_hub_id(name: str) -> bool:
 
 
 class HubReader(Reader):
-    """Reader of a split of a hub data set; a cursor is the number of rows before it.
+    """Reader of a split of a hub data set; a cursor is the index of the next row.
 
-    The row number is the line of a location. Null values are left out of rows.
+    The line of a location is the row number. Null values are left out of rows.
 
     Args:
         name: hub id.

@@ -23,9 +23,9 @@ class Rows(Protocol):
 
 
 class InMemoryReader(Reader):
-    """Reader of rows in memory; a cursor is the number of rows before it.
+    """Reader of rows in memory; a cursor is the index of the next row.
 
-    The index of a row is the line of its location. Null values are left out of the rows of a `datasets.Dataset`.
+    The line of a location is the index of the row. Null values are left out of the rows of a `datasets.Dataset`.
 
     Args:
         rows: the rows.

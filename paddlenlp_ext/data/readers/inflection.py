@@ -74,7 +74,7 @@ class Item:
 
     @property
     def rank(self) -> str:
-        """Sort key of a pseudo-random order that is equal on all machines."""
+        """Sort key of a pseudo-random order that is the same on all machines."""
         return _digest(f"{self.lemma} {self.form.question}")
 
 
@@ -114,7 +114,7 @@ def read_inflection(split: str) -> Iterator[SourceRow]:
 
 
 class InflectionReader(FileReader):
-    """Reader of the built-in dataset `inflection`; a cursor is the number of rows before it."""
+    """Reader of the built-in dataset `inflection`; a cursor is the index of the next row."""
 
     def __init__(self, split: str) -> None:
         super().__init__(lexicon_path())
@@ -123,7 +123,7 @@ class InflectionReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """True, although the rows are not JSON: earlier versions scanned the lexicon, and their caches stay valid."""
+        """True, although the rows are not JSON: caches of earlier versions, which scanned the lexicon, stay valid."""
         return True
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

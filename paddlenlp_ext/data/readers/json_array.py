@@ -181,7 +181,7 @@ class _ArrayText:
         return True
 
     def _decoded_part(self, content: bytes) -> str:
-        """Store the encoding error, and return the text before it."""
+        """Return the text before the first bytes that are not UTF-8, and store the encoding error."""
         try:
             return decode_utf8(content)
         except JsonError as error:

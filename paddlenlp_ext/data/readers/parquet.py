@@ -19,9 +19,9 @@ _REMEDY = "restore the file, or write it with smaller row groups (row_group_size
 
 @READERS.register(".parquet")
 class ParquetReader(FileReader):
-    """Reader of a Parquet file; a cursor is the number of rows before it.
+    """Reader of a Parquet file; a cursor is the index of the next row.
 
-    The row number is the line of a location. Null values are left out of rows.
+    The line of a location is the row number. Null values are left out of rows.
     """
 
     may_be_compressed = False
@@ -68,7 +68,7 @@ def _text_columns(path: Path, footer: Any) -> list[str]:
 
 
 def _batches(file: Any, row: int) -> Iterator[Any]:
-    """Yield the record batches of a file from a row on."""
+    """Yield the record batches of a file, starting at a row."""
     first = 0
     for index in range(file.num_row_groups):
         group = file.metadata.row_group(index)

@@ -18,7 +18,7 @@ FIELDS = {field for row_format in (*CONVERSATION_FORMATS, TEXT, *FORMATS) for fi
 
 @dataclass(frozen=True)
 class RenamedBlock(Block):
-    """Block whose rows have other names of columns.
+    """Block that renames columns when its rows are read.
 
     Attributes:
         block: the block as it was read.
@@ -29,7 +29,7 @@ class RenamedBlock(Block):
     mapping: Mapping[str, str]
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the rows; a row that has both a column and the field that replaces it is invalid."""
+        """Yield the rows; a row that has both a column and the column's new name is invalid."""
         for row in self.block.rows():
             if isinstance(row, InvalidRow) or not isinstance(row.value, dict):
                 yield row
@@ -44,14 +44,15 @@ class RenamedBlock(Block):
 
 
 class RenamedReader(Reader):
-    """Reader of the rows of another reader under other names of columns.
+    """Reader that renames columns in the rows of another reader.
 
     Args:
         reader: the other reader.
         mapping: `column_mapping`, column -> field of a row format.
 
     Raises:
-        ValueError: no format reads a field, two columns have one field, or no row of the first block has a column.
+        ValueError: no format has a field of the mapping, two columns map to the same field, or no row of the first
+            block has a column of the mapping.
     """
 
     def __init__(self, reader: Reader, mapping: Mapping[str, Any]) -> None:
@@ -77,7 +78,7 @@ class RenamedReader(Reader):
             yield RenamedBlock(block.end, block.fraction, block, self._mapping)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the fingerprint of the other reader with the names of the columns."""
+        """Return the fingerprint of the other reader, extended by the mapping of the columns."""
         name, digest = self._reader.fingerprint(observe)
         self.size = self._reader.size
         return name, f"{digest} {json.dumps(self._mapping, sort_keys=True)}"

@@ -25,7 +25,7 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
         place: the dataset, for the error message.
 
     Raises:
-        ValueError: the dataset lacks the split, or several names of one group could be the split.
+        ValueError: the dataset lacks the split, or more than one of its names could mean the split.
     """
     for group in SPLITS[split]:
         found = [name for name in group if name in names]

@@ -189,7 +189,7 @@ def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
     """Check that a row has questions and answers only in fields that the format reads.
 
     Raises:
-        InvalidRowError: a field of `row_format.lost` is set that the format does not read.
+        InvalidRowError: the row sets a field of `row_format.lost`, which the format does not read.
     """
     for name in row_format.lost:
         if name not in row_format.fields and row.get(name) not in NOTHING:
@@ -226,7 +226,7 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
 
 
 def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the unknown fields of a row and of the messages in the fields `lists`, which are lists or one message."""
+    """Yield the unknown fields of a row and its messages; the fields `lists` hold a list of messages or one message."""
     yield from _unknown(row, row_format.fields)
     for key in lists:
         if key in row_format.fields:

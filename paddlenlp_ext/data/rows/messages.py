@@ -151,7 +151,7 @@ def _read_message(item: Any, path: FieldPath, row_format: RowFormat, roles: dict
 
 
 def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], path: FieldPath) -> None:
-    """Check that a message of another role has no field of an answer: loss weight 1, reasoning or tool calls."""
+    """Check that a message that is not an answer has no loss weight 1, reasoning or tool calls."""
     for name, is_target in weights.items():
         if is_target:
             problem = f"{name} makes a {role} message a target, but only assistant messages can be targets; remove it"
@@ -206,7 +206,7 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
 
 
 def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[ToolCall]]:
-    """Return content, reasoning and tool calls of a message whose content is optional reasoning and a JSON text."""
+    """Return content, reasoning and tool calls of a message whose content is optional reasoning, then JSON text."""
     thought, rest = split_reasoning(text)
     value = read_json(rest, path)
     calls = value if isinstance(value, list) else [value]
@@ -214,7 +214,7 @@ def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[Too
 
 
 def split_reasoning(text: str) -> tuple[str | None, str]:
-    """Split a text into the reasoning in `<think>` tags at its start, None if there is none, and the remaining text."""
+    """Split a text into the reasoning in `<think>` tags at its start (None if there is none) and the remaining text."""
     opening, closing = THINK_TAGS
     stripped = text.lstrip()
     if not stripped.startswith(opening) or closing not in stripped:

@@ -63,7 +63,7 @@ class TokenStream:
         sources: the datasets of the mixture.
         encoder: encoder of the rows; its `files` are the files of all sources.
         bad_rows: "error" or "drop".
-        max_lost_targets: maximum fraction of lost target tokens and of dropped rows; checked with each log of `stats`.
+        max_lost_targets: maximum fraction of lost target tokens and of dropped rows; checked when `stats` is logged.
         num_workers: number of processes that encode rows in the background; 0: encode rows in this process on demand.
         window_rows: maximum number of rows of a window.
         identity: settings that determine the rows, by name; a resumed run must have the same settings.
@@ -117,13 +117,13 @@ class TokenStream:
         self._workers.close()
 
     def order_settings(self) -> dict[str, Any]:
-        """Return the settings in `identity` by name, with a hash for each value that is neither int nor str."""
+        """Return the settings in `identity` by name, with a hash in place of each value that is neither int nor str."""
         return {
             name: value if isinstance(value, int | str) else _digest(value) for name, value in self.identity.items()
         }
 
     def windows(self, epoch: int = 0, cursor: Mapping[str, Any] | None = None) -> Iterator[Window]:
-        """Yield windows of one epoch after the other without end; `release_before` frees their memory.
+        """Yield the windows of consecutive epochs without end; `release_before` frees the memory of windows.
 
         Args:
             epoch: first epoch, if `cursor` is None.
@@ -131,7 +131,7 @@ class TokenStream:
 
         Raises:
             DataError: a row is invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-            ValueError: a file is damaged, a source has no valid row, or more data than `max_lost_targets` is lost.
+            ValueError: a file is damaged, a source has no valid row, or the lost data exceeds `max_lost_targets`.
         """
         self._held, self.stats, self._tokens_drawn = [], DataStats(), [0] * len(self._sources)
         begin = dict(cursor or {})

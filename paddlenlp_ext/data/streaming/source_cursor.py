@@ -60,7 +60,7 @@ class SourceCursor:
         return {"passes": passes, "file": file, "at": list(at), "skip": self._index, "fraction": self.fraction}
 
     def take(self) -> tuple[TokenArrays, int]:
-        """Return the next row, as the arrays of its block and its index in them."""
+        """Return the next row, as the arrays of its block and the index of the row in the arrays."""
         taken = self._arrays, self._index
         self._index += 1
         if self._index == len(self._arrays):
@@ -90,7 +90,7 @@ class SourceCursor:
                 return
 
     def _blocks(self, passes: int, file: int, start: Cursor) -> Iterator[Block]:
-        """Yield blocks of one pass after the other without end, and append the start of each block to `_starts`."""
+        """Yield the blocks of consecutive passes without end, and append the start of each block to `_starts`."""
         while True:
             num_blocks = 0
             for number in range(file, len(self._source.readers)):

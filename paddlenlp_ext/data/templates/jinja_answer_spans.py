@@ -84,7 +84,7 @@ class Renderings:
     def located(self, count: int) -> dict[int, tuple[int, int]]:
         """Return message index -> (start, end) of the answer in the text of the first `count` messages.
 
-        An answer is omitted if the template rewrote it, compared with the shorter text that ends with the answer.
+        An answer is omitted if the template writes it differently in the shorter text that ends with the answer.
         """
         if bisect.bisect_left(self.answers, count) > 4 * _WINDOW:
             in_windows = self._located_in_windows(count)
@@ -107,8 +107,8 @@ class Renderings:
     def _located_in_windows(self, count: int) -> dict[int, tuple[int, int]] | None:
         """Return the result of `located`, derived from renderings of windows of the conversation.
 
-        A window has `_WINDOW` answers and as many earlier ones. The result is None if an answer of a window cannot be
-        located, or the texts of the windows differ from the text of the first `count` messages.
+        A window has `_WINDOW` answers and as many earlier answers. The result is None if an answer of a window cannot
+        be located, or the texts of the windows differ from the text of the first `count` messages.
         """
         text, spans, end = self.text(count), dict[int, tuple[int, int]](), 0
         answers = self.answers[: bisect.bisect_left(self.answers, count)]
@@ -120,7 +120,7 @@ class Renderings:
             window = Renderings(part, self.renderer, self.kwargs, self.options, self.probe, self.special)
             try:
                 located, written = window.located(len(kept)), window.text(len(kept))
-            except InvalidRowError:  # for example, the template counts turns
+            except InvalidRowError:  # raised, for example, by a template that counts turns
                 return None
             before = positions[answers[first - 1]] if first else None
             if not located.keys() >= {*new.values(), *([] if before is None else [before])}:
@@ -136,7 +136,7 @@ class Renderings:
         return spans
 
     def _window(self, answers: Sequence[int], first: int) -> list[int]:
-        """Return the indices of the messages of a window: system messages, a question, and all up to the answers.
+        """Return the message indices of a window: system messages, a question, and all messages up to the last answer.
 
         Args:
             answers: message indices of the answers.
@@ -151,7 +151,7 @@ class Renderings:
         return [*range(head), self._questions[question], *range(start, stop)]
 
     def header_length(self, index: int, text: str, start: int) -> int:
-        """Return the length of the end of the generation prompt that the template marks as part of the answer."""
+        """Return how many characters at the end of the generation prompt are marked as part of the answer."""
         if not self.renderer.is_marked or not index:
             return 0
         if index not in self._headers:
@@ -191,8 +191,8 @@ class Renderings:
     def answer_after_prompt(self, index: int) -> str | None:
         """Return the text of an answer, for a template that rewrites the prompt when the answer follows.
 
-        To locate the end of the prompt, the message before the answer is replaced by a label. The result is None if the
-        template writes other text between label and answer than at the end of the prompt.
+        To locate the end of the prompt, the message before the answer is replaced with a label. The result is None
+        unless the text that follows the label in the prompt also follows the label when the answer is rendered.
         """
         if index == 0:
             return None
@@ -255,7 +255,7 @@ class Renderings:
 
 
 def _have_equal_starts(text: str, shorter: str, span: tuple[int, int]) -> bool:
-    """Return whether two texts are equal up to the end of a span; the span, where most differ, is compared first."""
+    """Return whether two texts are equal up to the end of a span, which is compared first."""
     start, end = span
     return text[start:end] == shorter[start:end] and text.startswith(shorter[:end])
 
@@ -384,7 +384,7 @@ def _turn(renderings: Renderings, index: int, prompt: str, header: str, answer: 
 
 
 def _split_prompt(renderings: Renderings, index: int, prompt: str) -> tuple[str, str | None, str]:
-    """Split a prompt into the text before, of and after its last message; the content is None if it is not found."""
+    """Split a prompt into the text before the last message, its content (None if not found), and the text after it."""
     before: Message | None = renderings.messages[index - 1] if index else None
     tail = None if before is None else renderings.probe.prompt_tails.get(before.role)
     if before is None or tail is None:

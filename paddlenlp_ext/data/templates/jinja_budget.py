@@ -44,7 +44,7 @@ class TemplateLimitError(SecurityError):
 class _Clock:
     """Processor time of a rendering.
 
-    Reading the processor time is slow, so it starts only when 10 ms have passed.
+    Reading the processor time is slow, so it is first read after 10 ms.
     """
 
     __slots__ = ("_deadline", "_max_seconds", "_next_check")
@@ -58,7 +58,7 @@ class _Clock:
         """Check the processor time.
 
         Raises:
-            TemplateLimitError: the time is over.
+            TemplateLimitError: the time limit is exceeded.
         """
         now = time.perf_counter()
         if now < self._next_check:
@@ -87,10 +87,10 @@ class Budget:
         self._next_check = self._work - _WORK_BETWEEN_CHECKS
 
     def spend(self, work: int = 0) -> None:
-        """Charge an operation, and check the clock after 16 operations, or earlier if they are large.
+        """Charge an operation, and check the clock every 16 operations, or earlier if they are large.
 
         Raises:
-            TemplateLimitError: the work or the time is over.
+            TemplateLimitError: the limit of the work or the time is exceeded.
         """
         self._work -= work + _WORK_PER_OPERATION
         if self._work < self._next_check:
@@ -107,7 +107,7 @@ BUDGET: ContextVar[Budget | None] = ContextVar("budget of a rendering", default=
 def limited(num_chars: int = 0) -> Iterator[None]:
     """Limit the renderings in the block; `num_chars` is the length of the conversation.
 
-    A block inside another block has the clock of the outer block.
+    A block inside another block uses the clock of the outer block.
     """
     outer = BUDGET.get()
     token = BUDGET.set(Budget(num_chars, _Clock() if outer is None else outer.clock))
@@ -148,7 +148,7 @@ def read(value: Any) -> Any:
 
 
 def searched(value: Any) -> Any:
-    """Charge a value that is searched for another value, and return it; a dictionary is not read."""
+    """Charge a value in which another value is searched, and return it; a dictionary is not charged."""
     return value if isinstance(value, Mapping) else read(value)
 
 
@@ -161,7 +161,7 @@ def written(value: Any) -> Any:
 
 
 def added(*values: Any) -> Any:
-    """Return the charged sum of two or more values; a sum of strings is built at once."""
+    """Return the charged sum of two or more values; strings are joined in one step."""
     if {*map(type, values)} == _STRINGS:
         return charged("".join(values))
     budget = BUDGET.get()
@@ -184,10 +184,10 @@ def joined(*values: Any) -> str:
 
 
 def copied_size(value: Any) -> int:
-    """Return the work of a new value, which shares the contents of a container.
+    """Return the work of creating a value; the entries of a container are shared, not copied.
 
     Raises:
-        TemplateLimitError: the value is too large a number.
+        TemplateLimitError: the value is a number with too many digits.
     """
     if isinstance(value, str | bytes):
         return len(value)
@@ -230,12 +230,12 @@ def _parts(value: Any) -> Collection[Any]:
         return value
     if isinstance(value, Namespace):
         raise TemplateLimitError("it reads a namespace as a value")
-    owner = getattr(value, "__self__", None)  # of a bound method
+    owner = getattr(value, "__self__", None)  # the object of a bound method
     return () if owner is None else (owner,)
 
 
 def escape_factor(value: Any) -> int:
-    """Return how much a text can grow when it is combined with a value, which escapes it if it is HTML."""
+    """Return the factor by which a text can grow when it is combined with a value; HTML values escape the text."""
     return CHARS_PER_ESCAPED if isinstance(value, Markup) else 1
 
 

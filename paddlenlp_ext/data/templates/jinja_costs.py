@@ -1,11 +1,11 @@
 """Charge the operations of a template to the budget of its rendering, before they run.
 
-An operation cannot be interrupted, and may take much more time or memory than its operands. The cost of a filter or
-method is computed from its name and arguments:
+An operation cannot be interrupted, and may take much more time or memory than the size of its operands suggests. The
+cost of a filter or method is computed from its name and arguments:
 
     lower, find, partition, ...      characters of the text, times a weight for slow operations
     rfind, rsplit, strip, ...        characters, times the length of the searched text
-    list, sum, sort, groupby, ...    entries, including entries of entries; a character of a string is an entry
+    list, sum, sort, groupby, ...    entries, including nested entries; a character of a string is an entry
     replace, join, format, * % ...   size of the result
     map, select, items, ...          nothing in advance; each item is charged when it is consumed
     any other name                   refused for more than 4,096 characters
@@ -127,10 +127,10 @@ def _hash(items: list[Any], *options: Any, **named: Any) -> int:
 
 
 def check_hashed(items: Iterable[Any]) -> None:
-    """Check the number of values of a set.
+    """Check the number of values in a set.
 
     Raises:
-        TemplateLimitError: too many values are not strings.
+        TemplateLimitError: there are too many values other than strings.
     """
     if sum(not isinstance(item, str) for item in items) > _MAX_HASHED:
         raise TemplateLimitError(f"it makes a set or dictionary of more than {_MAX_HASHED:,} entries")
@@ -212,7 +212,7 @@ def charge(budget: Budget, name: str, value: Any, options: tuple[Any, ...], name
 
 
 def _check_operands(name: str, value: Any, options: Iterable[Any], is_other: bool) -> None:
-    """Check widths, and the size of operands of an operation whose cost is not known.
+    """Check the integer arguments of an operation, and the size of its operands if its cost is not known (`is_other`).
 
     Raises:
         TemplateLimitError: an argument is too large.
@@ -226,7 +226,7 @@ def _check_operands(name: str, value: Any, options: Iterable[Any], is_other: boo
 
 def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a filter that is charged before it runs, and whose result is charged."""
-    first = 1 if hasattr(function, "jinja_pass_arg") else 0  # after the context that Jinja passes
+    first = 1 if hasattr(function, "jinja_pass_arg") else 0  # skip the context that Jinja passes
 
     @functools.wraps(function)
     def lazy(*args: Any, **kwargs: Any) -> Any:
@@ -234,7 +234,7 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         if budget is not None:
             budget.spend()
         result = function(*args, **kwargs)
-        chars = _longest(*args[first + 1 :], **kwargs)  # such as the path of an attribute
+        chars = _longest(*args[first + 1 :], **kwargs)  # arguments such as the path of an attribute
         return iterate(result, WORK_PER_ITEM + chars) if type(result) is GeneratorType else result
 
     @functools.wraps(function)
@@ -283,12 +283,12 @@ def charge_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
         charge(budget, name, owner, args, kwargs)
     elif isinstance(owner, type):
         _check_operands(name, None, (*args, *kwargs.values()), is_other=True)
-    elif name in ("format", "format_map"):  # Jinja's function around the method of a string
+    elif name in ("format", "format_map"):  # Jinja's wrapper of a string method
         text = getattr(function, "__wrapped__", function).__self__
         budget.spend(format_cost(text, "{", (*args, *kwargs.values())))
     elif isinstance(owner, Mapping) and name in _SHARE:
         budget.spend(size((args, kwargs)))
-    else:  # methods of containers may compare or hash
+    else:  # methods of containers may compare or hash entries
         budget.spend(size((owner, args, kwargs)))
         if hasattr(function, "fromkeys") or (isinstance(function, type) and issubclass(function, Namespace)):
             args = tuple(argument if isinstance(argument, Mapping) else list(argument) for argument in args)
@@ -298,7 +298,7 @@ def charge_call(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any])
 
 
 def operator_cost(operator: str, left: Any, right: Any) -> int:
-    """Return the work of a product, a power, or a text with fields.
+    """Return the work of a product, a power, or a text formatted with `%`.
 
     Raises:
         TemplateLimitError: the result is too large.
@@ -318,7 +318,7 @@ def operator_cost(operator: str, left: Any, right: Any) -> int:
 
 
 def format_cost(text: str, mark: str, values: Iterable[Any]) -> int:
-    """Return the work of a format string, whose fields start with `mark`, with its widths and values.
+    """Return the work of filling a format string, whose fields start with `mark`, including their widths and values.
 
     Raises:
         TemplateLimitError: a field has a large or computed width.

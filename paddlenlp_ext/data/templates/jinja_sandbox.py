@@ -1,7 +1,7 @@
 """Limit processor time and memory of a chat template, which comes with a model and is not trusted.
 
 Jinja's sandbox hides Python from a template, but does not bound its loops, strings and operations. Here every operation
-is charged to the budget of the rendering (jinja_py):
+is charged to the budget of the rendering (jinja_budget.py):
 
     calls, filters, tests, * ** %                     by the environment
     loops, + - ~ literals, slices, comparisons, ...   by filters that are added to the syntax tree
@@ -11,8 +11,8 @@ transformers renders the template. It receives a name in place of the template; 
 that transformers compiled for the name with the charging code of the template. transformers must not compile the
 template itself, because the compiler evaluates constant expressions.
 
-Limits of the operating system would need a child process for each process that renders, which starts in 1.2 s with
-transformers, or needs a copy of the environment in which transformers renders templates.
+Limits of the operating system would need a child process for each process that renders. The child process would take
+1.2 s to import transformers, or need a copy of the environment in which transformers renders templates.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _compiled(text: str) -> tuple[str, Template]:
     """Return the name of a template and its compiled, charging code."""
     from transformers.utils.chat_template_utils import _cached_compile_jinja_template
 
-    # A new environment without other templates; in some versions of transformers, this function has the cache.
+    # Bypass the cache that some versions of transformers add to this function, to get a new, empty environment.
     compile_ = getattr(_cached_compile_jinja_template, "__wrapped__", _cached_compile_jinja_template)
     template = compile_bounded(compile_("").environment, text)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -93,7 +93,7 @@ def bound_template(text: str) -> str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     name, bounded = _compiled(text)
-    placeholder = _compile_jinja_template(name)  # may fall out of the cache of transformers
+    placeholder = _compile_jinja_template(name)  # a new one if transformers has dropped it from its cache
     if placeholder.environment is not bounded.environment:
         placeholder.environment = bounded.environment
         placeholder.globals = bounded.globals
@@ -113,7 +113,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
-        if template.find(nodes.EvalContextModifier):  # the scoped one is a subclass
+        if template.find(nodes.EvalContextModifier):  # also finds the subclass ScopedEvalContextModifier
             raise TemplateLimitError("it uses autoescape")
         _, num_visits = _count_visits(template)
         if num_visits > _MAX_VISITS:
@@ -132,7 +132,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
         """Call a macro, a function or a method after charging its arguments, and charge its result."""
         args = charge_call(__obj, args, kwargs)
-        if isinstance(__obj, LoopContext) and args:  # next level of a recursive loop
+        if isinstance(__obj, LoopContext) and args:  # the call renders the next level of a recursive loop
             args = (iterate(args[0], __self.num_written), *args[1:])
         return charged(super().call(__context, __obj, *args, **kwargs))
 

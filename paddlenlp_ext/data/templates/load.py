@@ -39,7 +39,7 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
 
 
 def _checked(template: ChatTemplate, options: TemplateOptions | None) -> ChatTemplate:
-    """Return the template after a check that it supports the options.
+    """Return the template after checking that it supports the options.
 
     Raises:
         ValueError: the options require a Jinja template, and the template is not Jinja.
@@ -62,7 +62,7 @@ def load_configured_template(config: DataConfig, tokenizer: Any) -> ChatTemplate
 
 
 def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
-    """Return the configured template of a training run, which the tokenizer saves from now on.
+    """Return the configured template of a training run, and make the tokenizer save the template.
 
     If the template is not Jinja, the tokenizer is saved without chat_template.jinja.
 

@@ -58,7 +58,7 @@ def cache_key(
 
 
 def version_entries(has_plain_keys: bool) -> dict[str, Any]:
-    """Return the entries of a key with the tokenization version and the library versions.
+    """Return the tokenization version and the library versions, as entries of a key.
 
     Args:
         has_plain_keys: whether tokenization version 1 gives the same tokens, because the rows have only `_PLAIN_KEYS`.

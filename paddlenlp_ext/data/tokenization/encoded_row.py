@@ -17,10 +17,10 @@ class Document:
     Attributes:
         input_ids: int [T].
         labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
-        first_position: index of the first token among the position ids of the row.
+        first_position: offset in the position ids of the row at which the document starts.
         parent: index in the row of the document that this document continues and attends to; None: the document
             attends only to itself.
-        answer: index in a row of preference data of the answer in the document; -1: none.
+        answer: index of the answer in the document, among the answers of a row of preference data; -1: none.
     """
 
     input_ids: np.ndarray

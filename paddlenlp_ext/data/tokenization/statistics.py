@@ -35,9 +35,9 @@ class DataStats:
         num_lost_target_tokens: number of target tokens that truncation removed or that were in dropped rows; None in
             caches of earlier versions, which did not count them.
         num_unfolded: number of rows with several examples, because the template rewrites earlier turns.
-        num_unfolded_examples: number of examples of these rows.
+        num_unfolded_examples: number of examples of the unfolded rows.
         num_split: number of plain texts that were split into several examples, because they exceed `max_length`.
-        num_split_examples: number of examples of these texts.
+        num_split_examples: number of examples of the split texts.
         num_thoughts: number of target answers with reasoning.
         num_tool_calls: number of tool calls in target answers.
         num_empty_thoughts: number of target answers after an empty reasoning block that is excluded from the loss.

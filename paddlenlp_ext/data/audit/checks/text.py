@@ -17,7 +17,7 @@ _MOJIBAKE = re.compile(
     f"(?<![A-ZÀ-Þ])[ÂÃ]{_CONTINUATION}|â[€‚„]{_CONTINUATION}?|ðŸ{_CONTINUATION}"
     f"|(?:[ÐÑ]{_CONTINUATION}){{2}}|(?:[ÎÏ]{_CONTINUATION}){{3}}|(?:[ã-é]{_CONTINUATION}{{2}}){{2}}"
 )
-# Control characters except tab, line feed and carriage return; direction, byte order and zero-width marks.
+# Control characters except tab, line feed and carriage return; direction, byte order and zero-width characters.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _REPLACEMENT = re.compile("\ufffd")
 _MARKERS = re.compile(
@@ -67,7 +67,7 @@ def other_marker(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("replacement character", ERROR, "read the source again in its original encoding: U+FFFD replaces lost text")
 def replacement_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield U+FFFD, the replacement of bytes that a decoder could not decode."""
+    """Yield U+FFFD, which replaces bytes that a decoder could not decode."""
     return row.search(_REPLACEMENT)
 
 

@@ -38,7 +38,7 @@ def target_cut_away(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error rejects it"
 )
 def too_long(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows that are too long and are dropped or rejected by the key `truncation`."""
+    """Yield rows that are too long and that the setting of `truncation` drops or rejects."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason == TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
@@ -62,7 +62,7 @@ def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("beyond the context", WARNING, CONTEXT_REMEDY)
 def beyond_context(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows with more positions than the context of the model; the answers of a pair share its positions."""
+    """Yield rows with more positions than the model's context; the two answers of a pair have the same positions."""
     for example in row.examples:
         first, *answers = (len(tokens) for _, tokens, _ in example.parts)
         length = first + max(answers, default=0) - 1
