@@ -127,8 +127,9 @@ class SlotCache:
                 kept = store[first, :, :end].clone()
                 store[first, :, :end] = store[second, :, :end]
                 store[second, :, :end] = kept
-        for values in (self.lengths, self.frequency_sets):
-            values[first], values[second] = values[second], values[first]
+        lengths, sets = self.lengths, self.frequency_sets
+        lengths[first], lengths[second] = lengths[second], lengths[first]
+        sets[first], sets[second] = sets[second], sets[first]
 
     def remove_last_row(self) -> None:
         """Remove the last row in use. The memory is freed when no row is left."""
