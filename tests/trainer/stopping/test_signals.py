@@ -65,18 +65,18 @@ def test_stop_signals_second_in_a_program_ends_the_process_instead_of_raising(nu
     """Test that no exception interrupts native code and no destructor runs, as after KeyboardInterrupt."""
 
     def end(number):
-        raise ProcessEnded(number)
+        raise ProcessEndedError(number)
 
     monkeypatch.setattr(signals_module, "exit_at_once", end)
     signal.signal(number, stop_program)  # as in run_command; `heard` restores the handler
     with StopSignals() as signals:
         os.kill(os.getpid(), signal.SIGUSR1 if number == signal.SIGINT else signal.SIGINT)
-        with pytest.raises(ProcessEnded, match=str(int(number))):
+        with pytest.raises(ProcessEndedError, match=str(int(number))):
             os.kill(os.getpid(), number)
     assert signals.received != number and heard == []
 
 
-class ProcessEnded(Exception):
+class ProcessEndedError(Exception):
     """Replacement of the end of the process; the argument is the signal."""
 
 
