@@ -89,7 +89,7 @@ class Adapter(TrainingHooks):
 
     # -- tensors ------------------------------------------------------------------------------------------------------
     def adapter_state(self) -> dict[str, paddle.Tensor]:
-        """Return a dict of the adapter's tensors; keys are such as "model.layers.0.self_attn.q_proj.lora_A.weight"."""
+        """Return a dict of the adapter's tensors, with keys such as "model.layers.0.self_attn.q_proj.lora_A.weight"."""
         state = {
             f"{own_name}.{name}": tensor
             for own_name, layer in self.own_layers.items()
@@ -102,7 +102,7 @@ class Adapter(TrainingHooks):
         return {**state, **self.replaced.values()}
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors` after reading lazy tensors from their files; if `tensors` is None, `adapter_state()`."""
+        """Return `tensors`, with lazy tensors read from their files; by default, return `adapter_state()`."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -121,7 +121,7 @@ class Adapter(TrainingHooks):
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; warn if its base model has another name.
+        """Load the tensors of a stored adapter, to resume training; warn if its base model's name differs.
 
         Raises:
             ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
@@ -148,7 +148,7 @@ class Adapter(TrainingHooks):
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
-        """Return `tensors`, or by default the adapter's tensors, in the form of files but with this package's names."""
+        """Convert `tensors` (default: the adapter's tensors) to their form in files, but keep this package's names."""
         layout = self.base_model.config.file_layout
         state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)
@@ -162,7 +162,7 @@ class Adapter(TrainingHooks):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json contains `fields` and the common fields."""
+        """Write tensors as adapter files; adapter_config.json contains `fields` and the fields of all methods."""
         write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
 
     def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:

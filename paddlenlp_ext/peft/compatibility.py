@@ -167,7 +167,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if an adapter was trained over weights in another quantized format; None (not recorded) gives no warning."""
+    """Warn if the adapter's file records a base in another quantized format."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained over weights in %s and is loaded over weights in %s; results will differ",

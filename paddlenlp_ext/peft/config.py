@@ -78,7 +78,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
         starts_from_weights: whether initialization reads the values of the base weights, and not only their shapes.
-        adapter_class: subclass of `Adapter` for a method with a custom forward pass, loss or step hook, or None.
+        adapter_class: subclass of `Adapter`, for a custom forward pass, loss or step hook; None: `Adapter`.
         refines: for a variant such as DoRA, the JSON key of the method that it refines ("lora"). A run must set both
             keys. The keys of the variant's options start with the refined method's prefix (config/run_config.py).
             `claims` recognizes the variant's files.
@@ -131,11 +131,11 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     ensure_weight_tying: bool = False
     """Whether tied modules in `modules_to_save` stay tied; Hugging Face PEFT has this option in LoRA and AdaLoRA."""
     saved_embeddings: tuple[str, ...] = ()
-    """Names of the tables (embedding, lm_head) whose frozen weights are in the adapter's file."""
+    """Names of the layers (embedding, lm_head) whose frozen weights are in the adapter's file."""
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return whether the update includes the quantization error of the base, and fits no other base."""
+        """Return whether the update corrects the quantization error of the base, and therefore fits no other base."""
         return self.needs_quantized_base
 
     def __post_init__(self) -> None:
@@ -211,7 +211,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         Args:
             name: name of the layer.
             weight: float32 [out, in]; must not be modified.
-            quantize_dequantize: rounds a weight to the values of the layer's quantized format.
+            quantize_dequantize: function that rounds a weight to the values of the layer's quantized format.
             stored: tensors of a stored adapter, including the factors to subtract; None for a new adapter.
         """
         return weight
@@ -256,7 +256,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields of an adapter config file describe this variant, such as DoRA, and not LoRA."""
+        """Return whether the fields of an adapter config file describe this variant, not the refined method."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -153,7 +153,7 @@ def field_of(method: type, name: str) -> str | None:
 
 
 def _variant(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the variant that the arguments select, and the arguments without the selecting arguments.
+    """Return the variant that the arguments select, and the remaining arguments.
 
     A variant is selected by its JSON key, such as `pissa=True`, or by an argument of PEFT, such as
     `init_lora_weights="pissa"`.

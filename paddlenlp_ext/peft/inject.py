@@ -89,7 +89,7 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
 
 
 def _require_excluded_targets(model: TrainableModel, config: PeftConfig) -> None:
-    """Check that each entry of `exclude_modules` matches a target, which it does not in the files of an adapter."""
+    """Check that each entry of `exclude_modules` matches a target; stored configs may have entries that match none."""
     targets = config.targets(model)
     for entry in config.exclude_modules or ():
         if not excluded_targets(config.replace(exclude_modules=(entry,), modules_to_save=None), targets):
@@ -115,7 +115,7 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
 
 
 def _trained_tables(config: PeftConfig) -> list[str]:
-    """Return the names of the tables (embedding, lm_head) that are trained in full."""
+    """Return the names of the layers, embedding or lm_head, that are trained in full."""
     return [name for name in TABLES if covers(config.modules_to_save, name)]
 
 

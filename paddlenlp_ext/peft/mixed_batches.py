@@ -1,4 +1,4 @@
-"""Mixed batches (multi-LoRA): each row of a batch can use another adapter of one base model.
+"""Mixed batches (multi-LoRA): each row of a batch can use a different adapter of the same base model.
 
 Adapters with low-rank updates share a forward pass: the factors of all adapters are concatenated, and a mask m selects
 the products of each row's adapter:

@@ -276,7 +276,7 @@ class PeftModel(TrainableModel):
                 "linear" for the weighted sum of the factors of LoRAs with equal ranks.
 
         Raises:
-            ValueError: no adapter or combination type has this name, or an update is not low-rank.
+            ValueError: an adapter or the combination type is unknown, or an update is not low-rank.
         """
         updates = [factors_of(self.adapters[name]) for name in adapters]
         factors = combined_factors(updates, weights, combination_type)
@@ -321,7 +321,7 @@ class PeftModel(TrainableModel):
             logger.warning("%s: %s", folder, warning)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors` after reading lazy tensors from their files; if `tensors` is None, `adapter_state()`."""
+        """Return `tensors`, with lazy tensors read from their files; by default, return `adapter_state()`."""
         return self.adapter.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -335,7 +335,7 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json contains `fields` and the common fields."""
+        """Write tensors as adapter files; adapter_config.json contains `fields` and the fields of all methods."""
         self.adapter.write_files(folder, peft_type, fields, tensors)
 
     @classmethod

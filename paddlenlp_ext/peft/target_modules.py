@@ -119,7 +119,7 @@ def in_layers(
         containers: names of the lists of decoder layers; None or empty: every list.
 
     Raises:
-        ValueError: an index is negative, or lists are named without indices.
+        ValueError: an index is negative, or `containers` is set without `indices`.
     """
     numbers = [indices] if isinstance(indices, int) else list(indices or ())
     if not numbers:

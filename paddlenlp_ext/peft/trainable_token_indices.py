@@ -80,7 +80,7 @@ def token_indices(value: object) -> TokenIndices | None:
 
 
 def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
-    """Parse `trainable_token_indices` into a dict from the names of tables to trained token ids.
+    """Parse `trainable_token_indices` into a dict from layer names (embedding, lm_head) to trained token ids.
 
     Raises:
         ValueError: `value` names another layer, or is neither JSON nor a list of token ids.
@@ -99,7 +99,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
 def tokens_of_model(
     value: object, model: TrainableModel, replaced: Collection[str], targets: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """Return a dict from the model's tables to trained token ids; a tied lm_head has no entry.
+    """Return a dict from layer names (embedding, lm_head) to trained token ids; a tied lm_head has no entry.
 
     Args:
         value: value of `trainable_token_indices`.

@@ -23,7 +23,7 @@ COMBINATIONS = ("cat", "linear")
 def combined_factors(
     parts: Sequence[Mapping[str, Factors]], weights: Sequence[float], combination: str = "cat"
 ) -> dict[str, Factors]:
-    """Return layer name -> factors of the weighted combination of several adapters.
+    """Return a dict from layer names to the factors of the weighted combination of several adapters.
 
     Args:
         parts: for each adapter, the result of `factors_of`.

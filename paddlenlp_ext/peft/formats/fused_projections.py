@@ -6,8 +6,8 @@
                                         [A_v]                [ 0   0  B_v]
 
 In memory, each projection has an adapter. In files of Hugging Face PEFT, each fused layer has one adapter. This package
-writes the fused adapter, and a field that records how to split the fused adapter again. PEFT trains a dense B. When
-such a file is read, each projection gets its rows of B and a copy of A, which gives the same update.
+writes the fused adapter, and a field that records how to split the fused adapter again. If PEFT trained the adapter, B
+is dense. Each projection then gets its rows of B and a copy of A, which gives the same update.
 
 | adapter | layers in files |
 | --- | --- |
@@ -67,7 +67,7 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
-    """Return one pattern for each projection of the fused layer in `pattern`; by default, only `pattern`."""
+    """Return a pattern for each projection if `pattern` names a fused layer; otherwise, only `pattern`."""
     named = next((fused for fused in layers if fused in pattern), None)
     return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
 
@@ -201,7 +201,7 @@ def _fused_target(target: str, layers: FusedLayers) -> str:
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pattern for adapter_config.json, keyed by last name components if they determine the values."""
+    """Return a pattern for adapter_config.json, keyed by the last components of names if they determine the values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
@@ -211,7 +211,7 @@ def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
 
 # -- reading ----------------------------------------------------------------------------------------------------------
 def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any], where: str) -> dict[str, np.ndarray]:
-    """Split the tensors of a fused adapter that `join_adapter` wrote; return them keyed by names of projections.
+    """Split the tensors of a fused adapter that `join_adapter` wrote; return tensors keyed by names of projections.
 
     Args:
         tensors: stored tensors.
@@ -262,7 +262,7 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
 def split_dense(
     config: PeftConfig, tensors: Mapping[str, np.ndarray], layers: FusedLayers, where: str
 ) -> dict[str, np.ndarray]:
-    """Split the tensors of a fused adapter that another library trained; return them keyed by names of projections.
+    """Split the tensors of a fused adapter that another library trained; key the result by names of projections.
 
     Each projection gets its rows of B, of the biases and of the magnitudes, and a copy of A.
 

@@ -18,7 +18,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Replacement for `_codecs.encode`, which protocol 2 calls to build bytes, without attributes that can be set."""
+    """Replacement for `_codecs.encode`, called in pickle protocol 2 to build bytes; has no attributes to set."""
 
     __slots__ = ()
 
@@ -77,7 +77,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _check_opcodes(file: BinaryIO) -> None:
-    """Check that no length and no memo index exceeds the size of the file, for which memory would be allocated.
+    """Check that no length or memo index, for which unpickling allocates memory, exceeds the size of the file.
 
     Raises:
         ValueError: the pickle is damaged.

@@ -1,4 +1,4 @@
-"""Layers of a LoRA that Hugging Face PEFT reads as experts, and `target_parameters` that it reads as meant.
+"""Layers of a LoRA that Hugging Face PEFT mistakes for experts, and `target_parameters` that PEFT reads correctly.
 
 PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4: in models of some families,
 it takes the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` for experts. It then drops the tensors
@@ -30,7 +30,7 @@ def layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> 
 
 
 def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> str | None:
-    """Describe the layers that PEFT would drop, with options that PEFT reads; None if there are no such layers."""
+    """Describe the layers that PEFT would drop, and how to avoid it; return None if there are no such layers."""
     dropped = layers_read_as_experts(fields, model)
     if not dropped:
         return None

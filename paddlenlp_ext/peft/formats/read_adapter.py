@@ -80,7 +80,7 @@ class AdapterFiles:
             base: config of the base (`DecoderConfig`).
 
         Raises:
-            ValueError: the adapter's method does not support fused layers or single experts, which the file adapts.
+            ValueError: the file adapts fused layers or single experts, which the method does not support.
         """
         config, tensors = self.config, self.tensors
         if base.fused_layers:

@@ -3,7 +3,7 @@
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]
 
-`target_parameters` also selects linear layers, by their weights. They are adapted as by `target_modules`.
+`target_parameters` also selects linear layers by the names of their weights, and adapts them like `target_modules`.
 
 Hugging Face PEFT adapts parameters instead of layers, and concatenates the factors of all experts:
 

@@ -173,7 +173,7 @@ def principal_factors(
         weight: float32 [out, in].
         rank: r.
         scaling: s.
-        name: dotted name of the layer, for errors.
+        name: dotted name of the layer, for error messages.
         exact: use a full SVD instead of a random projection.
 
     Raises:

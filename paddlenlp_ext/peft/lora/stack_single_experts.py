@@ -145,7 +145,7 @@ def _single(
 
 
 def _num_experts(singles: Iterable[_Single], base: Any) -> int:
-    """Return the number of experts in the layer of the factors."""
+    """Return the number of experts in the layer that the factors adapt."""
     number = 0
     for single in singles:
         index = int(re.findall(r"\d+", split_layer(single.place.stack)[0])[0])
@@ -160,7 +160,7 @@ def _num_experts(singles: Iterable[_Single], base: Any) -> int:
 
 
 def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], for the scale of the first expert."""
+    """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r], scaled like the first expert."""
     first = singles[0]
     ranks = [0] * first.place.num_projections
     for single in singles:
@@ -180,7 +180,7 @@ def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.n
 def _shortened(
     patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
 ) -> dict[str, tuple[int, float]]:
-    """Drop patterns with the default value; shorten names to the name in the decoder layer if all layers agree."""
+    """Drop patterns with the default value; drop the layer number from names if all decoder layers agree."""
     short = {name: split_layer(name)[1] for name in patterns}
     within: dict[str, set[tuple[int, float]]] = {}
     for name, values in patterns.items():

@@ -1,4 +1,4 @@
-"""Copy a base model to a new folder, as the merge commands do without an adapter."""
+"""Copy a base model to a new folder, as the merge commands do if no adapter is given."""
 
 from __future__ import annotations
 

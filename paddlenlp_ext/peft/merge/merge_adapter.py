@@ -77,7 +77,7 @@ class MergeReport:
         output: folder of the merged model.
         num_merged: number of merged layers.
         merged_into: description of the weights that the adapter was merged into.
-        effect: largest change of a logit by the adapter.
+        effect: largest change of a logit that the adapter causes.
         difference: largest difference of a logit between merged and trained model, including rounding.
     """
 

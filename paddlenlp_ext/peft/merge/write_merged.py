@@ -84,8 +84,8 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
 def common_dtype(base: Path, source: WeightSource) -> str | None:
     """Return the dtype of all merged tensors if the base mixes dtypes; None if each tensor keeps its dtype.
 
-    GGUF files store norms in F32 and matrices in another type. Quantized folders store scales, from which the dtypes of
-    dequantized weights follow, in another dtype than other tensors.
+    GGUF files store norms in F32 and matrices in another type. In quantized folders, dequantized weights get the dtype
+    of their scales, which differs from the dtype of the other tensors.
 
     Args:
         base: folder or .gguf file of the base model.
@@ -263,14 +263,14 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
 def write_model_card(
     folder: Path, stored: AdapterFiles, base: str | os.PathLike[str], merged_into: str, effect: float, difference: float
 ) -> None:
-    """Write README.md, which names the adapter and the base of a merged model, and the measured logit differences.
+    """Write README.md with the names of the adapter and the base, and the measured logit differences.
 
     Args:
         folder: folder of the merged model.
         stored: merged adapter.
         base: name or path of the base model.
         merged_into: description of the weights that the adapter was merged into.
-        effect: largest change of a logit by the adapter.
+        effect: largest change of a logit that the adapter causes.
         difference: largest difference of a logit between merged and trained model.
     """
     text = f"""---

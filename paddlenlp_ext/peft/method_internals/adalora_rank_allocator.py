@@ -132,7 +132,7 @@ class ImportanceAverages:
 
 
 def select_ranks(scores: Mapping[str, np.ndarray], budget: int) -> dict[str, np.ndarray]:
-    """Select the triplets with the highest scores in the model, at most `budget`.
+    """Select at most `budget` triplets: the triplets with the highest scores in the model.
 
     If several triplets have the score of the best pruned triplet, all of them are pruned.
 

@@ -27,7 +27,7 @@ _INIT_STD = (
 
 
 class PrefixEncoder(nn.Layer):
-    """First layer of the prefix projection, which all decoder layers share, with the parameters E, W_1 and b_1.
+    """First layer of the prefix projection, shared by all decoder layers; its parameters are E, W_1 and b_1.
 
     Args:
         num_tokens: P.
@@ -72,7 +72,7 @@ class PrefixAttention(AdapterLayer):
         self.dtype = base.o_proj.compute_dtype
         self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
         shape = (num_tokens, *base.prefix_shape)
-        # A tuple keeps the encoder from being registered as a sublayer: the model has its parameters only once.
+        # A tuple keeps the encoder from being registered as a sublayer, so the model has the parameters only once.
         self.encoder: tuple[PrefixEncoder, ...] = ()
         if hidden_size is None:
             start = _INIT_STD * generator_for(seed, f"{name}.prefix").standard_normal(shape, np.float32)

@@ -70,7 +70,7 @@ class AdaLoRAAdapter(Adapter):
         self._offer_allocation()
 
     def _offer_allocation(self) -> None:
-        """Give the base model Hugging Face PEFT's method for training loops: `base_model.update_and_allocate(step)`."""
+        """Add Hugging Face PEFT's method for training loops to the base model: `update_and_allocate(step)`."""
         self.base_model.update_and_allocate = self.update_and_allocate
 
     def attach(self) -> None:
@@ -84,7 +84,7 @@ class AdaLoRAAdapter(Adapter):
     def update_and_allocate(self, global_step: int) -> None:
         """Update the importance averages, and prune singular values at the steps of the schedule.
 
-        Call it between the update of the optimizer and the clearing of the gradients. `total_step` of the config is the
+        Call this method after the optimizer step, before the gradients are cleared. `total_step` of the config is the
         length of the run.
 
         Args:

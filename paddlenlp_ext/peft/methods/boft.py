@@ -83,7 +83,7 @@ class BOFTConfig(LinearTargetsConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.boft_block_num = self.boft_block_num or None  # PEFT writes 0 for unset
+        self.boft_block_num = self.boft_block_num or None  # PEFT writes 0 if unset
         self.boft_block_size = chosen_block_size("boft", self.boft_block_size or None, self.boft_block_num, BLOCK_SIZE)
 
     def block_size_of(self, name: str, in_features: int) -> int:

@@ -71,7 +71,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return True for one iteration; with more, the factors of the last but one are subtracted from the update."""
+        """Return True for one iteration; with more, the factors of the second-to-last iteration are subtracted."""
         return self.iters == 1
 
     def find_initial_factors(

@@ -125,7 +125,7 @@ class LoRAConfig(RandomInitConfig):
         return list(dict.fromkeys([*self._target_layers(model), *parameters]))
 
     def _target_layers(self, model: TrainableModel) -> list[str]:
-        """Return the names of the linear layers and tables to wrap."""
+        """Return the names of the layers to wrap: linear layers, embedding and lm_head."""
         if not self.target_modules:
             return select_targets(linear_names(model), self.target_modules, self.targets_key)
         requested = self.target_modules

@@ -160,7 +160,7 @@ def gradient_factors(
         gradient: float32 [out, in].
         rank: r.
         gamma: gamma in the scale f.
-        name: dotted name of the layer, for errors.
+        name: dotted name of the layer, for error messages.
 
     Raises:
         ValueError: the gradient is not finite or has fewer than r triplets.

@@ -86,7 +86,7 @@ class MiSSConfig(LinearTargetsConfig):
         return stored.replace(path=self.path, miss_dropout=dropout)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Rename the tensors of Bone, as older versions of Hugging Face PEFT call the method."""
+        """Rename tensors that have the method's former name, Bone, as in older versions of Hugging Face PEFT."""
         return {re.sub(r"\.bone_block$", ".miss_block", name): value for name, value in tensors.items()}
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -136,7 +136,7 @@ class MiSSLinear(_MiSSLayer):
 
     Args:
         config: options of the method.
-        name: name of the layer, for errors.
+        name: name of the layer, for error messages.
 
     Raises:
         ValueError: the layer's sizes do not fit the options.
@@ -185,7 +185,7 @@ class MiSSBatLinear(_MiSSLayer):
 
     Args:
         config: options of the method.
-        name: name of the layer, for errors.
+        name: name of the layer, for error messages.
 
     Raises:
         ValueError: the rank does not divide the layer's inputs and outputs.

@@ -5,8 +5,8 @@
 
 arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal, and W R^T has the same row norms and
 angles between rows as W. With `num_cayley_neumann_terms`, R is a polynomial in Q, which is the default in Hugging Face
-PEFT. The polynomial needs no inverse, but is orthogonal only for small Q. As in PEFT, the polynomial rotates in the
-opposite direction of the Cayley transform.
+PEFT. The polynomial needs no inverse, but is nearly orthogonal only for small Q. As in PEFT, the polynomial rotates in
+the direction opposite to the Cayley transform.
 
 Shapes: k blocks of b features, k * b = in; the parameter has the b (b - 1) / 2 values above each block's diagonal.
 """

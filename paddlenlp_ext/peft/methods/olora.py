@@ -6,7 +6,7 @@
 OLoRA is a LoRA that starts from the QR decomposition of each weight. Q_r is an orthonormal basis of the first r columns
 of W, and R_r = Q_r^T W. s is 1 unless `lora_alpha` is set. Hugging Face PEFT starts with A0 = R_r and B0 = Q_r, and
 subtracts s Q_r R_r. When a file of PEFT (`init_lora_weights: "olora"`) is loaded, A0 and B0 are recomputed from the
-base in this form.
+base in PEFT's form.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -99,7 +99,7 @@ class PrefixAdapter(Adapter):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states [B, S, D]; `position_ids` start after the prefix, at 0."""
+        """Return the last hidden states [B, S, D]; `position_ids` are counted from 0, without the prefix."""
         if not self.enabled:
             return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
         if cache is not None and cache.is_new:
@@ -112,11 +112,11 @@ class PrefixAdapter(Adapter):
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load the adapter's tensors, after converting tensors in PEFT's layout and unshifted prefixes.
+        """Load the adapter's tensors; convert PEFT's layout, and prefixes trained with document positions from 0.
 
         Args:
             tensors: name -> value; PEFT's `prompt_embeddings` [P, layers * 2 * K * H] has the prefixes of all layers.
-            where: source of the tensors, for errors.
+            where: source of the tensors, for error messages.
 
         Raises:
             ValueError: names or shapes do not match this model.

@@ -295,7 +295,7 @@ def minimize_output_error(
         error: W - Q(W), float32 [out, in].
         root: square root of R.
         rank: r.
-        name: dotted name of the layer, for errors.
+        name: dotted name of the layer, for error messages.
 
     Raises:
         ValueError: the layer has fewer than `rank` triplets.
