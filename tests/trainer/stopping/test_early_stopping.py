@@ -24,16 +24,8 @@ from tests.common.training import (
 ROWS, DEV = Rows(30, seed=3), Rows(2, seed=4)
 
 
-class ScriptedTrainer(Trainer):
-    """Trainer whose evaluation after step n returns the n-th of given values."""
-
-    values: list[float]
-
-    def _compute_metrics(self):
-        return {"eval_loss": self.values[self.state.step - 1], "eval_accuracy": self.values[self.state.step - 1]}
-
-
 def make_trainer(folder, values, callbacks=(), **keys):
+    """Return a trainer whose evaluation after step n returns the n-th of `values`."""
     defaults = {
         "evaluation_strategy": "steps",
         "eval_steps": 1,
@@ -42,8 +34,13 @@ def make_trainer(folder, values, callbacks=(), **keys):
         "logging_steps": 100,
     }
     config = make_config(folder, **{**defaults, **keys})
-    trainer = ScriptedTrainer(make_model(lora=True), config, ROWS, DEV, Tokenizer(), callbacks=callbacks)
-    trainer.values = list(values)
+    trainer = Trainer(make_model(lora=True), config, ROWS, DEV, Tokenizer(), callbacks=callbacks)
+
+    def metrics():
+        value = values[trainer.state.step - 1]
+        return {"eval_loss": value, "eval_accuracy": value}
+
+    trainer.evaluator.metrics = metrics
     return trainer
 
 
