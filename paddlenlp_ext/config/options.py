@@ -168,7 +168,7 @@ class Option:
 class OptionGroup:
     """Base class of dataclasses with options; checks values set in Python like values from a file.
 
-    A string is accepted for a tuple of one string. A synonym is replaced by its choice.
+    A string is accepted for a tuple of one string. A synonym is replaced with its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.

@@ -14,7 +14,7 @@ class CompatFlags:
         what: name of this kind of parallelism, for messages.
         always: flags for behaviour that is always on.
         no_effect: flags that select another way to compute the same results; they are ignored.
-        unavailable: flag -> reason why it is rejected.
+        unavailable: flag -> reason why the flag is rejected.
     """
 
     owner: str

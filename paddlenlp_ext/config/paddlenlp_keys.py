@@ -1,7 +1,8 @@
 """PaddleNLP's keys that are accepted but not implemented, so that PaddleNLP's configuration files load unchanged.
 
 paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries. An entry describes one or more keys
-(`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section has the keys.
+(`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section declares the
+keys.
 
 A key that an adapter method declares is skipped, so a new method does not change the table. When a feature is
 implemented, delete its entries.

@@ -134,7 +134,7 @@ def _read_files(state: ParseState, files: Sequence[str]) -> bool:
 
 
 def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> dict[str, Any]:
-    """Build the sections by name; keys with invalid values have their defaults."""
+    """Build the sections by name; keys with invalid values keep their defaults."""
     sections = {}
     for section, section_class in section_classes.items():
         options = [option for option in state.table.options.values() if option.section == section]

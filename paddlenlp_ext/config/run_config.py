@@ -87,12 +87,12 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """Return the options of a method's config class; the prefix of their keys is the first of `switches_of`."""
+    """Return the options of a method's config class; their keys begin with the first switch of `switches_of`."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """Return the switches that select a method: first the switch of the method it refines (`pissa` refines `lora`)."""
+    """Return the switches that select a method; the method that it refines comes first (`pissa` refines `lora`)."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -34,10 +34,10 @@ class OptimConfig(OptionGroup):
         help="with muon: scale of updates; match_rms_adamw suits AdamW learning rates, original suits about 0.02",
     )
     offload_optim: bool = option(
-        False, help="keep optimizer state in host memory between steps (GPUs; experimental, not run on a GPU)"
+        False, help="keep optimizer state in host memory between steps (GPUs only; experimental, not yet run on a GPU)"
     )
     weight_decay: float = option(0.0, minimum=0, help="decoupled weight decay")
     adam_beta1: float = option(0.9, minimum=0, below=1, help="decay rate of the first moment")
     adam_beta2: float = option(0.999, minimum=0, below=1, help="decay rate of the second moment")
-    adam_epsilon: float = option(1e-8, above=0, help="added to the square root of the second moment")
+    adam_epsilon: float = option(1e-8, above=0, help="constant added to the square root of the second moment")
     max_grad_norm: float = option(1.0, minimum=0, help="maximum global norm of the gradients; 0: no clipping")

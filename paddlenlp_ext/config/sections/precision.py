@@ -16,7 +16,7 @@ class PrecisionConfig(OptionGroup):
 
     device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one")
     bf16: bool = option(False, help="compute in bfloat16")
-    fp16: bool = option(False, help="compute in float16, with dynamic loss scaling (GPUs; not run on a GPU)")
+    fp16: bool = option(False, help="compute in float16, with dynamic loss scaling (GPUs only; not yet run on a GPU)")
     fp16_opt_level: str = option(
         "O1",
         choices=("O0", "O1", "O2"),
@@ -45,7 +45,7 @@ class PrecisionConfig(OptionGroup):
 
     @property
     def float32_gradients(self) -> bool:
-        """Return whether half-precision weights have float32 gradients; float16 underflows once they are unscaled."""
+        """Return whether half-precision weights have float32 gradients; float16 gradients underflow when unscaled."""
         return self.amp_master_grad or self.scales_loss
 
     @property

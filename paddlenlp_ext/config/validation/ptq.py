@@ -51,7 +51,7 @@ def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], re
         )
     if ptq.weight_layout == "awq" and ptq.quant_type == "weight_only_int8":
         report.error(
-            "weight_layout: awq has 4 bits; use compressed-tensors or gptq for weight_only_int8",
+            "weight_layout: awq stores 4-bit weights; use compressed-tensors or gptq for weight_only_int8",
             "weight_layout",
             "quant_type",
         )

@@ -46,7 +46,7 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
 
 @rules("use_gradient_checkpointing")
 def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None:
-    if train.use_gradient_checkpointing:  # true and "unsloth" were replaced by the keys that they imply
+    if train.use_gradient_checkpointing:  # true and "unsloth" were replaced with the keys that they imply
         report.error(
             f"use_gradient_checkpointing: {train.use_gradient_checkpointing!r} is not true, false or unsloth; set "
             "recompute",
