@@ -42,7 +42,7 @@ IN_MEMORY = "<rows>"
 
 @dataclass(frozen=True)
 class Location:
-    """Position in a file. Line and column count from 1; None means that the location is the entire file or line."""
+    """Position in a file, with line and column counted from 1; None stands for the entire file or line."""
 
     file: str | None = None
     line: int | None = None
@@ -63,7 +63,7 @@ class Location:
 
 
 class JsonError(ValueError):
-    """Text that cannot be read as JSON.
+    """Error about text that cannot be read as JSON.
 
     Attributes:
         text, offset: the text, and the offset of the error in the text.
@@ -145,7 +145,7 @@ def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int
 
 
 def expected(what: str, text: str, offset: int) -> JsonError:
-    """Return an error that says that `what` is expected at `offset`, or that has a hint about a common mistake."""
+    """Return an error that says that `what` is expected at `offset`, or that points out a common mistake."""
     if offset >= len(text):
         return JsonError(f"the text ends where {what} should be", text, offset)
     for pattern, hint in _HINTS:

@@ -1,4 +1,4 @@
-"""Label of positions that are not trained; other positions have the id of the next token as label."""
+"""Label of positions that do not count in the loss; the label of any other position is the id of the next token."""
 
 from __future__ import annotations
 

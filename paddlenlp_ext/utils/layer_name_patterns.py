@@ -29,7 +29,7 @@ def matches(pattern: str, name: str, key: str) -> bool:
 
 
 def check_pattern(pattern: str, key: str) -> None:
-    """Check that a pattern is a regular expression, which every dotted name is; `key` names its option.
+    """Check that a pattern is a regular expression, as every dotted name is; `key` is the option with the pattern.
 
     Raises:
         ValueError: the pattern is not a regular expression.
@@ -38,8 +38,8 @@ def check_pattern(pattern: str, key: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise ValueError(
-            f"{key}: {pattern!r} is not a regular expression ({error}); write the name of a layer, its end or a "
-            "regular expression"
+            f"{key}: {pattern!r} is not a regular expression ({error}); write the name of a layer, the end of "
+            "the name, or a regular expression"
         ) from None
 
 

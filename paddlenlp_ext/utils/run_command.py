@@ -113,7 +113,7 @@ def _discard_output() -> None:
 def _follow_launcher() -> None:
     """Ask Linux to send SIGTERM to this process when its launcher dies.
 
-    The gloo launcher of Paddle does not handle SIGTERM, so its processes would continue after its death.
+    The gloo launcher of Paddle does not handle SIGTERM, so the processes that it started would continue after it dies.
     """
     if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

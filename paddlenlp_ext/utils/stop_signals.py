@@ -2,7 +2,7 @@
 
 | signal | effect |
 |---|---|
-| first | one line on standard error; the blocks `finally` remove drafts, for at most three seconds; exit |
+| first | one line on standard error; `finally` blocks remove drafts, for at most three seconds; exit |
 | second | exit immediately |
 
 The exit code is 128 + the signal's number. Training has other handlers (`trainer/stopping/signals.py`).
@@ -31,12 +31,12 @@ _received: int | None = None
 
 
 class ProgramStopped(SystemExit):
-    """Exit after the first signal outside of training."""
+    """Exit of a program after the first signal outside of training."""
 
 
 @contextmanager
 def handled_stop_signals() -> Iterator[None]:
-    """Handle stop signals in the block, the main part of a program, as described above.
+    """Handle stop signals within the block, the main part of a program, as the docstring of this module describes.
 
     If the block ends after a signal, with whatever exception, the process ends. After the block, a signal ends the
     process immediately.
@@ -68,10 +68,10 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal
 
 
 class _HandlerKeeper(MetaPathFinder):
-    """Finder of no modules that installs the handler of SIGTERM again at each import of one of Paddle's modules.
+    """Import hook that installs the handler of SIGTERM again before each of Paddle's modules is imported.
 
-    Paddle's first modules replace the handler by one that prints a report of ten lines; the import continues for
-    seconds.
+    The first of Paddle's modules replace the handler with one that prints a report of ten lines, seconds before the
+    import of Paddle ends. The hook finds no modules itself.
     """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
@@ -95,7 +95,7 @@ def stop_program(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first signal outside of training: print a line and leave the program within three seconds.
 
     The process also ends if a library catches the exception. During an import, it ends immediately, because modules
-    such as Paddle's print messages of their own when an exception interrupts them.
+    such as Paddle's print their own messages when an exception interrupts them.
 
     Raises:
         ProgramStopped: always.
@@ -120,7 +120,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 
 
 def exit_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
-    """Handle a signal: print a line and end the process without running blocks `finally` or destructors."""
+    """Handle a signal: print a line and end the process without running `finally` blocks or destructors."""
     _report(number)
     _exit(number)
 

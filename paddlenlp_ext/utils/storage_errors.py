@@ -32,7 +32,7 @@ _OF_PATHLIB = {
     ),
 }
 """Beginning of a `RuntimeError` from pathlib -> problem and remedy."""
-_OF_RUST = re.compile(r"\(os error (\d+)\)")  # in messages of the tokenizers and safetensors libraries
+_OF_RUST = re.compile(r"\(os error (\d+)\)")  # form of the messages of the tokenizers and safetensors libraries
 _DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
 
@@ -64,7 +64,7 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
 
 def _place(path: str | os.PathLike[str] | None, error: Exception) -> str:
     """Return the file that the error names, otherwise `path`; for a draft (utils/files.py), return the final name."""
-    # In errors of copying, `filename` is the source and `filename2` is the target.
+    # In errors raised by a copy, `filename` is the source and `filename2` is the target.
     named = getattr(error, "filename2", None) or getattr(error, "filename", None)
     place = os.fsdecode(named) if isinstance(named, str | bytes) else path
     return "standard output or a file" if place is None else _DRAFT.sub(r"\1", os.fspath(place))
