@@ -1,4 +1,4 @@
-"""Activation offloading: from a GPU to pinned host memory (untested), from the CPU to a temporary file."""
+"""Activation offloading: from a GPU to pinned host memory (untested), or from the CPU to a temporary file."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class OffloadedTensor(Protocol):
     """Tensor whose values were moved off the device."""
 
     def load(self) -> paddle.Tensor:
-        """Return the tensor on its device, with the same bits and the same `stop_gradient`."""
+        """Copy the tensor back to its device, and return it with the same bits and the same `stop_gradient`."""
         ...
 
 
@@ -60,7 +60,7 @@ class _FileTensor:
         except OSError as error:
             raise ValueError(
                 f"offload_recompute_inputs: cannot write {values.nbytes / 1e6:,.1f} MB to {tempfile.gettempdir()} "
-                f"({error.strerror}); set TMPDIR to a folder with more space, or offload_recompute_inputs: false"
+                f"({error.strerror}); set TMPDIR to a folder with more space, or set offload_recompute_inputs: false"
             ) from error
 
     def load(self) -> paddle.Tensor:

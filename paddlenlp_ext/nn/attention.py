@@ -46,7 +46,7 @@ class AttentionInputs:
 
     Attributes:
         rotations: RoPE cosines and sines of each layer.
-        layouts: document layout by window size (None: no window). Empty when decoding with a cache.
+        layouts: document layout for each window size (key None: no window). Empty when decoding with a cache.
         cache: keys and values of earlier steps; None outside generation.
         prefix: trained keys and values of the layer, which precede every document. Unused with a cache, because the
             cache stores the prefix.
@@ -121,7 +121,8 @@ class AttentionLayer(nn.Layer):
     Attributes:
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        prefix_shape: shape of a trained prefix per position: the values that a cache stores per position.
+        prefix_shape: shape of one position of a trained prefix, which holds the values that a cache stores for a
+            position.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op; None: the best available backend.
         softcap: soft-cap of the attention scores; None: no soft-cap.
@@ -161,16 +162,16 @@ class AttentionLayer(nn.Layer):
 
     @property
     def score_options(self) -> ScoreOptions:
-        """Soft-cap, ALiBi slopes and sinks of the scores."""
+        """Soft-cap, ALiBi slopes and sinks of the attention scores."""
         return ScoreOptions(self.softcap, self.slopes_N, self.sinks)
 
     def keep_heads(self, index: int, num_parts: int) -> None:
-        """Keep only the ALiBi slopes of tensor-parallel shard `index` of the heads."""
+        """Keep only the ALiBi slopes of the heads in tensor-parallel shard `index`."""
         if self.slopes_N is not None:
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
     def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
-        """Apply RoPE to queries or keys [B, S, heads, H], unless this layer does not rotate."""
+        """Apply RoPE to queries or keys [B, S, heads, H], unless the layer has no RoPE."""
         return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _attention_over(self, inputs: AttentionInputs) -> Callable[..., paddle.Tensor]:
@@ -278,7 +279,7 @@ class Attention(AttentionLayer):
         return q_norm(q), k_norm(k)
 
     def _fused_norms(self) -> HeadNorms | None:
-        """Return the QK norms if RoPE can be fused with them: norms per head, without adapters and forward hooks."""
+        """Return the QK norms if they can be fused with RoPE: per-head norms without adapters or forward hooks."""
         if self.qk_norm is None or not self.qk_norm.per_head or not self.rotates:
             return None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)

@@ -97,14 +97,14 @@ def causal_lm_forward(
         input_ids: [B, S]. `input_ids`, `attention_mask` and `labels` may also be NumPy arrays.
         attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
         labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets.
-        document_lengths: lengths of the documents in each row; replaces `attention_mask`.
+        document_lengths: lengths of the documents in each row, as an alternative to `attention_mask`.
         compute_prompt_lengths: function that computes the argument `prompt_lengths` of `hidden_states` from targets
             [B, S] and document lengths; None for models without this argument.
         inputs: further arguments of `hidden_states`.
 
     Raises:
-        ValueError: the mask has gaps or is combined with a cache or document lengths, or the shape of mask or labels
-            differs from the shape of `input_ids`.
+        ValueError: the mask has gaps or is combined with a cache or document lengths, or the mask or the labels do not
+            have the shape of `input_ids`.
     """
     input_ids = _as_tensor(input_ids)
     attention_mask = None if attention_mask is None else _as_tensor(attention_mask)

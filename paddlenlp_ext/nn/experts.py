@@ -133,7 +133,7 @@ class Experts(nn.Layer):
     def _forward_in_graph(
         self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
     ) -> paddle.Tensor:
-        """Trace the forward pass for a static graph, in which the row counts of experts are unknown until run time."""
+        """Trace the forward pass for a static graph: the number of rows per expert is unknown until run time."""
         tokens, results = [], []
         for expert in range(self.num_local):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)

@@ -1,4 +1,4 @@
-"""Linear layer of experts: each expert has a weight matrix for a group of rows."""
+"""Linear layer of experts: each expert multiplies a group of rows by its own weight matrix."""
 
 from __future__ import annotations
 

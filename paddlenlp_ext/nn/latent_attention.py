@@ -116,7 +116,7 @@ class LatentAttention(AttentionLayer):
         return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]
 
     def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
-        """Split queries into unrotated channels [B, S, N, U] and rotated channels [B, S, N, R]; apply RoPE."""
+        """Split queries into unrotated channels [B, S, N, U] and RoPE-rotated channels [B, S, N, R]."""
         q_BSNH = queries.reshape([0, 0, queries.shape[-1] // self.head_dim, self.head_dim])
         size = self.latent.unrotated_dim
         return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
@@ -161,7 +161,7 @@ class LatentAttention(AttentionLayer):
         """Return matrices per head: from queries to latents [N, U, L], and from latents to values [N, L, E].
 
         The matrices are `kv_b_proj` applied to unit vectors, and therefore include adapters and quantization. Calling
-        `forward` directly skips forward hooks, which would take the unit vectors for positions of a sequence.
+        `forward` directly skips forward hooks, which would mistake the unit vectors for positions of a sequence.
         """
         unit_1LL = paddle.eye(self.latent.kv_rank, dtype=dtype).unsqueeze(0)
         size, value_dim = self.latent.unrotated_dim, self.latent.value_dim
@@ -170,7 +170,7 @@ class LatentAttention(AttentionLayer):
 
 
 def _multiply_heads(x_BSNI: paddle.Tensor, matrices_NIO: paddle.Tensor) -> paddle.Tensor:
-    """Multiply the channels [I] of each head by its matrix [I, O]; return [B, S, N, O]."""
+    """Multiply the channels [I] of each head by the head's matrix [I, O]; return [B, S, N, O]."""
     batch, length, heads, _ = axis_sizes(x_BSNI)
     by_head = paddle.matmul(x_BSNI.flatten(0, 1).transpose([1, 0, 2]), matrices_NIO)
     return by_head.transpose([1, 0, 2]).reshape([batch, length, heads, matrices_NIO.shape[-1]])

@@ -120,10 +120,10 @@ class LoadBalance:
         self.current, self.loss = RoutedPass(self.num_experts, mask, self._is_counted), None
 
     def observe(self, layer: int, logits_TE: paddle.Tensor) -> paddle.Tensor:
-        """Record router logits of a layer; return the logits with the gradient of the auxiliary loss attached.
+        """Record the router logits of a layer; return the logits with the gradient of the auxiliary loss attached.
 
         Raises:
-            ValueError: the number of tokens differs from the token mask.
+            ValueError: the number of tokens differs from the length of the token mask.
         """
         if is_symbolic(logits_TE):
             return logits_TE
@@ -164,7 +164,7 @@ class LoadBalance:
 
 
 def imbalance(counts_LE: np.ndarray) -> float:
-    """Return the load of the busiest expert divided by the mean load, averaged over expert layers; 1 is balanced."""
+    """Return the busiest expert's load divided by the mean load, averaged over expert layers; 1: perfectly balanced."""
     used_LE = counts_LE[counts_LE.sum(axis=1) > 0]
     return float((used_LE.max(axis=1) / used_LE.mean(axis=1)).mean()) if len(used_LE) else 0.0
 
@@ -192,7 +192,7 @@ class _Observe(PyLayer):
 
 
 class _AttachLoss(PyLayer):
-    """Identity function of hidden states that also returns the loss. Its backward pass runs before all layers."""
+    """Identity function of hidden states that also returns the loss. In the backward pass it runs before all layers."""
 
     @staticmethod
     def forward(ctx, hidden_BSD, balance, current):

@@ -14,7 +14,7 @@ def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str)
 
     Under `paddle.LazyGuard`, the parameter has the array's shape and no values.
     """
-    # Paddle's Assign initializer converts every value to a Python object: one second per ten million values.
+    # Paddle's Assign initializer converts every value to a Python object: ten million values take one second.
     zeros = nn.initializer.Constant(0.0)
     parameter = layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=zeros)
     if has_storage(parameter):

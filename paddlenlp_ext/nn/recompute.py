@@ -53,7 +53,7 @@ class RecomputePlan:
 
     @classmethod
     def from_config(cls, options: TrainConfig) -> RecomputePlan | None:
-        """Build the plan of `config.train`; return None if nothing is recomputed."""
+        """Build the plan that `config.train` describes; return None if nothing is recomputed."""
         if not options.recompute:
             return None
         layers = frozenset(parse_layers(options.no_recompute_layers))
@@ -112,14 +112,14 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 def value_of_first_run(key: str, value: Any) -> Any:
     """Return `value` in a forward pass; in a recomputation, return the value from the forward pass of the layer.
 
-    The two may differ: under pipeline parallelism, other forward passes precede the recomputation.
+    The two values may differ: under pipeline parallelism, other forward passes precede the recomputation.
     """
     state = _current[-1]
     return value if state is None else state.first_values.setdefault(key, value)
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its forward pass, which may have changed since."""
+    """Recompute a block with the matmul precision of its forward pass, although the current precision may differ."""
     return recompute(capture_precision(function), *arguments)
 
 
@@ -137,7 +137,8 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
             is_running = False
 
     def pack(tensor: paddle.Tensor) -> paddle.Tensor | OffloadedTensor:
-        return tensor if is_running else offloaded  # Saved regions pack tensors during the run; Paddle packs x after it
+        # Saved regions pack tensors while `run` is running; Paddle packs x afterwards.
+        return tensor if is_running else offloaded
 
     def unpack(saved: paddle.Tensor | OffloadedTensor) -> paddle.Tensor:
         return saved if isinstance(saved, paddle.Tensor) else saved.load()

@@ -1,8 +1,8 @@
 """Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, tables from positions.
 
 Sources: RoPE arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN and dynamic NTK-aware scaling
-arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling from transformers. Models with ALiBi
-(arXiv:2108.12409) have no rotation: attention adds biases by distance.
+arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling from transformers. Models with ALiBi (arXiv:2108.12409)
+have no rotation: attention adds distance-dependent biases instead.
 
 Shapes: B batch, S sequence, R rotated channels of a head.
 """
@@ -33,7 +33,7 @@ class RopeSettings:
         rotary_dim: R, an even number: the head dimension times `partial_rotary_factor`.
         theta: base of the frequencies.
         rope_type: "default" or the name of a scaling.
-        max_position_embeddings: maximum context in the config.
+        max_position_embeddings: maximum context length in config.json.
         scaling: parameters of the scaling (`factor`, `low_freq_factor`, ...).
     """
 
@@ -47,8 +47,8 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (older) from a config.json dict.
 
-        Precedence follows transformers: `rope_scaling` over `rope_parameters`, and a top-level
-        `original_max_position_embeddings` over a nested `original_max_position_embeddings`.
+        As in transformers, `rope_scaling` takes precedence over `rope_parameters`, and a top-level
+        `original_max_position_embeddings` takes precedence over a nested one.
 
         Raises:
             ValueError: the rope type is unknown, or the number of rotated channels is odd.
@@ -68,7 +68,7 @@ class RopeSettings:
         return cls(rotary_dim, 10000.0 if theta is None else float(theta), rope_type, longest, scaling)
 
     def constant_until(self, length: int) -> float:
-        """Return the length to which a row of `length` tokens can grow before its frequencies change, or inf."""
+        """Return the length to which a row of `length` tokens can grow before its frequencies change; inf: no limit."""
         if self.rope_type not in _LENGTH_DEPENDENT:
             return math.inf
         trained = _short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
@@ -359,8 +359,8 @@ class RotaryEmbeddings:
     def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
         """Return whether the positions [B, S] need `long_factor`, for each distinct LongRoPE setting.
 
-        If the result changes, cached keys become invalid: they were rotated by other frequencies. In a static graph the
-        positions are unknown, so the result is empty, and the program that runs the graph checks the lengths.
+        If the result changes, cached keys become invalid, because they were rotated with other frequencies. In a static
+        graph the positions are unknown, so the result is empty, and the program that runs the graph checks the lengths.
         """
         if is_symbolic(position_ids_BS):
             return ()

@@ -88,7 +88,7 @@ ROUTERS: dict[str, Route] = {"softmax": softmax, "sigmoid": sigmoid, "softmax_of
 
 @paddle.no_grad()
 def choose(scores_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None) -> paddle.Tensor:
-    """Return the experts [T, K] with the highest scores, in descending order, within the best groups."""
+    """Return the experts [T, K] with the highest scores, sorted by descending score, within the best groups."""
     if correction is not None:
         scores_TE = scores_TE + correction
     if options.num_groups > 1:

@@ -22,10 +22,10 @@ class TrainableModel(nn.Layer):
 
     Attributes:
         config: sizes of the decoder (`DecoderConfig`).
-        vocab_parallel: computes losses with a vocabulary-parallel lm_head; None if lm_head is not sharded.
+        vocab_parallel: object that computes losses with a vocabulary-parallel lm_head; None if lm_head is not sharded.
         quantization: quantization of the linear layers; None for floating-point weights.
         remote_parameters: names of parameters that only other ranks hold.
-        generation_config: keys of generation_config.json.
+        generation_config: keys and values of generation_config.json.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if it is tied to the embedding.
@@ -91,7 +91,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def tensors_to_save(self) -> dict[str, Any]:
-        """Return the tensors to save in a checkpoint, keyed by their names in files."""
+        """Return the tensors to save in a checkpoint, keyed by their names in checkpoint files."""
         raise NotImplementedError
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, tensors: Mapping[str, Any] | None = None) -> None:
