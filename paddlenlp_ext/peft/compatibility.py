@@ -51,7 +51,7 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
     for field in dataclasses.fields(result):
         used, requested = getattr(result, field.name), getattr(config, field.name)
         if field.compare and used != requested:
-            logger.info("%s is %r, as in %s (not %r)", field.name, used, stored.folder, requested)
+            logger.info("%s is %r, as in %s; %r of this run is ignored", field.name, used, stored.folder, requested)
     return result
 
 
@@ -101,7 +101,7 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
-            "%s was trained over %s and resumes over %s; results will differ unless both have the same weights",
+            "%s was trained over %s and resumes over %s; results will differ unless both bases have the same weights",
             stored.folder,
             before,
             base_model,

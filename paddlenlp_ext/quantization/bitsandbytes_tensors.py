@@ -92,7 +92,7 @@ def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedW
 
     Raises:
         KeyError: a tensor is missing.
-        ValueError: the code table is not the table of `algo`, or the quant_state is damaged.
+        ValueError: the stored code table is not the code table of `algo`, or the quant_state is damaged.
     """
     state = read_state(layer, algo, source)
 
@@ -101,7 +101,7 @@ def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedW
 
     if not np.array_equal(read(".quant_map").numpy(), levels(algo)):
         raise ValueError(
-            f"{source.path}: {layer}.weight.quant_map is not the table of {algo}; start from the original model"
+            f"{source.path}: {layer}.weight.quant_map is not the code table of {algo}; start from the original model"
         )
     shape, block = (int(state["shape"][0]), int(state["shape"][1])), int(state["blocksize"])
     if "nested_blocksize" not in state:

@@ -68,8 +68,8 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
         if splits_byte:
             problem = "two codes share a byte, and a shard boundary would be inside a byte"
         raise ValueError(
-            f"{algo} in blocks of {block_size} cannot be sharded into {size} of the {shard.size} {features} "
-            f"of a weight {list(shape)}: {problem}; use fewer tensor-parallel ranks"
+            f"{algo} in blocks of {block_size} cannot be sharded: for shards with {size} of the {shard.size} "
+            f"{features} of a weight of shape {list(shape)}, {problem}; use fewer tensor-parallel ranks"
         )
     return block
 

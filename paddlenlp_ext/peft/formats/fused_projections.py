@@ -169,7 +169,7 @@ def _warn_of_parts(peft_type: str, fused: str) -> None:
     """Warn, once per process, that an adapter is stored for separate projections."""
     logger.warning(
         "this adapter of type %s cannot be stored for the fused layers of the base's files (%s) and is stored for "
-        "single projections, which only this package reads; merge the adapter to use it in other programs",
+        "single projections, a layout that only this package reads; merge the adapter to use it in other programs",
         peft_type,
         fused,
     )

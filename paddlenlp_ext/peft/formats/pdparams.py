@@ -41,7 +41,7 @@ class _EmptyArray:
 
     def __call__(self, kind: Any, shape: Any, _dtype: Any) -> np.ndarray:
         if not isinstance(kind, _ArrayType) or shape != (0,):
-            raise pickle.UnpicklingError(f"refusing to create an array of shape {shape}: arrays begin empty")
+            raise pickle.UnpicklingError(f"refusing to create an array of shape {shape}: only empty arrays are allowed")
         return np.empty(0, np.int8)
 
 

@@ -207,7 +207,7 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
 
     Args:
         variant: JSON key that enables the method.
-        fields: LoRA's fields for rank r; its options are also saved under `METADATA_FIELD`.
+        fields: LoRA's fields for rank r; the options are also saved under `METADATA_FIELD`.
         recorded_fields: further fields to save under `METADATA_FIELD`.
     """
     alpha_factor = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
