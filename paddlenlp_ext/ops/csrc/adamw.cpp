@@ -1,7 +1,8 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter 2019, arXiv:1711.05101) over a list of tensors.
 //
-// Formula and order of operations match Paddle's kernel, so both can continue from the same optimizer state: a power
-// is beta^t for the step t of this update, and the bias correction is applied to the learning rate and epsilon.
+// The formula and the order of operations match Paddle's kernel, so both implementations can continue from the same
+// optimizer state. The power of a beta is beta^t for the step t of this update. The bias correction is applied to the
+// learning rate and epsilon.
 #include "stochastic_rounding.h"
 #include "tensor_list.h"
 
@@ -27,8 +28,8 @@ std::vector<Update> begin_updates(float* const* beta1_powers, float* const* beta
     return updates;
 }
 
-// Not inlined: GCC would fuse different multiply-adds for one thread and for several, so results could
-// differ in the last bit.
+// Not inlined: otherwise GCC would fuse different multiply-adds in the code for one thread and in the code for several
+// threads, and results could differ in the last bit.
 __attribute__((noinline)) void update_block(float* weight, const float* gradient, float* first, float* second, i64 size,
                                             Update update, float beta1, float beta2) {
     for_each_vector(size, [&](i64 start, i64 count) {

@@ -1,4 +1,4 @@
-// AdamW for one tensor with 8-bit moments, in blocks of 256 that share a scale (ops/adamw).
+// AdamW for one tensor with 8-bit moments, in blocks of 256 values that share a scale (ops/adamw).
 //
 // Products and sums are rounded separately (no fused multiply-add), as in NumPy and Paddle. With fused multiply-adds,
 // backends could store different codes for a moment halfway between two levels.

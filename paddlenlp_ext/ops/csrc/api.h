@@ -32,7 +32,7 @@ struct AttentionSizes {
     const i64* lengths;          // [documents]
     const i64* first_positions;  // [documents], position of the first token: 0, or the length of the parent
     const i64* parents;          // [documents], an earlier document that the document also attends to, or -1
-    const float* slopes;         // [heads], of linear biases (ALiBi); null without biases
+    const float* slopes;         // [heads], slopes of linear biases (ALiBi); null without biases
     float softcap;               // scores are softcap * tanh(score / softcap); 0 without a soft-cap
 };
 
@@ -69,7 +69,7 @@ struct QuantizedWeight {
     const uint8_t* codes;       // two per byte, the first in the high nibble; for int8 one per byte
     const float* levels;        // [16], values of the 4-bit codes; null for int8
     const void* scales;         // float; with groups, uint8 codes
-    const float* scale_levels;  // [256], values of the codes of scales
+    const float* scale_levels;  // [256], values of the scale codes
     const float* group_scales;
     const float* scale_offset;  // [1], added to every scale
 };
@@ -132,7 +132,7 @@ struct DecodeSizes {
 };
 
 // Rotation tables [positions, rotated] that a decoding step computes: amplitude * cos(position * frequency), and the
-// same for sin. A row contains each frequency twice.
+// same for sin. A row contains the value of each frequency twice.
 struct DecodeRope {
     const float* frequencies;  // [rotated / 2]
     float* cos;
@@ -197,7 +197,8 @@ Status set_threads(i64 count);
 // Sets `result` to 1 if oneDNN has bfloat16 matmuls for this processor (they need AVX-512), and to 0 otherwise.
 Status has_bf16_products(i64* result);
 
-// Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are DLPack's.
+// Allocates an uninitialized tensor and sets `tensor` to its DLManagedTensor. `code` and `bits` are the dtype code and
+// the bits of DLPack's DLDataType.
 Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor);
 
 // Writes to numbers [3]: mapped bytes, bytes in use, and peak bytes in use.
@@ -218,7 +219,7 @@ Status attention_exp2(const float* x, float* out, i64 count);
 Status round_stochastically(const float* from, bf16* to, i64 size, const DrawPosition* position);
 
 // out [size] = activation(gate) * up. The activation is silu, or the tanh approximation of gelu if `is_gelu` is set.
-// `is_bf16` is the type of gate and up. Each gradient may be null.
+// `is_bf16` refers to gate and up. Each gradient may be null.
 Status gate_forward(const void* gate, const void* up, i64 size, float* out, bool is_gelu, bool is_bf16);
 Status gate_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
                      float* up_gradient, bool is_gelu, bool is_bf16);
@@ -267,7 +268,7 @@ Status layer_norm_weight_backward(const float* gradient, const float* x, const f
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                       bool is_bf16);
 
-// Computes linear_forward for a few rows. `is_bf16` is the type of the weight; x is always float.
+// Computes linear_forward for a few rows. `is_bf16` refers to the weight; x is always float.
 Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                           bool is_bf16);
 Status linear_input_gradient(const void* gradient, const void* weight, float* x_gradient, i64 rows, i64 in, i64 out,
@@ -278,12 +279,12 @@ Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 row
 
 // -- grouped linear layers, with one weight per group of rows ---------------------------------------------------------
 
-// x [rows, in]; y [rows, out]; starts [groups + 1], the first row of each group; weight [groups, out, in], where
-// `stride` is the stride of the groups.
+// x [rows, in]; y [rows, out]; starts [groups + 1], the first row of each group; weight [groups, out, in], where the
+// weights of adjacent groups are `stride` values apart.
 Status grouped_linear_forward(const void* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
                               i64 out, i64 stride, bool is_bf16);
 
-// Computes grouped_linear_forward for groups of a few rows. `is_bf16` is the type of the weight; x is always float.
+// Computes grouped_linear_forward for groups of a few rows. `is_bf16` refers to the weight; x is always float.
 Status grouped_linear_small_batch(const float* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
                                   i64 out, i64 stride, bool is_bf16);
 
@@ -298,13 +299,13 @@ Status grouped_linear_weight_gradient(const void* gradient, const void* x, float
 // to [count, width] = rows `ids` of `from`.
 Status gather_rows(const float* from, const i64* ids, float* to, i64 count, i64 width);
 
-// to [tokens, width] = the sum of the rows of each token. positions [tokens, choices] are the row indices; -1 is
-// skipped.
+// to [tokens, width] = the sum of the rows of each token. positions [tokens, choices] are the row indices; entries of
+// -1 are skipped.
 Status sum_rows(const float* rows, const i64* positions, float* to, i64 tokens, i64 choices, i64 width);
 
 // -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------
 
-// y += scaling * (x a^T) b^T. `is_bf16` is the type of x, y_gradient and inner; if it is set, all products round their
+// y += scaling * (x a^T) b^T. `is_bf16` refers to x, y_gradient and inner; if it is set, all products round their
 // inputs to bfloat16.
 Status lora_update_forward(const void* x, float* y, const float* a, const float* b, void* inner, i64 rows, i64 in,
                            i64 out, i64 rank, float scaling, bool is_bf16);
@@ -319,7 +320,7 @@ Status lora_update_backward(const void* x, const void* y_gradient, const float* 
 // Writes the rows `first` to `last` - 1 as bfloat16 or float.
 Status dequantize_weight(const QuantizedWeight* weight, i64 first, i64 last, void* to, bool is_bf16);
 
-// `is_bf16` is the type of x and of the gradient.
+// `is_bf16` refers to x and the gradient.
 Status quantized_linear_forward(const void* x, const QuantizedWeight* weight, float* y, i64 rows, bool is_bf16);
 Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weight, float* y, i64 rows);
 // Adds to x_gradient if `accumulate` is set.
@@ -330,9 +331,9 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // losses [rows] = logsumexp(logits) - logits[target]; num_correct = number of rows whose largest logit, the first if
 // several are equal, is the target. The logits [rows, columns] are overwritten. With `wants_gradient`, they are
-// replaced by their gradient (softmax minus one-hot). With `is_bf16`, the gradient is bfloat16 and fills the first half
-// of each row. With a softcap above 0, the loss is computed from softcap * tanh(logits / softcap), and the gradient is
-// taken with respect to the uncapped logits.
+// replaced with their gradient (softmax minus one-hot). With `is_bf16`, the gradient is bfloat16 and fills the first
+// half of each row. With a softcap above 0, the loss is computed from softcap * tanh(logits / softcap), and the
+// gradient is taken with respect to the uncapped logits.
 Status cross_entropy(float* logits, const i64* targets, i64 rows, i64 columns, float softcap, bool wants_gradient,
                      bool is_bf16, float* losses, i64* num_correct);
 
@@ -367,7 +368,7 @@ Status decode_attention(const float* q, const float* k_cache, const float* v_cac
 // -- decoding step ----------------------------------------------------------------------------------------------------
 
 // Runs several decoder layers. x [batch * length, hidden] are the hidden states before the layers, and are overwritten
-// by the hidden states after the layers. The keys and values of the new positions are written to the cache.
+// with the hidden states after the layers. The keys and values of the new positions are written to the cache.
 Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
 
 // Runs a model on token ids [batch, length], and writes the logits [batch * length, vocab].
@@ -387,8 +388,8 @@ Status adamw_update(float* const* weights, const float* const* gradients, float*
                     float beta1, float beta2, float epsilon);
 
 // adamw_update for bfloat16 weights, with gradients in float32 or bfloat16. With `masters`, the masters are updated and
-// rounded to the nearest bfloat16 weights. Without `masters`, the weights are rounded stochastically with the draws of
-// `positions` [num_tensors].
+// rounded to the nearest bfloat16 weights. Without `masters`, the weights are rounded stochastically with the random
+// draws that `positions` [num_tensors] selects.
 Status adamw_update_bf16(bf16* const* weights, float* const* masters, const void* const* gradients,
                          float* const* first_moments, float* const* second_moments, float* const* beta1_powers,
                          float* const* beta2_powers, const float* learning_rates, const float* weight_decays,

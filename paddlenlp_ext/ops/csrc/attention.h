@@ -1,7 +1,7 @@
 // Types shared by the forward and backward pass of attention: tiles of scores, and their masks.
 //
 // A tile holds the scores [key][query] of up to 64 queries and 64 keys of one document and head. A vector holds the
-// scores of one key with 16 queries. Only squares of 16 x 16 scores that contain an unmasked score are computed:
+// scores of one key for 16 queries. Only squares of 16 x 16 scores that contain an unmasked score are computed:
 //
 //              queries ->
 //        keys  [ # # # # ]      # computed
@@ -9,7 +9,8 @@
 //         v    [ . . # # ]
 //              [ . . . # ]
 //
-// In a computed square, the scores of masked keys (future keys, and keys outside the window) are replaced.
+// In a computed square, the scores of masked keys (future keys, and keys outside the window) are replaced with a fill
+// value.
 #pragma once
 
 #include <algorithm>
@@ -49,12 +50,12 @@ struct Tile {
     bool is_fully_masked() const { return offset + queries <= 0 || offset - (keys - 1) >= window; }
     bool is_unmasked() const { return offset >= keys - 1 && offset + queries - 1 < window; }
 
-    // Returns the queries of the squares with unmasked scores of the 16 keys from `key` on, rounded to full vectors.
+    // Returns the range of queries that attend to any of the 16 keys from `key` on, rounded to full vectors.
     Range queries_of(i64 key) const {
         const i64 first = round_down(std::max<i64>(0, key - offset));
         return {first, round_up(std::min(queries, key + SQUARE - 1 - offset + window))};
     }
-    // Returns the keys of the squares with unmasked scores of the 16 queries from `query` on.
+    // Returns the range of keys to which any of the 16 queries from `query` on attends, rounded to full squares.
     Range keys_of(i64 query) const {
         const i64 first = round_down(std::max<i64>(0, offset + query - window + 1));
         return {first, std::min(keys, round_up(std::max<i64>(0, offset + query + SQUARE)))};
@@ -70,7 +71,7 @@ struct Tile {
             store(row, load(row) - (first - slope * float(key)));
         }
     }
-    // Returns the scores of one key with 16 queries, with masked scores replaced by `fill`.
+    // Returns the scores of one key for 16 queries, with masked scores replaced with `fill`.
     f32x16 mask(f32x16 scores, i64 query, i64 key, float fill) const {
         const i32x16 lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         const i64 first_visible = key - offset - query, first_expired = first_visible + window;
@@ -104,8 +105,8 @@ constexpr i64 elements(i64 values) {
 }
 
 // Return a tile of floats [rows][columns] with row stride BLOCK as the left factor of a product. Packed elements are
-// written to `scratch` [BLOCK * BLOCK / 2]. The depth of the product is the columns of the tile (row_major), or its
-// rows (col_major, 16 columns).
+// written to `scratch` [BLOCK * BLOCK / 2]. The depth of the product is the number of columns of the tile (row_major)
+// or its number of rows (col_major, 16 columns).
 inline tiles::Strided<float> left_row_major(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
 inline tiles::Strided<float> left_col_major(i64, const float* from, float*) { return {from, 1, BLOCK}; }
 inline tiles::Strided<PackedPair> left_row_major(i64 rows, i64 columns, const float* from, PackedPair* scratch) {
@@ -117,8 +118,8 @@ inline tiles::Strided<PackedPair> left_col_major(i64 rows, const float* from, Pa
     return {scratch, 1, LANES};
 }
 
-// Rows of queries, or of the gradients of their outputs, transposed to [channel][query]. They are the right factor of
-// the products with keys and values.
+// Queries, or the gradients of their outputs, transposed to [channel][query]: the right factor of the products with
+// keys and values.
 template <class Element>
 class TransposedBlock {
   public:

@@ -1,7 +1,7 @@
 // Causal attention over packed documents, backward pass. The softmax weights of a tile are recomputed from the scores
 // and the log-sums that the forward pass saved (arXiv:2205.14135, algorithm 4).
 //
-// Each value is summed by one thread, in an order that depends only on the sizes.
+// Each gradient value is summed by one thread, in an order that depends only on the sizes.
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -16,7 +16,7 @@ namespace {
 
 using namespace attention;
 
-constexpr i64 FEW_TASKS = 8;  // with fewer, threads are idle
+constexpr i64 FEW_TASKS = 8;  // with fewer tasks, threads are idle
 
 // Gradients of keys [positions, heads, head_dim] and values [positions, heads, value_dim], either summed over the query
 // heads of a group (heads is kv_heads) or separate for each query head. Null if they are not needed.
@@ -32,7 +32,7 @@ void fill_zero(float* to, i64 rows, i64 columns, i64 ld) {
     for (i64 row = 0; row < rows; ++row) std::memset(to + row * ld, 0, columns * sizeof(float));
 }
 
-// Rows of queries, or of their outputs' gradients, in col_major elements: the right factor of the keys' gradients.
+// Queries, or the gradients of their outputs, in col_major elements: the right factor of the key and value gradients.
 template <class Element>
 class ColMajorBlock {
   public:
@@ -104,8 +104,8 @@ class QueryBlock {
     }
 
   private:
-    // Dot product of an output row x and its gradient y. The gradient is rounded as in the products, so that this term
-    // and the products cancel where they should.
+    // Dot product of an output row x and its gradient y. The gradient is rounded as in the matrix products, so that
+    // this term and the products cancel where they should.
     float dot(const float* x, const float* y) const {
         f32x16 lanes{};
         i64 i = 0;
@@ -115,7 +115,8 @@ class QueryBlock {
         return total;
     }
 
-    // Replaces scores with softmax weights, and gradients of weights by gradients of scores, for 16 queries.
+    // Replaces the scores of 16 queries with softmax weights, and the gradients of the weights with gradients of the
+    // scores.
     void differentiate(const Tile& tile, i64 query) {
         const bool is_unmasked = tile.is_unmasked();
         const Range visible = tile.keys_of(query);
@@ -132,8 +133,8 @@ class QueryBlock {
         }
     }
 
-    // Caps the scores of 16 queries. Subtracts `shared` from the gradients of their weights, and multiplies them by the
-    // derivative of the cap.
+    // Caps the scores of 16 queries. Subtracts `shared` from the gradients of the queries' weights, and multiplies the
+    // differences by the derivative of the cap.
     void cap_scores(i64 query, Range visible, f32x16 shared) {
         for (i64 key = visible.first; key < visible.end; ++key) {
             float *const scores = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
@@ -176,8 +177,8 @@ class QueryBlock {
     i64 first_ = 0, queries_ = 0;
     TransposedBlock<Element> q_transposed_, out_gradient_transposed_;
     ColMajorBlock<Element> q_col_major_, out_gradient_col_major_;
-    // Weights; gradients of the weights, later of the scores; per query, the log-sum and the dot product of output and
-    // output gradient, which is a term of the score gradients of all keys.
+    // Softmax weights; gradients of the weights, later replaced with gradients of the scores; for each query, the
+    // log-sum, and the dot product of output and output gradient, which is a term of the score gradients of all keys.
     alignas(64) float weights_[BLOCK * BLOCK], gradients_[BLOCK * BLOCK], log_sums_[BLOCK] = {}, shared_[BLOCK] = {};
     alignas(64) Element scratch_[BLOCK * BLOCK / 2];
 };
@@ -189,8 +190,8 @@ class BackwardPass {
         : sizes_(sizes), scale_(scale), tensors_(tensors),
           keys_(sizes, tensors.k, tensors.v, tensors.prefix_k, tensors.prefix_v, {true, true}, {true, false}) {}
 
-    // Gradients of the keys and values of documents [first, end), a parent and its branches, under one head of `to`:
-    // one task.
+    // Task: gradients of the keys and values of documents [first, end), a parent and its branches, for one head of
+    // `to`.
     void family_keys(const Range& family, i64 to_head, const KeyGradients& to) const {
         std::vector<KeyGradients> own;
         for (i64 document = family.first; document < family.end; ++document)
@@ -205,7 +206,7 @@ class BackwardPass {
                 });
     }
 
-    // Gradients of the prefix under one head of `to`: one task. Runs after family_keys, which initializes q_gradient.
+    // Task: gradients of the prefix for one head of `to`. Runs after family_keys, which initializes q_gradient.
     void prefix(i64 to_head, const KeyGradients& to) const {
         const KeyGradients own = begin(to, 0, sizes_.prefix, to_head);
         QueryBlock<Element> block(sizes_, scale_);
@@ -307,9 +308,9 @@ std::vector<Range> all_families(const AttentionSizes& sizes) {
     return families;
 }
 
-// Calls task(item, head, destination) for all items and key heads, whose gradients are accumulated in place. If these
-// are too few tasks for the threads, each query head gets a task and a destination of its own, which are summed
-// afterwards.
+// Calls task(item, head, destination) for all items and key heads, whose gradients are accumulated in place. If there
+// are too few of these tasks to occupy the threads, each query head gets its own task and its own destination, and the
+// destinations are summed afterwards.
 template <class Task>
 void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 items, const KeyGradients& sums,
                               Task&& task) {

@@ -1,6 +1,6 @@
 // Causal attention over packed documents, forward pass: softmax over blocks of keys with a running maximum and sum, as
 // in FlashAttention (arXiv:2205.14135). Fully masked squares are skipped. In addition to the output, only the logarithm
-// of each query's sum is saved.
+// of each query's sum of exponentials is saved.
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -13,7 +13,7 @@ namespace {
 using namespace attention;
 
 // 64 queries of one head from position `first` on, with their running maximum score and the sums relative to it. A sink
-// is a first score, whose value is zero; without sinks it is -infinity.
+// acts as a first score with a zero value vector; without sinks, this score is -infinity.
 template <class Element>
 class QueryBlock {
   public:
@@ -32,7 +32,7 @@ class QueryBlock {
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {
             const i64 offset = first_ - keys.position - key;
             const Tile tile{queries_, std::min(BLOCK, keys.length - key), offset, sizes_.window};
-            if (tile.is_fully_masked()) break;  // so are all earlier keys
+            if (tile.is_fully_masked()) break;  // all earlier tiles are masked too
             add(tile, keys, key);
         }
     }

@@ -16,7 +16,7 @@ struct Needed {
 template <class Element>
 class TensorStore;
 
-// Float elements are views of the tensors.
+// With float elements, the keys and values are views of the tensors.
 template <>
 class TensorStore<float> {
   public:
@@ -38,8 +38,8 @@ class TensorStore<float> {
     const float *x_, *prefix_;
 };
 
-// Packed elements are copies [document][head][key][size], rounded to bfloat16. The prefix is stored as the last
-// document.
+// Packed elements are stored in copies [document][head][key][size], rounded to bfloat16. The prefix is stored as the
+// last document.
 template <>
 class TensorStore<PackedPair> {
   public:

@@ -70,7 +70,7 @@ void unmap_oldest() {
 }
 
 Block map_block(i64 size, i64 peak) {
-    // Keeps the pool near the peak use: unmaps blocks whose sizes are no longer requested.
+    // Keeps the size of the pool near its peak use: unmaps blocks whose sizes are no longer requested.
     while (!free_blocks.empty() && held + size > peak + peak / 16) unmap_oldest();
     i64 span = size + HUGE_PAGE;  // leaves room to start at a huge page
     char* start = static_cast<char*>(mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -78,7 +78,7 @@ Block map_block(i64 size, i64 peak) {
     i64 lead = (HUGE_PAGE - reinterpret_cast<i64>(start) % HUGE_PAGE) % HUGE_PAGE;
     if (lead > 0) munmap(start, lead);
     munmap(start + lead + size, span - lead - size);
-    madvise(start + lead, size, MADV_HUGEPAGE);  // only advice: without huge pages, small ones are used
+    madvise(start + lead, size, MADV_HUGEPAGE);  // only a hint: the kernel may use small pages instead
     held += size;
     return {start + lead, size};
 }
@@ -87,7 +87,7 @@ Block acquire(i64 size) {
     std::lock_guard<std::mutex> lock(mutex);
     const i64 peak = used + size > most_used ? used + size : most_used;
     size_t best = free_blocks.size();
-    for (size_t i = free_blocks.size(); i-- > 0;) {  // most recently used first: it may still be in the cache
+    for (size_t i = free_blocks.size(); i-- > 0;) {  // most recently used first: the block may be in the CPU cache
         i64 spare = free_blocks[i].size - size;
         if (spare < 0 || spare > size / 4) continue;
         if (best == free_blocks.size() || free_blocks[i].size < free_blocks[best].size) best = i;

@@ -6,7 +6,7 @@
 namespace plx {
 namespace {
 
-constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // with fewer, waking a thread costs more than it saves
+constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // for fewer products, waking a thread costs more time than it saves
 
 }  // namespace
 

@@ -82,7 +82,7 @@ static inline void attend(const float* q, const float* k, const float* v, float*
     for (i64 head = 0; head < group; ++head) {
         float* const scores = weights.data() + head * stride;
         i64 done = 0;
-        // The last key of the own range is the query position, and the prefix ends before the first position.
+        // The last key of the row's own range is at the query position, and the prefix ends before the first position.
         for (const auto& [range, nearest] : {std::pair{prefix, options.position + 1}, std::pair{own, i64(0)}}) {
             for (i64 key = 0; key < range.size(); key += LANES) {
                 f32x16 x = dots(q + head * head_dim, k + (range.first + key) * head_dim, head_dim, range.size() - key) *

@@ -20,9 +20,9 @@
 namespace plx {
 namespace {
 
-constexpr i64 OUTPUTS = 8;  // outputs are divided among threads in this unit, a multiple of a product's tile
+constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
 
-// Consecutive arrays in one block of memory; with a null block their total size.
+// Consecutive arrays in one block of memory. With a null block, only their total size is computed.
 class Arrays {
   public:
     explicit Arrays(float* block) : block_(block) {}
@@ -38,7 +38,7 @@ class Arrays {
     i64 size_ = 0;
 };
 
-// Tensors that all threads write parts of.
+// Tensors of which every thread writes a part.
 struct Shared {
     float *q, *k, *v, *attended, *projected, *gate, *up, *down;
     Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
@@ -50,7 +50,7 @@ struct Shared {
           up(arrays.take(positions * sizes.inner)), down(arrays.take(positions * sizes.hidden)) {}
 };
 
-// Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one task of attention.
+// Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one attention task.
 struct Private {
     float *x, *normed, *operand, *heads;
     Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
@@ -131,7 +131,8 @@ class Worker {
         multiply(shared_.attended, {{layer.o, shared_.projected}}, layer.gate);
     }
 
-    // Adds the attention to the hidden states; computes the gated activations of the feed-forward block in `gate`.
+    // Adds the attention output to the hidden states; computes the gated activations of the feed-forward block in
+    // `gate`.
     void project_up(const DecodeLayer& layer) {
         add(shared_.projected, layer.attention_out_norm);
         const float* normed = norm(own_.x, layer.mlp_norm, own_.normed);
@@ -174,7 +175,8 @@ class Worker {
         return static_cast<const char*>(matrix->dense) + first * i64(matrix->is_bf16 ? sizeof(bf16) : sizeof(float));
     }
 
-    // Multiplies x with matrices in turn. `following` is the first matrix of the next phase that has one.
+    // Multiplies x with matrices in turn. `following` is the first matrix of the next phase that multiplies by a
+    // matrix.
     void multiply(const float* x, std::initializer_list<Product> products, const DecodeMatrix* following) const {
         for (const Product* product = products.begin(); product < products.end(); ++product) {
             const DecodeMatrix& matrix = *product->matrix;
@@ -208,7 +210,7 @@ class Worker {
         scale_row(x, weight, row_inverse_rms(x, size, sizes_.epsilon), size, to);
     }
 
-    // Adds the outputs of attention or feed-forward, normed if there is a weight, to the hidden states.
+    // Adds the outputs of attention or feed-forward, normalized if there is a norm weight, to the hidden states.
     void add(const float* outputs, const float* weight) {
         outputs = norm(outputs, weight, own_.normed);
         for_each_vector(positions_ * sizes_.hidden, [&](i64 start, i64 count) {
@@ -233,7 +235,8 @@ class Worker {
         if (norm != nullptr && layer.norms_after_rotation) norm_row(to, norm, size, to);
     }
 
-    // Stores the keys and values of one key head and row of the batch; computes the outputs of its query heads.
+    // Stores the keys and values of one key head and row of the batch; computes the outputs of the query heads that
+    // read them.
     void attend_head(const DecodeLayer& layer, i64 row, i64 head) const {
         const i64 size = sizes_.head_dim, group = sizes_.heads / sizes_.kv_heads;
         const i64 first = row * sizes_.length, cache = (row * sizes_.kv_heads + head) * layer.capacity * size;

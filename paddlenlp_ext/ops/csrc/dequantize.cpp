@@ -1,10 +1,10 @@
-// Dequantization to float or bfloat16, bit for bit the formula in NumPy.
+// Dequantization to float or bfloat16, bitwise equal to the NumPy formula.
 #include "quantized_weight.h"
 
 namespace plx {
 namespace {
 
-constexpr i64 SCALES = 64;  // read at a time
+constexpr i64 SCALES = 64;  // scales read at a time
 
 // Not inlined, so that the sum is not fused with the preceding product: both are rounded separately, as in NumPy.
 __attribute__((noinline)) void add_offset(float offset, float* to, i64 count) {

@@ -23,7 +23,7 @@ Status report_exception() noexcept {
         return MEMORY_ERROR;
     } catch (const std::bad_alloc&) {
         return report(MEMORY_ERROR, "out of memory");
-    } catch (const std::length_error&) {  // a std::vector larger than any memory
+    } catch (const std::length_error&) {  // a std::vector above its maximum size
         return report(MEMORY_ERROR, "out of memory");
     } catch (const std::invalid_argument& error) {
         return report(VALUE_ERROR, error.what());

@@ -29,7 +29,8 @@ void require_success(int status, i64 m, i64 n, i64 k) {
                              std::to_string(status) + (is_known ? std::string(" (") + STATUS_NAMES[status] + ")" : ""));
 }
 
-// Handles products with no rows, columns or depth, because oneDNN rejects some of them; for others, returns false.
+// Handles products without rows, columns or depth, because oneDNN rejects some of them. Returns false for all other
+// products.
 bool multiply_empty(i64 m, i64 n, i64 k, float beta, float* c, i64 ldc) {
     if (m > 0 && n > 0 && k > 0) return false;
     for (i64 row = 0; row < m; ++row)

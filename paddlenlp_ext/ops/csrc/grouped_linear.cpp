@@ -6,7 +6,7 @@
 namespace plx {
 namespace {
 
-constexpr i64 SMALL_GROUP = 8;  // rows up to which reading the weight limits the speed of a product
+constexpr i64 SMALL_GROUP = 8;  // maximum number of rows for which reading the weight limits the speed
 
 // Calls body(weight of the group, first row, number of rows) for every group with rows.
 template <class Value, class Body>

@@ -9,8 +9,8 @@ namespace {
 
 constexpr i64 STEP = 2 * LANES;  // weights of a row that are read together
 
-// 32 four-bit codes as four words, which a vector holds four times: shifted by 4 j bits, lane l of vector j has nibble
-// j + 2 (l / 4) of word l % 4. x is arranged in the same order.
+// 32 four-bit codes as four words, which a vector holds four times. After a shift by 4 j bits, lane l of vector j has
+// nibble j + 2 (l / 4) of word l % 4. x is arranged in the same order.
 struct NibbleCodes {
     static constexpr i64 BYTES = STEP / 2;
     typedef u32x16 Words;
@@ -22,7 +22,7 @@ struct NibbleCodes {
     }
     f32x16 values(Words words, int j) const { return look_up(levels, words >> (4 * j)); }
 
-    // The first of two codes is in the high nibble of a byte: nibble n of a word is its code n ^ 1.
+    // The first of two codes is in the high nibble of a byte: nibble n of a word is the word's code n ^ 1.
     static void arrange(const float* x, float* to, i64 size) {
         const i32x16 codes = {0, 8, 16, 24, 2, 10, 18, 26, 4, 12, 20, 28, 6, 14, 22, 30};
         for (i64 start = 0; start < size; start += STEP) {

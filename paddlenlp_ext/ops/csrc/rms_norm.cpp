@@ -9,7 +9,7 @@
 namespace plx {
 namespace {
 
-// `residual`, which may be null, is another gradient of x, which is added.
+// `residual` is another gradient of x, which is added to the result; it may be null.
 void row_gradient(const float* gradient, const float* x, const float* weight, float inverse, const float* residual,
                   i64 size, float* out) {
     f32x16 products{};

@@ -8,7 +8,8 @@
 namespace plx {
 
 // sums [size] = the sum over the rows, where value(row, start, count) returns a vector of a row [size]. The rows are
-// summed in 16 blocks and the blocks in order, so results do not depend on the number of threads.
+// summed in 16 blocks, and the sums of the blocks are added in order, so results do not depend on the number of
+// threads.
 template <class Value>
 static inline void sum_rows(i64 rows, i64 size, float* sums, Value&& value) {
     constexpr i64 BLOCKS = 16;

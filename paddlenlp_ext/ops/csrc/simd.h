@@ -102,7 +102,7 @@ static inline float horizontal_max(f32x16 value) {
     return best;
 }
 
-// -- integers widened to 32 bits with one AVX-512 instruction; GCC 12 compiles the conversion to five -----------------
+// -- integers widened to 32 bits with one AVX-512 instruction; GCC 12 needs five instructions -------------------------
 typedef uint8_t u8x16 __attribute__((vector_size(16)));
 typedef int8_t i8x16 __attribute__((vector_size(16)));
 
@@ -208,7 +208,7 @@ static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 // near 0. NaN stays NaN.
 static inline f32x16 tanh(f32x16 x) {
     const u32x16 sign = (u32x16)x & 0x80000000u;
-    const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // 1 in float from 9.1 on
+    const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // tanh is 1 in float from 9.1 on
     const SplitExponent split(2.0f * (absolute > highest ? highest : absolute));
     const f32x16 power = (f32x16)((u32x16)(__builtin_convertvector(split.n, i32x16) + 127) << 23);
     const f32x16 e = power * (split.series() * split.r) + (power - 1.0f);
