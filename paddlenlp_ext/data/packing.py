@@ -41,7 +41,7 @@ GROUP_ROWS = 4096
 CARRIED_ROWS = 1024
 """Number of unpacked rows that are carried over to the next group, so that every pack has many rows to choose from."""
 CLOSE_WITHIN = 3.0
-"""Remaining space, in mean row lengths, from which a pack is completed with one or two rows that fill it."""
+"""Remaining space, in mean row lengths, below which greedy packing looks for one or two rows that complete the pack."""
 CLOSE_WASTE = 2
 """Maximum number of positions that the completing rows may leave empty."""
 STEPS_PER_BLOCK = 16

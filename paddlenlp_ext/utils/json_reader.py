@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 MAX_DIGITS = 300
 """Maximum number of digits of an integer; integers up to this length can be converted to float."""
 SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
-"""Reasons of a `JsonError`."""
+"""Values of `JsonError.reason`."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NO_NAN = "JSON has no NaN and no infinity; write a finite number"

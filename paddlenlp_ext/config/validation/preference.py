@@ -29,7 +29,7 @@ _USED_BY = {
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
 }
-"""Key -> losses that it changes."""
+"""Key -> losses that the key changes."""
 
 
 def rules_of(sections: Collection[str]) -> tuple[Rules, ...]:

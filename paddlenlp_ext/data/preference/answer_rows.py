@@ -63,7 +63,7 @@ RATED = tuple(
     replace(row_format, name=f"{row_format.name}, label", required=(*row_format.required, RATINGS.names))
     for row_format in (PROMPT, MESSAGES, SHAREGPT, ALPACA, QUERY)
 )
-"""Formats of fine-tuning with a rating of the last answer."""
+"""Fine-tuning formats, with a rating of the last answer."""
 
 Places = dict[FieldPath, FieldPath]
 """Path in a fine-tuning row -> path of the same value in the preference row."""

@@ -18,7 +18,7 @@ _COMPRESSED_CHUNK = 1 << 11
 MAX_ROW_BYTES = 1 << 24
 """Maximum size of a row; tokenizing takes about 200 bytes of memory for each byte of a row."""
 MAX_BLANK_BYTES = 1 << 26
-"""Maximum size of white space between rows; a compressed file of some megabytes can hold many gigabytes of it."""
+"""Maximum size of white space between rows; a few megabytes of a compressed file can expand to gigabytes."""
 
 
 def row_too_long() -> str:

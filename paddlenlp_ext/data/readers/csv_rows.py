@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.json_reader import Location
 
 _READ_BYTES = 1 << 16
 RAGGED = "ragged line"
-"""Reason of rows whose values do not match the columns."""
+"""Reason for dropping a row with more or fewer values than columns."""
 
 
 @READERS.register(".csv")

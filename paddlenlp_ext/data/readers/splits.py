@@ -9,7 +9,7 @@ SPLITS = {
     "dev": (("dev", "validation", "valid", "val", "eval"), ("test",)),
     "test": (("test",),),
 }
-"""Split of a run -> names of the split in datasets. A later group applies only if the dataset has no earlier name."""
+"""Split of a run -> names of the split in datasets. A later group applies only if no earlier name exists."""
 
 
 class MissingSplitError(ValueError):

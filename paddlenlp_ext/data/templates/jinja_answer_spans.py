@@ -32,13 +32,13 @@ from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
 from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedTurn
 
 _WINDOW = 8
-"""Number of answers that are located with the renderings of one window, and of earlier answers in the window."""
+"""Number of answers that are located in one window; the window begins with as many earlier answers."""
 _MARKED_COST = 8
-"""Cost of a rendering with marks, relative to a rendering without."""
+"""Cost of a rendering with marks, relative to a rendering without marks."""
 _CHARS_PER_MESSAGE = 256
 """Number of characters whose rendering takes as long as a message."""
 _ENCODED_CHARS = 16
-"""Number of characters whose encoding is counted as a message."""
+"""Number of characters whose encoding counts as the work of one message."""
 
 
 class Renderings:

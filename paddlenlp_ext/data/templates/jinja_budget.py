@@ -26,13 +26,13 @@ _SECONDS_BETWEEN_CHECKS = 0.01
 WORK_PER_ENTRY = 128
 """Work for an entry of a container whose contents are read, and for a character of a string that becomes a list."""
 WORK_PER_ITEM = 16
-"""Work for an item that is copied to another container or yielded; the container shares its contents."""
+"""Work for an item that is copied to another container or yielded; both containers share its contents."""
 MAX_BITS = 1 << 10
 """Maximum number of bits of an integer."""
 _CHARS_PER_PRINTED = 12
-"""Maximum number of characters that print a character of a string in a container, such as \\ud83d\\ude00."""
+"""Maximum number of characters that one character of a string takes in a printed container, such as \\ud83d\\ude00."""
 CHARS_PER_ESCAPED = 6
-"""Maximum number of characters that replace a character in HTML."""
+"""Maximum number of characters in the HTML escape of one character."""
 _STRINGS = {str}
 _SCALARS = frozenset({bool, int, float, type(None)})
 

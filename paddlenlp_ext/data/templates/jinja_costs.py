@@ -44,7 +44,7 @@ _MAX_WIDTH = 10_000
 _MAX_OTHER_CHARS = 4096
 """Maximum number of characters for operations whose cost is not known."""
 _MAX_HASHED = 1024
-"""Maximum number of values in a set, except strings; numbers with equal hashes take quadratic time."""
+"""Maximum number of values other than strings in a set; numbers with equal hashes take quadratic time."""
 _NESTED_FIELD = re.compile(r"\{[^{}]*\{")
 _NUMBER = re.compile(r"\d+")
 

@@ -33,7 +33,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 _MAX_ERROR_CHARS = 1000
 
 MAX_WORK_PER_ROW = 1 << 21
-"""Maximum work of all renderings of a row: messages, and units of 256 characters; half a minute of a processor."""
+"""Maximum work of all renderings of a row, in messages and units of 256 characters: half a minute of processor time."""
 
 Spans = list[tuple[int, int]]
 
@@ -45,7 +45,7 @@ def check_work(work: int) -> None:
         InvalidRowError: the work exceeds `MAX_WORK_PER_ROW`.
     """
     if work > MAX_WORK_PER_ROW:
-        problem = "the conversation has too many turns for a template that writes earlier turns anew"
+        problem = "the conversation has too many turns for a template that rewrites earlier turns"
         raise InvalidRowError(REFUSED, f"{problem}; split it into several rows")
 
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.data.templates.jinja_costs import charge_call, charge_filter,
 
 MAX_TEMPLATE_CHARS = 1 << 18
 _MAX_VISITS = 50_000
-"""Maximum number of visits of nodes while a template is compiled."""
+"""Maximum number of node visits while a template is compiled."""
 _LOOP, _NEW, _READ, _SEARCHED = "bounded loop", "new value", "compared value", "searched value"
 _SUM, _DIFFERENCE, _TEXT = "new sum", "new difference", "new text"
 _CHARGING_FILTERS = {
@@ -44,7 +44,7 @@ _CHARGING_FILTERS = {
     _DIFFERENCE: budgets.subtracted,
     _TEXT: budgets.joined,
 }
-"""Filters that templates cannot name because of the space."""
+"""Filters that charge values; a template cannot call them, because the names contain a space."""
 
 
 @functools.lru_cache(maxsize=256)

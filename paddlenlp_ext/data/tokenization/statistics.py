@@ -17,7 +17,7 @@ _STORED_KEYS = {
     "num_target_tokens": "num_learned",
     "num_truncated_tokens": "num_tokens_cut",
 }
-"""Attribute of `DataStats` -> key in account.json, for attributes whose key has another name."""
+"""Attribute of `DataStats` -> key in account.json, for attributes that are stored under another name."""
 
 
 @dataclass

@@ -33,7 +33,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.stop_signals import handle_stop_signals
 
 BYTES_PER_WORKER = 1 << 22
-"""Bytes of data per worker process; for less data, starting a process takes longer than tokenizing without it."""
+"""Bytes of data per worker process; for less data, starting another process takes longer than tokenizing without it."""
 _BLOCKS_AHEAD = 16
 _PROGRESS_SECONDS = 15.0
 _PARENT_CHECK_SECONDS = 1.0
