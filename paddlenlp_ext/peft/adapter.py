@@ -28,8 +28,8 @@ class Adapter(TrainingHooks):
     """One adapter of a base model; a `PeftModel` delegates to its active adapter.
 
     A method with a custom forward pass, or custom hooks for training and saving, defines a subclass
-    (`PeftConfig.adapter_class`). Every forward pass calls `hidden_states`. A subclass with state is a dataclass with
-    `__post_init__`.
+    (`PeftConfig.adapter_class`). Every forward pass calls `hidden_states`. A subclass with state is a dataclass
+    that creates its state in `__post_init__`.
 
     Attributes:
         base_model: base model whose layers are wrapped by the adapter layers.

@@ -402,7 +402,7 @@ class PeftModel(TrainableModel):
     def merge_adapter(self, adapter_names: Sequence[str] | None = None, safe_merge: bool = False) -> None:
         """Merge the active adapter into the base's weights, in place; `unmerge_adapter` undoes the merge.
 
-        The base's weights stay in memory next to the merged weights. Modules in `modules_to_save` stay in use.
+        The base's weights stay in memory next to the merged weights. Modules in `modules_to_save` stay in the model.
 
         Args:
             adapter_names: None, or a list with the active adapter's name.

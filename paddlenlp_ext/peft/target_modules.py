@@ -65,7 +65,7 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
     """Return a stored config without the targets and modules to save that are missing in the model.
 
     PaddleNLP's files name the layers of all variants of a model family. Hugging Face PEFT ignores missing modules. If
-    no entry matches, all entries stay, so that `select_targets` or `replace_parameters` reports the wrong model.
+    no entry matches, all entries stay, so that `select_targets` or `replace_parameters` raises an error.
     """
     changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)

@@ -40,7 +40,7 @@ def tensors_to_store(layer: str, weight: QuantizedWeight, dtype: str) -> dict[st
 
 
 def stored_layers(source: WeightSource) -> dict[str, str]:
-    """Return a dict from layer names to algos, for the layers whose weights are stored quantized."""
+    """Return a dict from layer names to formats (`algo`), for the layers whose weights are stored quantized."""
     found = {}
     for name in source.names():
         layer, mark, algo = name.partition(STATE)

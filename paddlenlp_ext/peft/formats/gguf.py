@@ -2,9 +2,9 @@
 
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
-NAME is the name of the weight W in the base's file. Any method with low-rank factors can be written. The scale of each
-layer is multiplied into B, and alpha is set to r. If the file fuses several projections into one layer, A concatenates
-the projections' factors, and B is block-diagonal.
+NAME is the name of the weight W in the base's file. The adapter can have any method with low-rank factors. The scale
+of each layer is multiplied into B, and alpha is set to r. If the base's file fuses several projections into one layer,
+A concatenates the projections' factors, and B is block-diagonal.
 """
 
 from __future__ import annotations

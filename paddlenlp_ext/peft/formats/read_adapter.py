@@ -62,7 +62,7 @@ class AdapterFiles:
     num_rows: int | None = None
 
     def base_overrides(self, base_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the overrides for a base's config.json with which the adapter was trained.
+        """Return the overrides of a base's config.json that were in effect in the adapter's training.
 
         Hugging Face PEFT does not record a resized vocabulary, but stores the resized embedding and lm_head.
         """

@@ -14,8 +14,8 @@ error is smaller.
 
 Files contain a plain LoRA of rank 2r over the original base. Files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
 and PaddleNLP (`pissa: true`) do not contain A0 and B0. As in PEFT, A0 and B0 are then recomputed from the base with a
-full SVD. Files with "pissa_niter_N" are refused: they were trained over the residual of a randomized SVD, which cannot
-be recomputed.
+full SVD. Files with "pissa_niter_N" are refused: their base is a residual of a randomized SVD, which cannot be
+recomputed.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -16,7 +16,7 @@ with fewer than n + m tokens, every position is changed once.
 | --- | --- |
 | training | all tokens before the last answer of the document, including earlier turns of a conversation |
 | generation | the prompt; generated tokens are not changed |
-| other | the first `prompt_lengths` tokens; by default, the full document |
+| other passes | the first `prompt_lengths` tokens; by default, the full document |
 
 Shapes: B batch, S sequence, D hidden size, P selected positions.
 """
