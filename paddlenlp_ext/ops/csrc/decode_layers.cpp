@@ -38,7 +38,7 @@ class Arrays {
     i64 size_ = 0;
 };
 
-// Tensors of which every thread writes a part.
+// Tensors that all threads fill, each thread a part.
 struct Shared {
     float *q, *k, *v, *attended, *projected, *gate, *up, *down;
     Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
