@@ -10,9 +10,9 @@ All backends of an op have the same signature and compute the same function:
     reference                         `*_reference`  the formula in plain Paddle, on any device
 
 An op lists its backends from best to worst. The first available backend is chosen once per device and dtype, and the
-choice is logged at DEBUG. If the user could make a better backend available, the choice is logged at INFO, once per
-reason. A requested backend that cannot run raises an error. Static graphs are traced with the reference backends, which
-use only Paddle's own operators.
+choice is logged at level DEBUG. If the user could make a better backend available, the choice is logged at level INFO,
+once per reason. A requested backend that cannot run raises an error. Static graphs are traced with the reference
+backends, which use only Paddle's own operators.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Condition = Callable[[paddle.Tensor], str | None]
 
 
 class NotApplicable(str):
-    """Reason that the user cannot fix: the backend is made for another device or dtype."""
+    """Reason that the user cannot change: the backend is made for another device or dtype."""
 
 
 _OLDEST_FOR_KERNELS = (8, 0)

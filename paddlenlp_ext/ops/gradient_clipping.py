@@ -37,7 +37,7 @@ def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
 
 
 def scale_cpp(tensors: Sequence[paddle.Tensor], factor: float) -> None:
-    """Multiply all contiguous tensors by `factor` in one C++ call; scale the others with the reference."""
+    """Multiply all contiguous tensors by `factor` in one C++ call; scale all other tensors with the reference."""
     scale_reference([tensor for tensor in tensors if not tensor.is_contiguous()], factor)
     contiguous = [tensor for tensor in tensors if tensor.is_contiguous()]
     run = function("scale_tensors")
@@ -79,7 +79,7 @@ def _by_backend(
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
-    """Return the Euclidean norm of all gradients as one vector, or 0 without gradients."""
+    """Return the Euclidean norm of all gradients, concatenated to one vector, or 0 without gradients."""
     return math.sqrt(sum_of_squares(gradients))
 
 

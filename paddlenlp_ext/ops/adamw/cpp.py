@@ -35,7 +35,7 @@ def adamw_cpp(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilo
 
 
 def adamw_bf16_cpp(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update bfloat16 weights: one call for weights with a float32 master copy, one for the others (csrc/adamw.cpp)."""
+    """Update bfloat16 weights: one call for weights with a float32 master copy, one for all other weights."""
     _call_bf16([each for each in updates if each.master is not None], beta1, beta2, epsilon)
     _call_bf16([each for each in updates if each.master is None], beta1, beta2, epsilon)
 
@@ -60,7 +60,7 @@ def _call_bf16(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilo
 
 
 def usable_on_bf16(weight: paddle.Tensor) -> str | None:
-    """Return None for a weight on the CPU with the library available; otherwise the reason. A `dispatch.Condition`."""
+    """Return None for a weight on the CPU if the library is available, otherwise why C++ cannot run."""
     return on_cpu(weight) or unavailable_reason()
 
 

@@ -45,9 +45,9 @@ SIZES_8BIT = TileSizes(
     BLOCKS=(2, 4, 8, 16),
     num_warps=(4, 8),
 )
-_WIDTH: tl.constexpr = tl.constexpr(13)  # columns of the table
+_WIDTH: tl.constexpr = tl.constexpr(13)  # number of columns of the table
 _BLOCK: tl.constexpr = tl.constexpr(256)  # number of moments that share a scale
-_DROPPED_BITS: tl.constexpr = tl.constexpr(14)  # of the table of codes (ops/adamw/reference.py)
+_DROPPED_BITS: tl.constexpr = tl.constexpr(14)  # low bits that the table of codes ignores (ops/adamw/quantizer_8bit.py)
 _SMALLEST: tl.constexpr = tl.constexpr(1e-38)
 
 
@@ -64,7 +64,7 @@ def adamw_kernel(
     GRADIENT: tl.constexpr,  # dtype of the gradients
     ROUNDING: tl.constexpr,
     ALIGNMENT: tl.constexpr,  # common divisor of all addresses and sizes
-    SIZE: tl.constexpr,  # values of a program
+    SIZE: tl.constexpr,  # values per program
     VALUES: tl.constexpr,  # values handled at a time
 ):
     """Update SIZE values of a tensor."""
@@ -137,7 +137,7 @@ def adamw_8bit_kernel(
 
 @triton.jit
 def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Return the address in one column of a table row as a pointer."""
+    """Return the address in one column of a table row, as a pointer."""
     return tl.multiple_of(tl.load(row + COLUMN).to(tl.pointer_type(DTYPE)), ALIGNMENT)
 
 
@@ -146,7 +146,7 @@ def _value(row, at, inside, WEIGHT: tl.constexpr, ROUNDING: tl.constexpr, ALIGNM
     """Return the values of a weight, or of its master copy, in float32."""
     if ROUNDING == "nearest":
         return tl.load(_address(row, 4, tl.float32, ALIGNMENT) + at, mask=inside, other=0.0)
-    else:  # explicit else: the compiler drops the other branch
+    else:  # an explicit else lets the compiler drop the other branch
         return tl.load(_address(row, 0, WEIGHT, ALIGNMENT) + at, mask=inside, other=0.0).to(tl.float32)
 
 
@@ -184,7 +184,7 @@ def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
 
 @triton.jit
 def _rounded(value, draw):
-    """Round to bfloat16 precision, returned as float32; infinities and NaN are unchanged."""
+    """Round to bfloat16 precision and return float32; infinities and NaN are unchanged."""
     bits = value.to(tl.uint32, bitcast=True)
     kept = (bits & 0xFFFF0000) | tl.where(value != value, 0x400000, 0).to(tl.uint32)
     is_finite = (bits & 0x7F800000) != 0x7F800000
@@ -233,7 +233,7 @@ def launch_adamw(
 
     Args:
         launch: function that runs a kernel.
-        table, numbers, blocks: as described above, on the device of the tensors.
+        table, numbers, blocks: tables that the docstring of this module describes, on the device of the tensors.
         betas: b1, 1 - b1, b2, 1 - b2.
         kinds: the kernel's WEIGHT and GRADIENT, as names of dtypes, ROUNDING and ALIGNMENT.
     """

@@ -60,7 +60,7 @@ def table_of(rows: Sequence[TableRow]) -> np.ndarray:
 
 
 def block_map(sizes: Sequence[int], span: int) -> np.ndarray:
-    """Return tensor index and span index of each program, int32 [M, 2]; a program updates a span of `span` values."""
+    """Return the tensor index and the span index of each program, int32 [M, 2]; a program updates `span` values."""
     parts = -(-np.array(sizes, np.int64) // span)
     tensor = np.repeat(np.arange(len(parts)), parts)
     part = np.arange(len(tensor)) - np.repeat(np.cumsum(parts) - parts, parts)

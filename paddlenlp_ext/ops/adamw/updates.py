@@ -33,7 +33,7 @@ class Bf16Update(NamedTuple):
     """Update of a bfloat16 weight with float32 moments; either `master` or `position` is set.
 
     Attributes:
-        update: update of the weight, which is bfloat16, by a bfloat16 or float32 gradient.
+        update: update of the bfloat16 weight with a bfloat16 or float32 gradient.
         master: float32 copy of the weight.
         position: position of the weight in the random draws of stochastic rounding.
     """
@@ -85,7 +85,7 @@ class AdamStep(NamedTuple):
         moment2.scale_(self.beta2).add_(gradient.square().scale_(1.0 - self.beta2))
 
     def quotient(self, moment1: paddle.Tensor, moment2: paddle.Tensor) -> paddle.Tensor:
-        """Return the update direction: the bias-corrected first moment divided by the root of the second."""
+        """Return the update direction: the first moment divided by the root of the second, both bias-corrected."""
         root = (moment2 * self.correction2).sqrt_().add_(paddle.full([], self.epsilon))
         return (moment1 * self.correction1).divide_(root)
 

@@ -7,8 +7,8 @@ probabilities of each tile, as in FlashAttention (arXiv:2205.14135). Since a til
 softmax is sufficient.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
-T keys visible to it, H head dimension (values may have a different one). "Rows" are positions x heads of the full
-batch, flattened.
+T keys visible to a block, H head dimension (values may have a different head dimension). "Rows" are positions x heads
+of the full batch, flattened.
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale, ctx.options = plan, scale, options
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which must recompute the same values
+        with paddle.amp.auto_cast(enable=False):  # also off in the backward pass, which must recompute the same values
             for tile in plan.tiles:
                 scores = paddle.matmul(_take_queries(q_rows, tile), _take_keys(k_rows, tile), transpose_y=True)
                 probabilities = _probabilities(scores, tile, plan.num_heads, options, *sinks)
@@ -249,7 +249,7 @@ class _BlockwiseAttention(PyLayer):
 def _probabilities(
     scores: paddle.Tensor, tile: Tile, num_heads: int, options: ScoreOptions, sinks_N: paddle.Tensor | None = None
 ) -> paddle.Tensor:
-    """Return the softmax of a tile's scores under its mask, [M*K, G*Q, T].
+    """Return the softmax of a tile's scores under the mask of the tile, [M*K, G*Q, T].
 
     `options` are applied in float32: half precision would round the biases of distant keys.
     """

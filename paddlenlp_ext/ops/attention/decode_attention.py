@@ -33,7 +33,7 @@ class VisibleSlots(Protocol):
         """Return the mask as an additive bias, fp32 [B, S, C]: 0 for visible slots, -inf for other slots."""
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return the linear biases, fp32 [B, N, S, C]: minus the slope of the head times the distance of the slot."""
+        """Return the linear biases, fp32 [B, N, S, C]: minus the slope of the head times the distance to the slot."""
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ def decode_attention(
         q_BSNH: queries of the new positions.
         k_BKCH: cached keys, contiguous.
         v_BKCH: cached values, contiguous.
-        seen: visible slots of each position, at least one.
+        seen: visible slots of each position, at least one per position.
         scale: factor of the scores, usually 1 / sqrt(H).
         options: soft-cap, linear biases and sinks.
     """
@@ -232,7 +232,7 @@ def decode_attention(
 
 
 def store_positions_reference(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts_B: np.ndarray) -> None:
-    """Write new keys or values with slice assignments; a single assignment if all rows start at the same slot."""
+    """Write new keys or values with slice assignments: one if all rows start at the same slot, else one per row."""
     x_BKSH, length, starts = x_BSKH.transpose([0, 2, 1, 3]), x_BSKH.shape[1], starts_B.tolist()
     if len(set(starts)) == 1:
         cache_BKCH[:, :, starts[0] : starts[0] + length] = x_BKSH

@@ -1,4 +1,4 @@
-"""Attention by Paddle's FlashMask kernels (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
+"""Attention with Paddle's FlashMask kernels (Wang et al. 2024, arXiv:2410.01359); requires a GPU.
 
 Not yet run on a GPU: tests/ops/attention/test_flashmask.py compares the mask with a dense mask, and tests/ops/gpu
 checks the calls with Paddle's shape inference. One Paddle function selects between two kernels:
@@ -11,8 +11,8 @@ The mask is one range of queries per key, which requires copies of prefixes and 
 kernels need the same head dimension for q, k and v, a multiple of 8. Narrower tensors are padded with zeros, and the
 outputs are truncated.
 
-Shapes: B batch, S sequence, N query heads, K key-value heads, X heads, H head dimension of queries and keys, E of
-values.
+Shapes: B batch, S sequence, N query heads, K key-value heads, X heads, H head dimension of queries and keys, E head
+dimension of values.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def kernel_version(head_dim: int) -> int:
 
 @functools.cache
 def _select_version() -> None:
-    """Set Paddle's flag for this GPU, once; a flag in the environment takes precedence."""
+    """Set the Paddle flag that selects the kernel version for this GPU, unless the environment sets the flag."""
     if _VERSION_FLAG not in os.environ:
         major, _ = paddle.device.cuda.get_device_capability()
         paddle.set_flags({_VERSION_FLAG: 3 if major == _HOPPER else 2})

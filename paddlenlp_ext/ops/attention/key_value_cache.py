@@ -32,7 +32,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def next_positions(self, count: int) -> paddle.Tensor:
-        """Return the position ids of the next `count` tokens of each row, int64 [B, S]; padding has 0."""
+        """Return the position ids of the next `count` tokens of each row, int64 [B, S]; padding has position 0."""
 
     @abstractmethod
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:

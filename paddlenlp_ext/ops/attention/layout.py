@@ -43,7 +43,7 @@ class AttentionLayout:
     """Document lengths of each row of a batch, the sliding window (None: no window), and the documents' parents.
 
     A position attends to itself and to the earlier positions of its document and of the parent document. A window
-    limits this to the last `window` positions, including itself.
+    limits this to the last `window` positions, including the position itself.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]
@@ -58,7 +58,7 @@ class AttentionLayout:
         window: int | None = None,
         document_parents: DocumentParents | None = None,
     ) -> AttentionLayout:
-        """Build a layout from the document lengths of each row; all rows must have the same sum.
+        """Build a layout from the document lengths of each row; all rows must have the same number of tokens.
 
         Args:
             document_lengths: lengths of the documents of each row.
@@ -67,8 +67,8 @@ class AttentionLayout:
                 last preceding document that has no parent.
 
         Raises:
-            ValueError: a length or the window is below 1, the rows' sums differ, or a document cannot continue the
-                given parent.
+            ValueError: a length or the window is below 1, the rows have different numbers of tokens, or a document
+                cannot continue the given parent.
         """
         rows = tuple(tuple(int(length) for length in row) for row in document_lengths)
         if window is not None and window < 1:

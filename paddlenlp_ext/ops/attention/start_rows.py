@@ -85,7 +85,7 @@ class PrefixedDocuments:
     own_positions: paddle.Tensor
 
     def insert(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
-        """Return the row with all copies, [1, E, X, H]; without `prefix_PXH` (queries) the prefix is zeros."""
+        """Return the row with all copies, [1, E, X, H]; without `prefix_PXH` (for queries), the prefix is zeros."""
         rows = x_BSXH.flatten(0, 1)
         if prefix_PXH is None:
             prefix_PXH = paddle.zeros([self.prefix_length, *rows.shape[1:]], rows.dtype)

@@ -6,7 +6,8 @@ forward pass saves its inputs, its output and the log-sum-exp of the scores.
 Tested in Triton's interpreter on the CPU (tests/ops/attention/test_triton.py), except for the launch itself. Not yet
 run on a GPU with Paddle.
 
-Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension of queries and keys, E of values.
+Shapes: B batch, S sequence, N query heads, K key-value heads, H head dimension of queries and keys, E head dimension of
+values.
 """
 
 from __future__ import annotations

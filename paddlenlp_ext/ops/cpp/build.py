@@ -37,7 +37,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class BuildError(Exception):
-    """The library cannot be built on this machine; the message gives cause and remedy."""
+    """The library cannot be built on this machine; the message states the cause and the remedy."""
 
 
 def build(libraries: Path) -> Path:
@@ -142,7 +142,7 @@ def _find_compiler(libraries: Path) -> list[str]:
 def _compile_all(command: list[str], objects: dict[Path, Path]) -> None:
     logger = get_logger(__name__)
     started = time.perf_counter()
-    logger.info("compiling %d C++ sources into %s; later runs reuse them", len(objects), cache_folder("native"))
+    logger.info("compiling %d C++ sources into %s; later runs reuse the result", len(objects), cache_folder("native"))
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         jobs = {pool.submit(_run, [*command, "-c", str(source)], target): source for source, target in objects.items()}
         for number, job in enumerate(as_completed(jobs), 1):

@@ -38,7 +38,7 @@ def dequantize_kernel(
     offset,  # float32 [1]
     out,  # [count], in the dtype to write
     count,  # weights
-    num_bytes,  # of codes: count / 2, rounded up
+    num_bytes,  # number of bytes of codes: count / 2, rounded up
     first_scale,  # index of the first scale in the full weight
     BLOCK: tl.constexpr,  # weights that share a scale
     GROUP: tl.constexpr,  # scales that share a group scale

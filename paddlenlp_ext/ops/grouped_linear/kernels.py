@@ -1,6 +1,6 @@
 """Triton kernels of the grouped linear layer; independent of Paddle and PyTorch.
 
-    product            y[n, c] = sum_k x[n, k] W[g, c, k]          g: group of row n; W has any strides
+    product            y[n, c] = sum_k x[n, k] W[g, c, k]          g: group of row n; W may have any strides
     weight gradient    dW[g, o, i] = sum_n dy[n, o] x[n, i]        n: rows of group g; 0 without rows
 
 One launch computes all groups. A program of the product computes one tile of y: up to ROWS rows of one group, listed in
@@ -61,7 +61,7 @@ _SMALLEST = 16
 @triton.jit
 def grouped_product_kernel(
     x,  # [N, K]
-    weight,  # W, of any strides
+    weight,  # W, with any strides
     y,  # [N, C]
     tiles,  # int32 [num_tiles, 3]: group, first row, end row (exclusive)
     num_tiles,
@@ -157,7 +157,7 @@ def launch_product(
     strides: tuple[int, int],
     sizes: dict[str, int],
 ) -> None:
-    """Launch the product.
+    """Launch the product kernel.
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.

@@ -41,7 +41,7 @@ class GroupedReference:
 
     @staticmethod
     def saved(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-        """Return the x to save for the backward pass."""
+        """Return `x` in the form in which it is saved for the backward pass."""
         return x
 
     @classmethod

@@ -4,7 +4,7 @@
 
 The logits are computed only for target positions (label != -100), one chunk at a time (chunks.py). `token_logprobs`
 returns the log-probability of each label, for losses that weight tokens differently. A soft-cap replaces each logit x
-by softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
+with softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
 A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is materialized:
 

@@ -204,7 +204,10 @@ class _Gradients:
         weights: Sequence[paddle.Tensor],
         factors_R: paddle.Tensor | None = None,
     ) -> tuple[paddle.Tensor, int | paddle.Tensor]:
-        """Process a chunk; return losses [R] and correct predictions. `factors_R` scale the weight gradients."""
+        """Process a chunk; return losses [R] and the number of correct predictions.
+
+        `factors_R` scale the weight gradients.
+        """
         products = self._products
         logits_RV = products.logits(rows[0], weights[0])
         dtype = paddle.float32 if products.float32_logits else logits_RV.dtype

@@ -60,10 +60,10 @@ def cross_entropy(
     weight_VD: paddle.Tensor,
     softcap: float | None,
 ) -> tuple[paddle.Tensor, int]:
-    """Return losses [R] and correct predictions; overwrite the logits with their gradient in the matmuls' dtype.
+    """Return losses [R] and the number of correct predictions; overwrite the logits with their gradient.
 
-    With a bfloat16 weight the gradient fills the first half of each row's memory, as `hidden_gradient` and
-    `weight_gradient` expect.
+    The gradient has the dtype of the matmuls. With a bfloat16 weight the gradient fills the first half of each row's
+    memory, as `hidden_gradient` and `weight_gradient` expect.
     """
     return cross_entropy_cpp(logits_RV, targets_R, with_gradient, softcap, weight_VD.dtype == paddle.bfloat16)
 

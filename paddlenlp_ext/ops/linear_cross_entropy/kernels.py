@@ -67,7 +67,7 @@ def cross_entropy_kernel(
 def row_statistics_kernel(
     logits,
     targets,  # int64 [R], column of the target in this shard; below 0 or at least V if another shard has the target
-    picked,  # float32 [R]: x of the target, or 0 if another shard has it
+    picked,  # float32 [R]: x of the target, or 0 if another shard has the target
     largest,  # float32 [R]
     first,  # int64 [R], first column of the largest x
     totals,  # float32 [R]: sum of exp(x - largest)
@@ -170,7 +170,7 @@ def launch_cross_entropy(
     with_gradient: bool,
     softcap: float | None,
 ) -> None:
-    """Launch the loss of contiguous logits: losses, correct predictions, and the gradient in place."""
+    """Launch the kernel that computes losses and correct predictions, and the gradient in place of the logits."""
     num_rows, num_columns = logits.shape
     options = {"WITH_GRADIENT": with_gradient, **_options(logits, softcap)}
     tensors = logits, targets, losses, correct
@@ -180,7 +180,7 @@ def launch_cross_entropy(
 def launch_row_statistics(
     launch: Callable[..., None], logits: Any, targets: Any, statistics: tuple[Any, ...], softcap: float | None
 ) -> None:
-    """Launch the statistics of a shard: x at the target, largest x, its first column, and sum of exponentials."""
+    """Launch the statistics kernel of a shard: x at the target, largest x, its first column, sum of exponentials."""
     num_rows, num_columns = logits.shape
     numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_statistics_kernel, (num_rows,), logits, targets, *statistics, *numbers, **options)
@@ -189,7 +189,7 @@ def launch_row_statistics(
 def launch_row_gradient(
     launch: Callable[..., None], logits: Any, targets: Any, largest: Any, totals: Any, softcap: float | None
 ) -> None:
-    """Launch the gradient of a shard, which overwrites its logits."""
+    """Launch the kernel that overwrites the logits of a shard with their gradient."""
     num_rows, num_columns = logits.shape
     numbers, options = (num_columns, softcap or 1.0), _options(logits, softcap)
     launch(row_gradient_kernel, (num_rows,), logits, targets, largest, totals, *numbers, **options)

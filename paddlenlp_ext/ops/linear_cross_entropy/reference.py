@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 def linear_cross_entropy_reference(
     hidden_TD: paddle.Tensor, weight_VD: paddle.Tensor, labels_T: paddle.Tensor
 ) -> tuple[paddle.Tensor, int]:
-    """Return summed loss and correct predictions from the logits of all positions, ignoring labels of -100."""
+    """Return the summed loss and the number of correct predictions over all labels other than -100."""
     is_target_T = labels_T != IGNORED_LABEL
     logits_TV = paddle.matmul(hidden_TD, weight_VD, transpose_y=True).astype("float32")
     labels_T = paddle.where(is_target_T, labels_T, paddle.zeros_like(labels_T))

@@ -32,7 +32,7 @@ class VocabShards(Protocol):
         """Number of rows of the largest shard."""
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logit over all shards and its token id; of equal logits, the lowest token id.
+        """Return the largest logit over all shards and its token id; in a tie, the lowest token id.
 
         Args:
             largest_R: largest logit of each row in the local shard.

@@ -60,7 +60,7 @@ def sharded_products_triton(shards: VocabShards) -> Products:
 
     return dataclasses.replace(
         TRITON,
-        chunk=lambda weight: chunk_rows(shards.largest_size, weight.element_size()),  # the same on all processes
+        chunk=lambda weight: chunk_rows(shards.largest_size, weight.element_size()),  # equal on all processes
         cross_entropy=cross_entropy,
         complete_hidden=shards.sum,
     )

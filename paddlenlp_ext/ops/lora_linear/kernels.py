@@ -165,7 +165,7 @@ def _down(index, WAYS: tl.constexpr):
     """Reshape row indices for broadcasting: [R, 1], or [1, R, 1] if WAYS > 1."""
     if WAYS == 1:
         return index[:, None]
-    else:  # explicit else: the compiler drops the other branch
+    else:  # an explicit else lets the compiler drop the other branch
         return index[None, :, None]
 
 
@@ -183,7 +183,7 @@ def _add_product(left, right, total, WAYS: tl.constexpr):
 def add_low_rank_kernel(
     y,  # [N, C]
     inner,  # u [N, K]
-    factor,  # F [K, C], of any strides
+    factor,  # F [K, C], with any strides
     scaling,  # s
     num_rows,
     num_columns,

@@ -53,12 +53,12 @@ _FEWEST_COLUMNS = 8
 @triton.jit
 def norm_linear_kernel(
     x,  # [T, I]
-    addend,  # [T, I], read with ADDS
-    scale,  # [I], read with NORMS
-    total,  # x + addend [T, I], written with ADDS
+    addend,  # [T, I], read only if ADDS
+    scale,  # [I], read only if NORMS
+    total,  # x + addend [T, I], written only if ADDS
     levels,  # float32 [16], value of each 4-bit code
     scale_levels,  # float32 [256], value of each code of a quantized scale
-    matrix0, matrix1, matrix2,  # one of each layer; see `Layer`
+    matrix0, matrix1, matrix2,  # one per layer; see `Layer`
     scales0, scales1, scales2,
     group_scales0, group_scales1, group_scales2,
     offset0, offset1, offset2,

@@ -23,7 +23,7 @@ PRODUCT_SIZES = TileSizes(
     "product_4bit",
     (),
     OUTPUTS=(1, 2, 4),
-    INPUTS=(512, 1024),  # read at a time
+    INPUTS=(512, 1024),  # inputs read at a time
     num_warps=(1, 2, 4),
 )
 
@@ -40,7 +40,7 @@ def product_kernel(
     scale_levels,
     group_scales,
     offset,
-    y,  # [T, O], of x's type
+    y,  # [T, O], in the dtype of x
     num_outputs,
     num_inputs,  # a multiple of BLOCK
     BLOCK: tl.constexpr,  # a power of two

@@ -23,7 +23,7 @@ _MAX_FUSED_POSITIONS = 2
 
 
 def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out]: a fused kernel for few positions, dequantized rows and Paddle's matmul for many."""
+    """Return x W^T [..., out]: from a fused kernel for few positions, otherwise from Paddle's matmul."""
     x = in_dtype(x, product_dtype(x))  # autocast does not cast the inputs of Triton kernels
     (out, width), leading = weight.shape, x.shape[:-1]
     positions = math.prod(leading)

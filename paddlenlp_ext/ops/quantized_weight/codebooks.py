@@ -48,7 +48,8 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
 def boundaries(algo: str) -> tuple[np.ndarray, np.ndarray]:
     """Return the midpoints between adjacent levels, float32 [15], and the codes in order of their levels, uint8 [16].
 
-    The code of a value v is `codes[number of midpoints below v]`. With two zero codes, values above 0 get the second.
+    The code of a value v is `codes[number of midpoints below v]`. With two codes for zero, small positive values get
+    the second zero code.
     """
     order = np.argsort(levels(algo), kind="stable")
     rising = levels(algo)[order]

@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
 
 
 def packed(weight: QuantizedWeight, index: int = 0) -> object:
-    """Return a pointer to the QuantizedWeight struct of matrix `index` of a stack, as argument of a C++ call."""
+    """Return a pointer to the QuantizedWeight struct of matrix `index` of a stack, as an argument of a C++ call."""
     return ctypes.byref(packed_struct(weight, index))
 
 

@@ -51,9 +51,9 @@ BACKWARD_SIZES = TileSizes(
 @triton.jit
 def rms_norm_forward_kernel(
     x,  # [R, D], rows `x_stride` apart
-    addend,  # [R, D], read with ADDS
+    addend,  # [R, D], read only if ADDS
     weight,  # [D]
-    total,  # x + addend [R, D], written with ADDS
+    total,  # x + addend [R, D], written only if ADDS
     out,  # [R, D]
     num_rows,  # R
     size,  # D
@@ -86,15 +86,15 @@ def rms_norm_backward_kernel(
     gradient,  # gradient of the norm [R, D]
     x,  # input of the norm [R, D], rows `x_stride` apart
     weight,  # [D]
-    total_gradient,  # [R, D], added to the result with ADDS
+    total_gradient,  # [R, D], added to the result if ADDS
     x_gradient,  # [R, D]
-    partials,  # float32 [programs, D], sums for the weight gradient, written with SUMS
+    partials,  # float32 [programs, D], sums for the weight gradient, written only if SUMS
     num_rows,  # R
     size,  # D
     x_stride,
     epsilon,
     offset,
-    num_tiles,  # tiles of a program
+    num_tiles,  # tiles per program
     ADDS: tl.constexpr,
     SUMS: tl.constexpr,
     ROWS: tl.constexpr,

@@ -115,7 +115,7 @@ def _angles(cos, sin, t, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr):
 
 @triton.jit
 def _mean_product(a, b, rest_a, c, d, rest_c, HEAD_DIM: tl.constexpr, REST: tl.constexpr):
-    """Return the mean over channels of (a, b, rest_a) times (c, d, rest_c), [HEADS, 1]."""
+    """Return the mean over channels of the product of (a, b, rest_a) and (c, d, rest_c), [HEADS, 1]."""
     total = tl.sum(a * c + b * d, axis=1)
     if REST > 0:
         total += tl.sum(rest_a * rest_c, axis=1)
@@ -159,7 +159,7 @@ def _rotate_block(
 def rope_kernel(
     q,  # [T, N, H]
     k,  # [T, K, H]; a placeholder if num_k is 0
-    q_weight,  # [H], read with NORM
+    q_weight,  # [H], not read if NORM is "none"
     k_weight,
     cos,  # [T, R]
     sin,
@@ -174,9 +174,9 @@ def rope_kernel(
     epsilon,
     offset,
     NORM: tl.constexpr,
-    BACK: tl.constexpr,  # rotate by the negative angles
+    BACK: tl.constexpr,  # whether to rotate by the negative angles
     INTERLEAVED: tl.constexpr,
-    HEADS: tl.constexpr,  # heads of a program
+    HEADS: tl.constexpr,  # heads per program
     HEAD_DIM: tl.constexpr,  # H
     ROTARY_DIM: tl.constexpr,  # R
     HALF: tl.constexpr,  # R / 2 and H - R, rounded up to powers of two
@@ -265,7 +265,7 @@ def norm_rope_backward_kernel(
     sin,
     q_result,  # gradient of q [T, N, H], contiguous
     k_result,
-    partials,  # float32 [blocks of q and k * programs, H], written with SUMS
+    partials,  # float32 [blocks of q and k * programs, H], written only if SUMS
     num_q,  # N
     num_k,  # K
     q_token_stride,
@@ -279,7 +279,7 @@ def norm_rope_backward_kernel(
     NORM: tl.constexpr,  # "before" or "after"
     SUMS: tl.constexpr,
     INTERLEAVED: tl.constexpr,
-    HEADS: tl.constexpr,  # heads of a program
+    HEADS: tl.constexpr,  # heads per program
     HEAD_DIM: tl.constexpr,  # H
     ROTARY_DIM: tl.constexpr,  # R
     HALF: tl.constexpr,  # R / 2 and H - R, rounded up to powers of two

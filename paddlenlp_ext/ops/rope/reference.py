@@ -17,7 +17,7 @@ class HeadNorms:
     Attributes:
         q_weight, k_weight: weights [H] of the query norm and the key norm, shared by all heads.
         epsilon, offset: constants of the RMS norm formula (ops/rms_norm).
-        after_rotation: True if the norms are applied after the rotation, False if before.
+        after_rotation: True to apply the norms after the rotation; False to apply the norms before the rotation.
     """
 
     q_weight: paddle.Tensor

@@ -101,7 +101,7 @@ def specialization(argument: Any) -> Any:
         return argument % 16 + 2 if 1 < argument < 1 << 31 else argument
     if kind is bool:
         return kind, argument
-    return id(argument.dtype), argument.data_ptr() % 16  # dtypes are never freed, and hashing one takes 0.4 us
+    return id(argument.dtype), argument.data_ptr() % 16  # dtypes are never freed, and hashing a dtype takes 0.4 us
 
 
 @functools.cache

@@ -83,7 +83,7 @@ def load_weights(
     is_input = i < num_inputs
     if BITS == 0:
         return tl.load(matrix + row + i, mask=is_output & is_input, other=0.0)
-    else:  # explicit else: the compiler drops the other branch
+    else:  # an explicit else lets the compiler drop the other branch
         unit = first[:, None] + tl.arange(0, SPAN // UNIT)[None, :] * UNIT
         is_unit = is_output & (unit < num_inputs)[:, None, :]
         number = (row + unit[:, None, :]) // BLOCK
@@ -108,5 +108,5 @@ def load_scales(
         code = tl.load(scales + number, mask=inside, other=0).to(tl.int32)
         group_scale = tl.load(group_scales + (first_scale + number) // GROUP, mask=inside, other=0.0)
         return tl.load(scale_levels + code) * group_scale + tl.load(offset)
-    else:  # explicit else: the compiler drops the other branch
+    else:  # an explicit else lets the compiler drop the other branch
         return tl.load(scales + number, mask=inside, other=0.0)

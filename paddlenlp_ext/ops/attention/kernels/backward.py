@@ -29,10 +29,10 @@ DELTA_SIZES = TileSizes("attention_deltas", ("row_bytes",), QUERIES=(16, 32, 64,
 def attention_deltas_kernel(
     out,  # [B, S, N, E]
     gradient,  # do [B, S, N, E]
-    log_sums,  # float32 [B, N, S], read with SINKS
-    sinks,  # float32 [N], read with SINKS
+    log_sums,  # float32 [B, N, S], read only if SINKS
+    sinks,  # float32 [N], read only if SINKS
     deltas,  # float32 [B, N, S], written
-    sink_parts,  # float32 [B * tiles, N], written with SINKS
+    sink_parts,  # float32 [B * tiles, N], written only if SINKS
     length,  # S
     num_heads,  # N
     SINKS: tl.constexpr,
@@ -51,7 +51,7 @@ def attention_deltas_kernel(
     at = (row * num_heads + head) * length + m
     tl.store(deltas + at, delta, mask=m < length)
     if SINKS:
-        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))  # p = 0 past the row
+        log_sum = tl.load(log_sums + at, mask=m < length, other=float("inf"))  # p = 0 past the end of the row
         p = tl.exp2(tl.load(sinks + head) * LOG2_E - log_sum)
         tl.store(sink_parts + (row * tl.num_programs(0) + tile) * num_heads + head, -tl.sum(p * delta, axis=0))
 
@@ -92,7 +92,7 @@ def attention_queries_kernel(
     q,  # [B, S, N, H]
     k,  # [B, S, K, H]
     v,  # [B, S, K, E]
-    slopes,  # float32 [N], read with BIASED
+    slopes,  # float32 [N], read only if BIASED
     start_rows,  # int32 [B, S]
     indices,  # int32 [B, tiles, width]
     counts,  # int32 [B, tiles, 2]
@@ -174,7 +174,7 @@ def attention_keys_kernel(
     q,  # [B, S, N, H]
     k,  # [B, S, K, H]
     v,  # [B, S, K, E]
-    slopes,  # float32 [N], read with BIASED
+    slopes,  # float32 [N], read only if BIASED
     start_rows,  # int32 [B, S]
     indices,  # int32 [B, tiles, width]
     counts,  # int32 [B, tiles, 2]
@@ -200,7 +200,7 @@ def attention_keys_kernel(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute dk and dv of a tile of keys of one key-value head, over the query heads of its group."""
+    """Compute dk and dv of a tile of keys of one key-value head, summed over the query heads of the group."""
     tile, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
     k, k_stride = rows_of_head(k, position, kv_heads, kv_head, HEAD_DIM)
@@ -245,7 +245,7 @@ def launch_deltas(
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         problem: inputs of the forward pass.
-        out, log_sums: its results.
+        out, log_sums: results of the forward pass.
         gradient: gradient of `out`, contiguous.
         deltas: float32 [B, N, S]; written.
         sink_parts: float32 [num_sink_parts, N], partial sums of the sink gradients; written. None: not needed.

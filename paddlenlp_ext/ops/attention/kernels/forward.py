@@ -47,8 +47,8 @@ def attention_forward_kernel(
     q,  # [B, S, N, H]
     k,  # [B, S, K, H]
     v,  # [B, S, K, E]
-    sinks,  # float32 [N], read with SINKS
-    slopes,  # float32 [N], read with BIASED
+    sinks,  # float32 [N], read only if SINKS
+    slopes,  # float32 [N], read only if BIASED
     start_rows,  # int32 [B, S]
     indices,  # int32 [B, tiles, width]
     counts,  # int32 [B, tiles, 2]
@@ -71,7 +71,7 @@ def attention_forward_kernel(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute a tile of queries of one head; tiles with the most keys start first."""
+    """Compute the outputs of a tile of queries of one head; tiles with the most keys start first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
@@ -108,7 +108,7 @@ def launch_forward(launch: Callable[..., None], problem: Problem, walk: Walk, ou
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
-        problem: inputs.
+        problem: inputs of the attention.
         walk: tile sizes from `SIZES`, and lists of tiles of keys.
         out: [B, S, N, E], contiguous; written.
         log_sums: float32 [B, N, S]; written.

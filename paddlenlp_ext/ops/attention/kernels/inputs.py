@@ -30,10 +30,10 @@ _LOG2_E = math.log2(math.e)
 
 
 class Problem(NamedTuple):
-    """Inputs of one attention; all tensors are contiguous.
+    """Inputs of one attention call; all tensors are contiguous.
 
     Attributes:
-        q, k, v: [B, S, N, H], [B, S, K, H] and [B, S, K, E], of one dtype.
+        q, k, v: [B, S, N, H], [B, S, K, H] and [B, S, K, E], all of the same dtype.
         start_rows: int32 [B, S], or any shape with B * S values.
         scale: factor of the scores; must be positive.
         softcap: bound of the scores, or None.

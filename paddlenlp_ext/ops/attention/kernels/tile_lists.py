@@ -17,7 +17,7 @@ import numpy as np
 
 
 class TileLists(NamedTuple):
-    """Tiles of keys to compute for each tile of queries, or the other way round.
+    """Tiles of keys to compute for each tile of queries, or tiles of queries for each tile of keys.
 
     Attributes:
         indices: int32 [B, M, W] tiles of keys, or [B, N, W] tiles of queries; full tiles come first.
@@ -32,14 +32,14 @@ def tile_lists(start_rows_BS: np.ndarray, queries: int, keys: int, of_keys: bool
     """Return the tiles of keys to compute for each tile of queries.
 
     Args:
-        start_rows_BS: int32, first later query that does not see each key.
+        start_rows_BS: int32, for each key the first later query that does not attend to the key.
         queries, keys: sizes of a tile.
         of_keys: whether to list the tiles of queries for each tile of keys instead.
     """
     length = start_rows_BS.shape[1]
     padding = -length % keys
     largest_BN = _tiled(start_rows_BS, padding, keys).max(axis=-1)
-    smallest_BN = _tiled(start_rows_BS, padding, keys).min(axis=-1)  # 0 with padding: such a tile is partial
+    smallest_BN = _tiled(start_rows_BS, padding, keys).min(axis=-1)  # a tile with padding has 0, so it is partial
     first_queries_M1 = np.arange(0, length, queries)[:, None]
     first_keys_N = np.arange(0, length, keys)
     is_computed = (first_keys_N < first_queries_M1 + queries) & (largest_BN[:, None] > first_queries_M1)

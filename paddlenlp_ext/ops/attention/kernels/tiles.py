@@ -19,7 +19,7 @@ def rows_of_head(x, position, num_heads, head, DIM: tl.constexpr):
 
 @triton.jit
 def tiles_of(indices, counts, row, tile, width):
-    """Return a pointer to the list of a tile (tile_lists.py), its number of full tiles, and its length."""
+    """Return a pointer to the list of a tile (tile_lists.py), the number of full tiles in the list, and its length."""
     at = row * tl.num_programs(0) + tile
     return indices + at * width, tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
@@ -55,7 +55,7 @@ def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED
     The factor is `outer`, or 1 if BIASED. Queries i and keys j may be on either axis; `starts` has the keys' start
     rows.
     """
-    ratio = x  # not read without CAPPED
+    ratio = x  # a placeholder unless CAPPED
     if CAPPED:
         ratio = 1.0 - 2.0 / (tl.exp2(x * inner) + 1.0)
         x = ratio

@@ -1,6 +1,6 @@
 """Tile sizes of Triton kernels, from a table per compute capability; independent of Paddle and PyTorch.
 
-A kernels module declares the allowed tile sizes of each kernel. Each launch looks up the tile sizes:
+Each module of kernels declares the allowed tile sizes of its kernels. Each launch looks up the tile sizes:
 
     SIZES = TileSizes("rms_norm_forward", bounds=("columns",), ROWS=(1, 2, 4), num_warps=(4, 8, 16))
     SIZES(x, columns=3000)        ->  {"ROWS": 1, "num_warps": 8}
