@@ -86,7 +86,7 @@ def _key(attribute: str, config: PeftConfig) -> str:
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
-    """Check that a resumed adapter was trained over the same base model; warn if the model's name differs.
+    """Check that a resumed adapter was trained on the same base model; warn if the model's name differs.
 
     Args:
         stored: stored adapter.
@@ -101,14 +101,14 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
-            "%s was trained over %s and resumes over %s; results will differ unless both bases have the same weights",
+            "%s was trained on %s and resumes on %s; results will differ unless both bases have the same weights",
             stored.folder,
             before,
             base_model,
         )
     if stored.quantization != quantization:
         raise ValueError(
-            f"{stored.folder}: the adapter was trained over weights in {describe_quantization(stored.quantization)}, "
+            f"{stored.folder}: the adapter was trained on weights in {describe_quantization(stored.quantization)}, "
             f"but the base now has weights in {describe_quantization(quantization)}; set weight_quantize_algo and its "
             "keys as in training"
         )
@@ -132,7 +132,7 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
     if different:
         shown = [{key: each.get(key, "as stored") for key in sorted(different)} for each in (trained, now)]
         raise ValueError(
-            f"{stored.folder}: the adapter was trained over a base with {json.dumps(shown[0])} in its config.json, and "
+            f"{stored.folder}: the adapter was trained on a base with {json.dumps(shown[0])} in its config.json, and "
             f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies, add_tokens and their keys as in "
             "training (in Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
         )
@@ -161,7 +161,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
         )
     if model.trained_modules and not has_head:
         raise ValueError(
-            f"{stored.folder}: the adapter has no score head ({SCORE_WEIGHT}), because it was trained over a language "
+            f"{stored.folder}: the adapter has no score head ({SCORE_WEIGHT}), because it was trained on a language "
             "model; merge the adapter into its base, and start from the merged model"
         )
 
@@ -170,7 +170,7 @@ def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationC
     """Warn if the adapter's file records a base in another quantized format."""
     if stored.quantization not in (None, quantization):
         logger.warning(
-            "%s was trained over weights in %s and is loaded over weights in %s; results will differ",
+            "%s was trained on weights in %s and is used with weights in %s; results will differ",
             stored.folder,
             describe_quantization(stored.quantization),
             describe_quantization(quantization),

@@ -355,7 +355,7 @@ class PeftModel(TrainableModel):
             is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: the folder has no adapter, a field is not supported, or the adapter was trained over another
+            ValueError: the folder has no adapter, a field is not supported, or the adapter was trained on another
                 base model or config; the model is unchanged.
         """
         stored = read_adapter(folder)

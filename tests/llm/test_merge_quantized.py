@@ -1,4 +1,4 @@
-"""Adapters trained over a quantized base: merging, prediction, and loading over another base."""
+"""Adapters trained on a quantized base: merging, prediction, and loading with another base."""
 
 from __future__ import annotations
 
@@ -97,9 +97,7 @@ def test_merge_peft_params_over_quantized_base_equals_trained_model(
     assert merged.quantization is None and "quantization_config" not in read_model_config(tmp_path / "merged")
     np.testing.assert_allclose(logits(merged), expected, rtol=1e-5, atol=1e-5)
     card = (tmp_path / "merged" / "README.md").read_text()
-    assert (
-        "merged into: the dequantized weights that the adapter was trained over" in card and options.describe() in card
-    )
+    assert "merged into: the dequantized weights that the adapter was trained on" in card and options.describe() in card
 
 
 def test_merge_peft_params_layers_without_adapter_are_dequantized(base: Path, tmp_path: Path):
@@ -175,11 +173,11 @@ def test_load_weights_over_another_quantization_raises_or_warns(
     trained(base, tmp_path / "adapter")
     config = PEFT_METHODS.get("lora")(rank=3)
     other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    error = "over weights in nf4, blocks of 64, .*full precision; set weight_quantize_algo and its keys as in training"
+    error = "on weights in nf4, blocks of 64, .*full precision; set weight_quantize_algo and its keys as in training"
     with pytest.raises(ValueError, match=error):
         other.load_weights(tmp_path / "adapter")
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
-    warning = "and is loaded over weights in full precision; results will differ"
+    warning = "and is used with weights in full precision; results will differ"
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     assert warning in caplog.text
     caplog.clear()

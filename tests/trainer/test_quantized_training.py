@@ -119,7 +119,7 @@ def test_quantized_run_loads_best_adapter_and_rejects_another_format(run_folders
     assert loaded.keys() == saved.keys() and all(np.array_equal(loaded[name], saved[name]) for name in loaded)
     assert len(quantized_layers(model)) == 14
     other = config_for(run_folders, "other", weight_quantize_algo="fp4", resume_from_checkpoint=str(best))
-    with pytest.raises(ValueError, match=r"over weights in nf4, .* has weights in fp4"):
+    with pytest.raises(ValueError, match=r"on weights in nf4, .* has weights in fp4"):
         run(other)
 
 

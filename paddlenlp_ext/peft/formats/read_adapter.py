@@ -108,7 +108,7 @@ class AdapterFiles:
             return self.quantization if saved is None else None
         if saved != self.quantization:
             raise ValueError(
-                f"{self.folder}: the adapter was trained over weights in {describe_quantization(self.quantization)}, "
+                f"{self.folder}: the adapter was trained on weights in {describe_quantization(self.quantization)}, "
                 f"but this base is stored in {describe_quantization(saved)}; use the base of the training run, or the "
                 "original model"
             )

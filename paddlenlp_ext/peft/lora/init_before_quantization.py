@@ -52,7 +52,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
     """
 
     over_residual = False
-    """Whether a stored adapter was trained over the residual W - s B' A'."""
+    """Whether a stored adapter was trained on the residual W - s B' A'."""
     factors_source = "new"
     """Source of the initial factors.
 

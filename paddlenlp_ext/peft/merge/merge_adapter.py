@@ -10,7 +10,7 @@ Two comparisons of logits on fixed prompts verify the merge:
 The output folder gets its final name after both steps. Both models of the second comparison have rounded weights, so
 its tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
 
-By default, an adapter that was trained over a quantized base is merged into the dequantized weights, which reproduces
+By default, an adapter that was trained on a quantized base is merged into the dequantized weights, which reproduces
 the trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference
 from the trained model is measured.
 """
@@ -231,8 +231,8 @@ def _describe_target(
         return "the weights of the base"
     words = trained_over.describe()
     if merge_base == "original":
-        return f"the original weights; the adapter was trained over their quantized values ({words})"
-    return f"the dequantized weights that the adapter was trained over ({words})"
+        return f"the original weights; the adapter was trained on their quantized values ({words})"
+    return f"the dequantized weights that the adapter was trained on ({words})"
 
 
 def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str | os.PathLike[str]:

@@ -266,7 +266,7 @@ class QERALinear(LoRALinearWithInit):
         if not float(error.norm()) <= _MAX_RELATIVE_ERROR * float(weight.norm()):
             raise ValueError(
                 f"{name}: this base was not quantized from the weight in {source.path}, so qera cannot compute "
-                "the quantization error; train over the stored weights (continue_training: true)"
+                "the quantization error; train on the stored weights (continue_training: true)"
             )
         return error
 

@@ -220,4 +220,4 @@ def test_lora_load_weights_on_another_base_warns(tmp_path: Path, caplog: pytest.
     adapted("./one").load_weights(tmp_path)
     assert not caplog.records
     adapted("another").load_weights(tmp_path)
-    assert "trained over one and resumes over another" in caplog.text
+    assert "trained on one and resumes on another" in caplog.text
