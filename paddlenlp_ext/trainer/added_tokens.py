@@ -1,11 +1,11 @@
-"""Add tokens to the tokenizer, and trained rows for them to embedding and lm_head.
+"""Add tokens to the tokenizer, and trained rows for the new tokens to the embedding and the lm_head.
 
 | | change |
 | --- | --- |
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
 | embedding, lm_head | a row for each token id; new rows start at the mean row (checkpoint/resized_embeddings.py) |
 | full training | all rows train |
-| adapter | rows of new tokens train (`trainable_token_indices`), unless `modules_to_save` or targets train the table |
+| adapter | rows of new tokens train (`trainable_token_indices`), unless the table is in `modules_to_save` or a target |
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ logger = get_logger("paddlenlp_ext.trainer")
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
     """Add the configured tokens to the tokenizer in place, and return the source with a row for each token.
 
-    The number of rows never shrinks. Many models have more rows than tokens; new tokens take the unused rows first.
+    The embedding never shrinks. Many models have more embedding rows than tokens; new tokens take the unused rows
+    first.
 
     Args:
         source: the base model.
@@ -122,8 +123,8 @@ def _trained_with_lora(
 ) -> dict[str, Any]:
     """Return `trainable_token_indices` for tables that are not targets, and `saved_embeddings` for targets.
 
-    The low-rank factors of a target train every token. The resized table of a target is saved too, because other
-    programs need it to load the adapter.
+    The low-rank factors of a target train the rows of all tokens. The resized table of a target is saved too, because
+    other programs need it to load the adapter.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
     tokens, adapted = tokens_by_table(peft.trainable_token_indices), []

@@ -73,7 +73,7 @@ def build_model(
     if not reads_slices:
         _load_or_initialize(model, source, config)
     adapted = adapt_model(model, config)
-    place_stage(adapted, pipeline)  # assign the parameters of the adapter to stages too
+    place_stage(adapted, pipeline)  # also assign the adapter's parameters to stages
     sharding, experts = shard_model(adapted, config, mesh, pipeline)
     if reads_slices:
         load_shards(adapted, source.open_weights())
@@ -113,8 +113,8 @@ def weight_dtype(config: RunConfig) -> str:
 
     | device | dtype |
     |---|---|
-    | CPU | compute dtype with O2 or if the matrices are frozen (adapters), else float32 |
-    | accelerator | compute dtype with O2, else float32 |
+    | CPU | compute dtype if `fp16_opt_level` is O2 or the matrices are frozen (adapters), else float32 |
+    | accelerator | compute dtype if `fp16_opt_level` is O2, else float32 |
 
     On a CPU without the C++ library's bf16 products, `fp16: true` has no effect.
 

@@ -37,7 +37,7 @@ _COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_t
 def check_training_rows(config: RunConfig, data: RunData) -> None:
     """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
 
-    The target tokens of a stream are not checked here, but while its rows are read.
+    The target tokens of a stream are checked not here but while the rows of the stream are read.
 
     Raises:
         ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
@@ -49,7 +49,7 @@ def check_training_rows(config: RunConfig, data: RunData) -> None:
 
 
 def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
-    """Return a warning that counts training rows longer than the model's context, which includes RoPE scaling.
+    """Return a warning with the number of training rows longer than the model's context (after RoPE scaling).
 
     Returns:
         None if no row is longer, or the run does not train. The rows of a stream are not counted.
@@ -75,7 +75,7 @@ def audit_run(
 
     Args:
         config: the run's configuration.
-        data: data of the run. If `data` has training rows, their statistics are compared with the audit.
+        data: data of the run. If `data` has training rows, the audit is compared with the statistics of these rows.
         train_rows, eval_rows: rows in memory, as for `load_data`.
 
     Raises:

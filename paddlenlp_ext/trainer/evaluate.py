@@ -33,7 +33,7 @@ from paddlenlp_ext.utils.files import write_text
 
 @contextmanager
 def evaluation_mode(model: Any) -> Iterator[None]:
-    """Disable dropout, noise and gradients inside the block, then restore the previous mode."""
+    """Disable dropout, noise and gradients inside the block; restore the previous mode after the block."""
     was_training = model.training
     model.eval()
     try:
@@ -56,7 +56,7 @@ def evaluate_loss(
     forward_backward: ForwardBackward | None = None,
     objective: Objective | None = None,
 ) -> dict[str, float]:
-    """Compute loss and metrics of the objective on dataset rows.
+    """Compute the loss and metrics of the objective on dataset rows.
 
     Each replica evaluates a share of the batches. All replicas return the same result.
 
@@ -74,7 +74,7 @@ def evaluate_loss(
     Returns:
         | key | value |
         |---|---|
-        | eval_loss | mean over the target tokens; in preference training, over the pairs |
+        | eval_loss | mean loss over the target tokens; in preference training, over the pairs |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
         | eval_rewards/chosen, ... | preferences: metrics of preference_metrics.py replace accuracy and perplexity |
@@ -107,7 +107,7 @@ def evaluate_loss(
 
 
 def _local_batches(batches: Sequence[list[Pack]], process_group: ProcessGroup) -> Iterator[tuple[list[Pack], bool]]:
-    """Yield the batches of this replica with True, then a dummy batch with False if the collectives require one.
+    """Yield (batch, True) for each batch of this replica, then (dummy batch, False) if the collectives require it.
 
     If the forward pass is collective (ZeRO-3, expert parallelism), all replicas must run the same number of passes.
     """

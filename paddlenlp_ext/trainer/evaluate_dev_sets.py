@@ -65,7 +65,7 @@ class Evaluator:
         return self.process_group.from_main(metrics)
 
     def test_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
-        """Return the metrics of test rows, such as test_loss; `generated_output_test.json` has their answers."""
+        """Return the metrics of test rows, such as test_loss; write the answers to `generated_output_test.json`."""
         metrics = self._metrics_of(TEST, rows)
         named = {f"{TEST}_{key.removeprefix('eval_')}": value for key, value in metrics.items()}
         return self.process_group.from_main(named)

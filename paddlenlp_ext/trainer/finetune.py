@@ -55,14 +55,15 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a model. `llm/run_finetune.py` takes the same keys.
 
-    On a CPU, call `configure_runtime()` before Paddle is imported. It makes training several times faster, because it
-    sets threads and allocator of the process; `finetune` does not change these.
+    On a CPU, call `configure_runtime()` before Paddle is imported. This call sets the threads and the allocator of the
+    process, which `finetune` does not change, and makes training several times faster.
 
     Args:
         config: keys and values of a run (docs/configuration.md), or the path of a JSON file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
             `config` names; the run then trains (`do_train`).
-        eval_dataset: the same for evaluation (`do_eval`), or a dict of the rows of several dev sets by name.
+        eval_dataset: evaluation rows in the same forms (`do_eval`), or a dict with the rows of several dev sets by
+            name.
         overrides: keys and values that replace keys of `config`.
 
     Raises:
@@ -128,7 +129,7 @@ def _run(
     overrides: Mapping[str, Any],
     sections: Mapping[str, type],
 ) -> FinetuneResult:
-    """Train on the given datasets in place of those that the configuration names; see `finetune`."""
+    """Train on the given datasets in place of the datasets that the configuration names; see `finetune`."""
     named = {key: value for key, value in dataset_keys(train_dataset, eval_dataset).items() if value}
     if train_dataset is not None and hasattr(sections["data"], "train_dataset_path"):
         named["train_dataset_path"] = None

@@ -26,7 +26,7 @@ class ScaledBatch:
     Attributes:
         batch: arrays of the micro-batch.
         scale: factor of the loss sum before the backward pass; 0 excludes the micro-batch from loss and metrics.
-        context: function that returns the context of the forward pass, which sets random seed, compute dtype and noise.
+        context: function that returns the context of the forward pass; it sets random seed, compute dtype and noise.
     """
 
     batch: PackedBatch
@@ -144,7 +144,7 @@ class PipelineSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) of each batch; on stages other than the last, return None."""
+        """Return function(model, hidden states, batch) for each batch; on stages other than the last, return None."""
         results: list[Any] = [None] * len(batches)
 
         def forward(number: int, is_last_chunk: bool) -> None:

@@ -1,4 +1,4 @@
-"""Learning rate as a pure function of the optimizer step. Checkpoints therefore need no scheduler state.
+"""Learning rate as a pure function of the optimizer step, so that checkpoints need no scheduler state.
 
     warm-up                      decay                          floor
     0 -> learning_rate, linear   by lr_scheduler_type (below)   min_learning_rate, from decay_steps on

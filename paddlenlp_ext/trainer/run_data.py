@@ -57,14 +57,14 @@ class RunData:
 
     @property
     def any_rows(self) -> TrainingRows:
-        """Training rows, or the rows of the first dev set or the test split if the run does not train."""
+        """Training rows; if the run does not train, the rows of the first dev set or the test split."""
         rows = next((rows for rows in (self.train_rows, self.eval_rows, self.test_rows) if rows is not None), None)
         assert rows is not None, "validation requires do_train, do_eval or do_predict"
         return next(iter(rows.values())) if isinstance(rows, Mapping) else rows
 
 
 def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
-    """Return rows in memory, or None for paths, which the run's configuration names.
+    """Return rows in memory unchanged; return None for paths, which the run's configuration names.
 
     Raises:
         ValueError: some dev sets are rows, and others are paths.
@@ -115,8 +115,8 @@ def load_data(
         eval_rows: rows in memory that replace the dev set, or a mapping from names to the rows of several dev sets.
 
     Raises:
-        ValueError: a model, template, dataset or `compute_metrics` is not found, the model family is unsupported, or a
-            row is invalid.
+        ValueError: the model, template, a dataset or `compute_metrics` is not found, the model family is unsupported,
+            or a row is invalid.
     """
     data = load_tokenizing(config)
     train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
@@ -152,7 +152,7 @@ def load_tokenizing(config: RunConfig) -> RunData:
     """Resolve the model, and load tokenizer and chat template. The result has no rows.
 
     Raises:
-        ValueError: a model, template or `compute_metrics` is not found, or the model family is unsupported.
+        ValueError: the model, template or `compute_metrics` is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # raises for an unsupported family before rows are read

@@ -35,7 +35,7 @@ def score(
         rows: rows of preference data or fine-tuning data, in a format of docs/data.md.
         chat_template: template that renders the conversations; use the template of training. None: the tokenizer's
             template.
-        max_length: maximum tokens of a prompt with all its answers.
+        max_length: maximum number of tokens of a prompt with all its answers.
         batch_size: number of rows in a forward pass.
 
     Raises:

@@ -175,7 +175,7 @@ class OptimizerStep:
 
         with self.process_group.gathered_parameters():
             self.model.hooks.before_training(run_batch)
-        self._expert_counts()  # reset expert counts before step 1
+        self._expert_counts()  # drop the expert counts of these batches
         _drop_gradients(self.model.parameters())
 
     # -- forward and backward -----------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ class OptimizerStep:
     def _backward_auxiliary(self, loss_scale: float) -> float:
         """Add the gradients of the adapter's auxiliary loss; return the auxiliary loss of this stage.
 
-        The gradients are divided by the number of replicas, because they are summed over the replicas.
+        The gradients are divided by the number of replicas, because a later step sums them over the replicas.
         """
         loss = self.model.hooks.auxiliary_loss()
         if loss is None:
@@ -294,7 +294,7 @@ class OptimizerStep:
         """
         grad_norm = self.process_group.norm(self.parameters)
         found = _BAD_LOSS if not math.isfinite(loss) else _BAD_GRADIENTS if not math.isfinite(grad_norm) else 0.0
-        # Tensor-parallel ranks compute the norm independently, and may disagree on whether it is finite.
+        # Tensor-parallel ranks compute the norm independently, and may disagree on whether the norm is finite.
         worst = self.process_group.max_over_processes(found)
         if worst:
             self._clear_gradients()
@@ -316,9 +316,9 @@ class OptimizerStep:
 
 
 def _drop_gradients(parameters: Iterable[paddle.Tensor]) -> None:
-    """Drop gradients instead of zeroing them: AdamW updates a parameter whose gradient is zero."""
+    """Drop gradients instead of zeroing them, because AdamW would update a parameter whose gradient is zero."""
     for parameter in parameters:
-        parameter.clear_gradient(False)  # positional, because Paddle ignores the keyword
+        parameter.clear_gradient(False)  # positional, because Paddle ignores the keyword argument
 
 
 def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:

@@ -56,7 +56,7 @@ class Trainer:
     """Trainer of a `CausalLM` or `PeftModel` on tokenized rows.
 
     Args:
-        model: model to train; parameters with `stop_gradient` are frozen.
+        model: model to train; parameters with `stop_gradient=True` are frozen.
         config: the run's configuration.
         train_rows: tokenized rows of the train split; None if only `evaluate` is called.
         eval_rows: tokenized rows of the eval split (dev.json); or a mapping from names to the rows of several dev sets,

@@ -24,7 +24,7 @@ class StepReport:
     """Measurements of one optimizer step.
 
     Attributes:
-        loss: mean loss over the target tokens of the global batch; in preference training, over its pairs.
+        loss: mean loss over the target tokens of the global batch; in preference training, over the pairs.
         grad_norm: global gradient norm before clipping.
         learning_rate: learning rate of the step.
         num_tokens: tokens of the global batch without padding.
@@ -48,7 +48,7 @@ class StepReport:
 class Interval:
     """Sums over the optimizer steps since the last log entry.
 
-    `grad_norm` is the value of the last step. `metrics` maps each metric to the sum and the number of its values,
+    `grad_norm` is the norm of the last step. `metrics` maps each metric to the sum and the number of its values,
     because a step may lack some metrics.
     """
 

@@ -32,7 +32,7 @@ class Callback:
         """Handle the metrics of an evaluation during training."""
 
     def on_rollback(self, state: TrainerState) -> None:
-        """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state of this checkpoint."""
+        """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state in this checkpoint."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
         """Handle a complete checkpoint in `folder`. With `use_async_save`, `state` may be from a later step."""

@@ -1,4 +1,4 @@
-"""Plot of a run's training and evaluation losses, loss.png."""
+"""Plot the training and evaluation losses of a run in loss.png."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     if not train and not evaluations:
         return
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # imported here because the import takes a second
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # matplotlib takes a second to import
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), dpi=120, layout="constrained")

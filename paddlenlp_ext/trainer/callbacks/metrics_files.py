@@ -70,7 +70,7 @@ def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float
 
 
 def num_trainable(model: TrainableModel) -> int:
-    """Return the number of trained parameters of the unsharded model."""
+    """Return the number of trainable parameters of the unsharded model."""
     return sum(math.prod(full_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
 
 

@@ -23,10 +23,10 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 
 @dataclass
 class TrainerControl:
-    """Requests of callbacks to the trainer, which logs, evaluates and saves in this order after each step.
+    """Requests of callbacks to the trainer. After each step, the trainer logs, evaluates and saves, in this order.
 
-    A request that is made while the trainer logs or evaluates takes effect in the same step if its turn is still to
-    come, and otherwise after the next step.
+    A request made while the trainer logs or evaluates takes effect in the same step if the requested action comes later
+    in this order, and otherwise after the next step.
 
     Attributes:
         should_training_stop: end training after this step, as if the step were the last step of the run.

@@ -90,7 +90,7 @@ class CheckpointSaver:
         self.on_save(folder)
 
     def close(self) -> None:
-        """Wait for the background thread at the end of a run, including a failed run."""
+        """Wait for the background thread at the end of a run, even if the run failed."""
         self._thread.shutdown()
         if self._incomplete is not None and (error := self._incomplete[0].exception()) is not None:
             logger.error("checkpoint %s was not saved: %s", self._incomplete[1], error)

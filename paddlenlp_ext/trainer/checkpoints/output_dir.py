@@ -48,7 +48,7 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return the folder of each checkpoint with a trainer_state.json, by ascending step."""
+    """Return the folder of each checkpoint with a trainer_state.json, sorted by step."""
     return {step: path for step, path in _checkpoint_folders(output_dir).items() if (path / STATE_FILE).is_file()}
 
 
@@ -60,7 +60,7 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
     Args:
         output_dir: the run's folder.
         resume: `resume_from_checkpoint`. None or False: start a new run; True: resume from the newest checkpoint;
-            "auto": as True, but start a new run if there is no checkpoint; a path: resume from this checkpoint.
+            "auto": like True, but start a new run if there is no checkpoint; a path: resume from this checkpoint.
 
     Raises:
         ValueError: the checkpoint does not exist, or `output_dir` has newer checkpoints than the path in `resume`.
@@ -108,9 +108,9 @@ def check_output_dir(config: RunConfig) -> None:
     """Check that a run may write to its `output_dir`, without changing files of an earlier run.
 
     Raises:
-        ValueError: `output_dir` is not set, is not writable, or is the folder of the model; it has weights, or an
-            earlier run that is neither resumed nor overwritten; or overwriting would remove the model or adapter that
-            the run starts from.
+        ValueError: `output_dir` is not set, is not writable, is the folder of the model, or has weights or an earlier
+            run that is neither resumed nor overwritten; or overwriting would remove the model or adapter that the run
+            starts from.
     """
     output_dir, train, adapter = _checked_place(config), config.train, config.peft
     candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
@@ -150,7 +150,7 @@ def _checked_place(config: RunConfig) -> Path:
 
 
 def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | None]) -> None:
-    """Check that the model and adapter that a run starts from are not among the files of the earlier run to remove."""
+    """Check that the files to remove do not include the model or adapter that the run starts from."""
     removed = [output_dir.resolve(), *(path.resolve() for path in _checkpoint_folders(output_dir).values())]
     for name, path in inputs.items():
         if path is not None and Path(path).expanduser().resolve() in removed:
@@ -195,13 +195,13 @@ def clear_run(output_dir: str | Path) -> None:
 
 
 def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
-    """Return all checkpoint folders by ascending step, including incomplete ones."""
+    """Return all checkpoint folders sorted by step, including incomplete checkpoints."""
     named = [(_CHECKPOINT.fullmatch(path.name), path) for path in Path(output_dir).glob("checkpoint-*")]
     return dict(sorted((int(match[1]), path) for match, path in named if match and path.is_dir()))
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove the hidden folders of interrupted writes and removals; restore checkpoints not yet replaced."""
+    """Remove hidden folders of interrupted writes and removals; restore checkpoints that were not yet replaced."""
     _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
@@ -218,10 +218,11 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep
 
     Args:
         output_dir: the run's folder.
-        limit: number of checkpoints to keep; None or a limit below 1 keeps all.
-        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed. They are
-            damaged; otherwise the run would have resumed from them.
-        keep: steps whose checkpoints are never removed: the best evaluation, and the last stable checkpoint.
+        limit: number of checkpoints to keep; None or a number below 1: keep all.
+        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed. Later
+            checkpoints are damaged; otherwise the run would have resumed from them.
+        keep: steps whose checkpoints are never removed: the steps of the best evaluation and the last stable
+            checkpoint.
     """
     if limit is None or limit < 1:
         return

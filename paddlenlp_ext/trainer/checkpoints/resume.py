@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device", "scale_loss")  # options of the reported sections that do not change a resumed run
+_WITHOUT_EFFECT = ("device", "scale_loss")  # not reported: a new value does not change a resumed run
 _MAX_PROBLEMS = 5
 
 
@@ -76,7 +76,7 @@ def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
 
 
 def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path | None:
-    """Return the checkpoint that `resume` names, or the newest undamaged checkpoint; None starts a new run.
+    """Return the checkpoint that `resume` names, or the newest undamaged checkpoint; return None for a new run.
 
     Args:
         output_dir: the run's folder.
@@ -109,7 +109,7 @@ def choose_checkpoint(output_dir: str | Path, resume: bool | str | None) -> Path
 
 
 def checkpoint_damage(folder: Path) -> list[str]:
-    """Describe the damaged, missing and inconsistent files of a checkpoint; an undamaged checkpoint returns [].
+    """Describe the damaged, missing and inconsistent files of a checkpoint; return [] for an undamaged checkpoint.
 
     Without a manifest (checkpoints of earlier versions), only headers and steps are checked, and a warning is logged.
     """
@@ -129,7 +129,7 @@ def checkpoint_damage(folder: Path) -> list[str]:
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of the preference loss or the reward model have the values of the checkpoint.
+    """Check that the options of the preference loss or the reward model have the same values as in the checkpoint.
 
     Raises:
         ValueError: an option has changed; the message has the old and the new value.
@@ -148,7 +148,7 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _report_changes(checkpoint: Path, config: RunConfig) -> None:
-    """Log a warning that names the changed options of the optimizer, the precision and the adapter method."""
+    """Log a warning with the changed options of the optimizer, the precision and the adapter method."""
     options = [o for name in _REPORTED_SECTIONS for o in options_of(type(config.sections[name]), name)]
     if config.peft is not None and config.peft_switch is not None:
         options += method_options(config.peft_switch, type(config.peft))
@@ -161,7 +161,7 @@ def _report_changes(checkpoint: Path, config: RunConfig) -> None:
 
 
 def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list[str]:
-    """Describe the options whose values differ from the checkpoint; ignore new options that the checkpoint lacks."""
+    """Describe the options whose values differ from the checkpoint; ignore options that the checkpoint lacks."""
     saved = read_json_object(checkpoint / "run_config.json")
     current = json.loads(json.dumps(config.to_flat_dict()))
     return [
@@ -172,7 +172,7 @@ def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list
 
 
 def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_name: str) -> None:
-    """Forget the best evaluation if the metric has changed, or if its checkpoint is required but damaged or missing."""
+    """Forget the best evaluation if the metric changed, or the best checkpoint is required but damaged or missing."""
     assert config.train.output_dir is not None
     best = state.best_step
     if best is None:

@@ -31,7 +31,7 @@ from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_jso
 from paddlenlp_ext.utils.locks import check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
-# Prefixes of tensor names: training state of the model's hooks, and training state of the objective.
+# Prefixes of tensor names in the training state: one for the model's hooks, one for the objective.
 _HOOKS, _OBJECTIVE = "hooks/", "objective/"
 # Prefix of the model's tensor names while tensors are gathered. The written names have no prefix.
 _WEIGHTS = "weights/"
@@ -53,7 +53,7 @@ def write_checkpoint(
 
     Returns:
         Function that hashes and flushes the files and renames the folder on the main process. Any thread may call the
-        function. With large models it takes long enough for gloo collectives to time out, so it is a separate step.
+        function. Hashing a large model takes long enough for gloo collectives to time out, so this is a separate step.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged. The

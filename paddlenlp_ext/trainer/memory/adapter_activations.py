@@ -37,7 +37,7 @@ class SavedActivations:
     """Activations saved by one kind of adapter layer, as functions of the layer.
 
     Attributes:
-        size: saved elements per token, without the layer's input and the dropout output.
+        size: number of saved elements per token, without the layer's input and the dropout output.
         saves_input: whether the adapter saves the layer's input for its backward pass.
         changes_input: whether the adapter passes a modified copy of the input to the base layer. Paddle's matmul saves
             this copy even if the base layer is frozen; the C++ library does not save it.
@@ -59,7 +59,7 @@ def _is_fused(layer: LoRALinear) -> bool:
 
 
 def _lokr_size(layer: LoKrLinear) -> int:
-    """Return the elements per token of the inputs of all LoKr matrices, without the layer's input."""
+    """Return the number of elements per token in the inputs of all LoKr matrices, without the layer's input."""
     w1, w2 = layer.matrices("lokr_w1"), layer.matrices("lokr_w2")
     (a, c), (b, d) = (w1[0].shape[0], w1[-1].shape[1]), (w2[0].shape[0], w2[-1].shape[1])
     between1, between2 = (matrices[0].shape[1] if len(matrices) > 1 else 0 for matrices in (w1, w2))
@@ -69,18 +69,18 @@ def _lokr_size(layer: LoKrLinear) -> int:
 
 
 def _bottleneck_size(layer: BottleneckAdapter) -> int:
-    """Return the elements per token of the input plus the bottleneck before and after the activation function."""
+    """Return the elements per token in the input and in the bottleneck before and after the activation function."""
     down = layer.adapter_down.weight.shape
     return sum(down) + min(down)
 
 
 def _with_start(layer: LoRALinearWithInit) -> int:
-    """Return the elements per token of x A^T, plus x A0^T unless the base layer stores the residual W - B0 A0."""
+    """Return the elements per token in x A^T, and in x A0^T unless the base layer stores the residual W - B0 A0."""
     return _lora_rank(layer) * (1 if layer.base_is_residual else 2)
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # saves little: it changes a few positions, or only parameters
+    AdapterLayer: SavedActivations(lambda layer: 0),  # changes a few positions, or only parameters: saves little
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
@@ -109,7 +109,7 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     # the products with U before and after C
     HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1], changes_input=lambda layer: True),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
-    # r^2 inner features if the layer multiplies by the factors, else nothing
+    # r^2 inner features if the input is multiplied by the factors, else nothing
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
     # the sum of the input shards
     MiSSLinear: SavedActivations(lambda layer: layer.rank, saves_input=lambda layer: False),

@@ -61,7 +61,7 @@ class MemoryEstimate:
 
     Attributes:
         process: Python, Paddle and other libraries, without tensors.
-        weights: frozen and trained parameters. Quantized weights count in their packed form.
+        weights: frozen and trained parameters; quantized weights with their packed size.
         optimizer: moments, and fp32 copies of half-precision weights.
         activations: tensors saved for the backward pass of one micro-batch.
         working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
@@ -112,11 +112,11 @@ class _MemoryUse:
         return _MemoryUse(blocks, sum(sizes) - mapped, mapped)
 
     def peak_of_each(self, other: _MemoryUse) -> _MemoryUse:
-        """Return the peak of two points of a step if blocks and heap cannot reuse each other's free memory."""
+        """Return the peak over two points of a step if blocks and heap cannot reuse each other's free memory."""
         return _MemoryUse(max(self.blocks, other.blocks), max(self.heap, other.heap), max(self.mapped, other.mapped))
 
     def peak_of_sum(self, other: _MemoryUse) -> _MemoryUse:
-        """Return the peak of two points of a step if all memory is on the heap."""
+        """Return the peak over two points of a step if all memory is on the heap."""
         return _MemoryUse(0.0, max(self.total, other.total))
 
 
@@ -145,8 +145,8 @@ def estimate_memory(
         recompute: recomputation plan; None: no recomputation.
         numerics: dtypes and fused ops of the backend.
         accumulates: whether a step has several micro-batches.
-        bytes_per_weight: bytes per element of the decoder's matrices, or on a GPU of all weights: 4 for fp32, 2 for
-            half precision.
+        bytes_per_weight: bytes per element of the decoder's matrices (on a GPU, of all weights): 4 for fp32, 2 for half
+            precision.
         optim: name of the optimizer.
         master_weight: whether trained half-precision weights have fp32 copies.
         float32_gradients: whether trained half-precision weights have fp32 gradients.
@@ -157,7 +157,7 @@ def estimate_memory(
     inputs = saved_inputs(model, numerics)
     layers = ActivationModel(model.config, recompute, numerics, inputs, share.tensor, share.sequence_parallel)
     recomputed = layers.recomputed
-    # The added hidden states are the input of the final norm.
+    # The last stage also saves hidden states, the input of the final norm.
     activations = micro_batch_tokens * (layers.saved(share.layers) - recomputed + share.has_head * layers.hidden)
     stored = _Storage(model, numerics, bytes_per_weight, float32_gradients)
     loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored, share)
@@ -179,7 +179,7 @@ def estimate_memory(
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model, share))
-    # Before the update, the two gradients of a tied embedding are added into one tensor.
+    # Before the update, the two gradients of a tied embedding are summed into one tensor.
     update = _gradients(model, stored, share, has_both_of_tied=False)
     update += max(
         _update_use(model, optim, stored, master_weight), _bucket_use(model, stored, share), key=lambda use: use.total
@@ -198,7 +198,7 @@ def estimate_memory(
 
 
 def _free_bytes(needed: _MemoryUse, numerics: Numerics, has_adapters: bool) -> float:
-    """Return the bytes of freed memory that the allocators retain after the peak `needed`."""
+    """Return the bytes of freed memory that the allocators retain after a peak of `needed`."""
     if numerics.on_gpu:
         return 0.0
     if numerics.cpp:
@@ -237,10 +237,10 @@ class _Storage:
 def _loss_bytes(
     model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage, share: ProcessShare
 ) -> float:
-    """Return the peak bytes of the loss: a chunk of logits, and the hidden states of target tokens with gradients.
+    """Return the peak bytes of the loss: a chunk of logits, and the target tokens' hidden states and their gradients.
 
-    A trained lm_head adds its copy in the matmul dtype. Without the C++ library, it adds a chunk's contribution to its
-    fp32 gradient instead.
+    A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, it takes a chunk's
+    contribution to the fp32 gradient of the lm_head instead.
     """
     if not share.has_head:
         return 0.0
@@ -248,7 +248,7 @@ def _loss_bytes(
     logits = _logit_bytes(config.num_outputs / share.tensor, targets, numerics, config.logit_softcap is not None)
     hidden = 4.0 * (tokens + 2 * targets) * config.hidden_size
     copied = 0.0 if stored.is_half(model.head_weight()) else _rounded_bytes(numerics)
-    per_head_weight = copied if numerics.cpp else 4.0  # the C++ matmul accumulates the gradient in place
+    per_head_weight = copied if numerics.cpp else 4.0  # the C++ matmul accumulates the gradient of lm_head in place
     return logits + hidden + per_head_weight * _trained_head_size(model, share)
 
 
@@ -271,10 +271,10 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token of the gate's backward op, the backward op of a layer that needs the most memory.
+    """Return the elements per token in the gate's backward op, the op of a layer that needs the most memory.
 
-    The op runs while five gradients exist: of the gate's output, of gate, of up, and of the hidden states before and
-    after the feed-forward layer.
+    While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
+    states before and after the feed-forward layer.
     """
     shapes = [shape for shape in config.experts or () if shape is not None]
     rows = 2 * max((shape.router.top_k for shape in shapes), default=0)  # hidden states sorted by expert
@@ -282,7 +282,7 @@ def _backward_size(config: Any, tensor: int) -> float:
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the elements of the lm_head gradient, which the forward pass computes; 0 if this process has none."""
+    """Return the elements of the lm_head gradient, computed in the forward pass; 0 if this process has none."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 
@@ -314,9 +314,9 @@ def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse
 
 
 def _update_use(model: Any, optim: str, stored: _Storage, master_weight: bool) -> _MemoryUse:
-    """Return the temporary memory of the update that needs the most, without the parameter's gradient.
+    """Return the largest temporary memory of a parameter's update, without the gradient of the parameter.
 
-    Every optimizer but AdamW converts a half-precision gradient to fp32, and also the parameter if it has no fp32 copy.
+    Every optimizer except AdamW converts half-precision gradients to fp32, and also parameters without an fp32 copy.
     """
     updates = []
     for name, parameter in updated_parameters(model).items():
@@ -346,7 +346,7 @@ def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: Pack
 def _gathered_bytes(model: Any, stored: _Storage) -> float:
     """Return the peak bytes of weights that ZeRO-3 gathers from other processes.
 
-    The peak is reached with all weights outside the decoder layers and the weights of two layers (parallel/zero.py).
+    At the peak, all weights outside the decoder layers and the weights of two layers are gathered (parallel/zero.py).
     """
     by_layer: dict[str, float] = defaultdict(float)
     for name, parameter in model.named_parameters():

@@ -142,7 +142,7 @@ class ActivationModel:
     def layer(self) -> float:
         """Bytes per token of all activations of a layer: the inputs of its norms, linear layers, attention and gate."""
         inputs = self.inputs or all_inputs(self.numerics)
-        hidden = self.config.hidden_size  # not divided: ranks gather the input of a linear layer
+        hidden = self.config.hidden_size  # not divided by `tensor`: ranks gather the input of a linear layer
         linears = hidden * (inputs.attention + inputs.feed_forward) + self._num_results * inputs.result
         linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
@@ -151,7 +151,7 @@ class ActivationModel:
 
     @property
     def _unfused(self) -> float:
-        """Bytes per token of further tensors saved by unfused layers, which consist of several ops."""
+        """Bytes per token of the further tensors that unfused layers save, because they consist of several ops."""
         rotated = self._num_queries + self._num_keys
         normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
         if not self.numerics.on_gpu:

@@ -32,12 +32,12 @@ class ProcessShare:
     """Share of one process in a training step.
 
     Attributes:
-        layers: indices of the decoder layers with saved activations at the peak, once per micro-batch in flight.
+        layers: decoder layers with saved activations at the peak; an index occurs once per micro-batch in flight.
         has_head: whether the process computes the loss.
         tensor: tensor-parallel degree.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
         replicas: number of replicas whose gradients are summed.
-        shards_gradients: whether a process holds only its shard of the gradients (ZeRO-2, ZeRO-3).
+        shards_gradients: whether the process holds only its shard of the gradients (ZeRO-2, ZeRO-3).
     """
 
     layers: tuple[int, ...]
@@ -95,7 +95,7 @@ def _first(size: int) -> ProcessAxis:
 
 
 def _layers_in_flight(plan: StagePlan, stage: int, num_micro: int) -> tuple[int, ...]:
-    """Return the layers with saved activations at the peak of a stage, once per micro-batch in flight."""
+    """Return the layers with saved activations at the peak of a stage; each occurs once per micro-batch in flight."""
     held: list[Pass] = []
     most: tuple[int, ...] = ()
     for entry in build_schedule(stage, plan.degree, plan.num_chunks, num_micro, training=True):

@@ -103,7 +103,7 @@ def estimate_run(
 
 
 def _num_elements(model: CausalLM | PeftModel) -> int:
-    """Return the number of elements of this process's frozen decoder matrices, the candidates for quantization."""
+    """Return the number of elements in this process's frozen decoder matrices, which can be quantized."""
     return sum(
         math.prod(parameter.shape)
         for name, parameter in model.named_parameters()

@@ -93,10 +93,10 @@ def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float
 
 
 def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics: Numerics) -> float:
-    """Return the bytes per token of the hidden states that expert-parallel processes receive, which experts save.
+    """Return the bytes per token of the hidden states that experts receive from other processes and save.
 
-    Without expert parallelism the result is 0, because the backward pass gathers the hidden states of a process's own
-    tokens again (ops/expert_rows.py).
+    Without expert parallelism the result is 0, because the backward pass gathers the hidden states of local tokens
+    again (ops/expert_rows.py).
     """
     if not any(is_expert_parallel(parameter) for parameter in layer.experts.parameters()):
         return 0.0
@@ -121,7 +121,7 @@ def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted
         linears: linear layers and linear adapters that read the input.
         numerics: dtypes and fused ops of the backend.
         unconverted: bytes per element of the unconverted input, which separate adapters save.
-        as_product: bytes per element in the matmul dtype, which linear layers and fused adapters save.
+        as_product: bytes per element of the input in the matmul dtype, which linear layers and fused adapters save.
     """
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
     return sum({unconverted if _is_separate(linear) else as_product for linear in saving})
@@ -136,7 +136,7 @@ def _saves_input(linear: Any, numerics: Numerics) -> bool:
 
 
 def _is_separate(linear: nn.Layer) -> bool:
-    """Return whether a layer is an adapter in separate ops, not fused with its base layer."""
+    """Return whether a layer is an adapter that computes in separate ops, not fused with its base layer."""
     return isinstance(linear, LinearAdapter) and not saved_activations(linear).is_fused(linear)
 
 

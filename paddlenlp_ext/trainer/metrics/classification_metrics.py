@@ -1,6 +1,6 @@
 """Precision, recall and F1 of generated labels, per label and averaged, for rows whose answers are class labels.
 
-The labels are the distinct reference answers. A generated answer that is not a label counts as wrong. It lowers the
+The labels are the distinct reference answers. A generated answer that is not a label counts as wrong: it lowers the
 recall of the reference label and changes no precision. A ratio with a denominator of 0 is 0.
 
     precision = correct answers with the label / answers with the label

@@ -1,4 +1,4 @@
-"""Custom metrics: a function of the user, named by its dotted path in `compute_metrics`.
+"""Custom metrics: a user-defined function; `compute_metrics` is its dotted path.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
@@ -28,7 +28,7 @@ _TAKEN = {*METRICS, *_COUNTS}
 def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
     """Import the function at a dotted path; return None if `path` is None.
 
-    The module is searched in `sys.path` and the current folder. The import runs the code of the module.
+    The module is looked up in `sys.path` and the current folder. The import runs the code of the module.
 
     Raises:
         ValueError: the module cannot be imported, or does not define the function.
@@ -55,10 +55,10 @@ def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
 
 
 def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict[str, float]:
-    """Return the metrics that a function of the user computes from generated answers.
+    """Return the metrics that a user-defined function computes from generated answers.
 
     Args:
-        function: function of the user; its exceptions propagate.
+        function: user-defined function; its exceptions propagate.
         rows: dicts with the texts src, tgt and output.
 
     Raises:

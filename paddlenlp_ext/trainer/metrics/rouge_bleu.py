@@ -22,7 +22,7 @@ class WordTokenizer:
 
 
 def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str, float]:
-    """Compute ROUGE, BLEU-4 and exact match of outputs and references, each between 0 and 1.
+    """Compute ROUGE, BLEU-4 and exact match of outputs against references, each between 0 and 1.
 
     Returns:
         Mean F-measures rouge1, rouge2 and rougel; corpus-level bleu4; and exact_match, the fraction of outputs that
@@ -47,7 +47,7 @@ def is_exact_match(output: str, reference: str) -> bool:
 
 
 def rouge_scores(outputs: Sequence[str], references: Sequence[str]) -> dict[str, list[float]]:
-    """Return the F-measures rouge1, rouge2 and rougel of each output with its reference.
+    """Return the F-measures rouge1, rouge2 and rougel of each output against its reference.
 
     Raises:
         ValueError: the library is not installed.

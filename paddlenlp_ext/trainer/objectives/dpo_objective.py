@@ -93,13 +93,13 @@ class PreferenceObjective(Objective):
         )
 
     def begin(self) -> None:
-        """Copy the weights of the reference model if later forward passes need the weights."""
+        """Copy the weights of the reference model if later forward passes need them."""
         if self.options.keeps_reference:
             self._weights = ReferenceWeights(self.model)
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def prepare(self, batches: Sequence[PreferenceBatch]) -> Sequence[PreferenceBatch]:
-        """Return the batches, if required with log-probabilities of the current reference model and KTO baseline."""
+        """Return the batches; if required, add log-probabilities of the current reference model and KTO baseline."""
         if self.options.follows_model:
             logps = self._logps(batches, self._reference())
             batches = [_replaced(batch, reference_logps=own) for batch, own in zip(batches, logps, strict=True)]

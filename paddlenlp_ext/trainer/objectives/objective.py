@@ -23,7 +23,7 @@ class Objective:
 
     Attributes:
         unit: name of the unit for messages, such as "pair"; the loss is a mean over units.
-        num_sums: length of the vector of sums that `measure` returns.
+        num_sums: number of metric sums that `measure` returns.
     """
 
     unit: str
@@ -53,7 +53,7 @@ class Objective:
         raise NotImplementedError
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
-        """Return the metrics of an evaluation except the loss; `loss` is the mean, `sums` are over all batches."""
+        """Return the metrics of an evaluation except the loss; `loss` is the mean loss, `sums` cover all batches."""
         raise NotImplementedError
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------

@@ -1,11 +1,13 @@
 """Reference model of preference training, without a second model in memory.
 
 The reference model is the model before training. Before the first step, it computes the log-probabilities of all
-answers. They are stored in the folder of the token cache; the file name has a hash of weights and compute dtype.
+answers. The log-probabilities are stored in the folder of the token cache; the file name has a hash of weights and
+compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
-(`ref_model_update_steps`), or if KTO mismatches prompts and answers of a micro-batch. The run then holds a copy of the
-reference model's trained parameters, and swaps the copy with the current parameters for a forward pass.
+(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. The run then
+holds a copy of the reference model's trained parameters, and swaps the copy with the current parameters for a forward
+pass.
 """
 
 from __future__ import annotations
@@ -63,7 +65,7 @@ def reference_logps(
     process_group: ProcessGroup,
     file: Path,
 ) -> np.ndarray:
-    """Return the log-probabilities of the answers of each row, float32 [rows, 2]; read `file`, or compute and store.
+    """Return the log-probabilities of each row's answers, float32 [rows, 2], from `file`; compute the file if missing.
 
     Args:
         rows: the dataset.
@@ -113,7 +115,7 @@ def _store(file: Path, logps: np.ndarray) -> None:
 
 
 class ReferenceWeights:
-    """Copy of the trained parameters of the reference model, sharded like the model."""
+    """Copy of the reference model's trained parameters, sharded like the model."""
 
     def __init__(self, model: TrainableModel) -> None:
         self._model = model

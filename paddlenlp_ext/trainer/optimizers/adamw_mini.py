@@ -4,7 +4,7 @@ For a gradient g and each of its blocks b,
 
     m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2)
 
-The update is the update of AdamW with v_b for every element of b. The blocks are the paper's partition for
+The update is AdamW's, with v_b for every element of b. The blocks are the paper's partition for
 Transformers:
 
 | parameter | block |
@@ -76,7 +76,7 @@ class AdamWMini(SmallStateOptimizer):
         moment1, moment2 = state["moment1"], state["moment2"]
         by_block = gradient.reshape([self._blocks[name], -1])
         size = by_block.shape[1]
-        # A matmul, because a sum along an axis is less precise on the CPU.
+        # A matmul computes the sum, because a sum along an axis is less precise on the CPU.
         mean_square = paddle.matmul(by_block.square(), paddle.full([size, 1], 1.0 / size))
         moment1.scale_(self.beta1).add_(gradient * (1.0 - self.beta1))
         moment2.scale_(self.beta2).add_(mean_square * (1.0 - self.beta2))

@@ -39,7 +39,7 @@ def build_optimizer(
 ) -> Any:
     """Build the optimizer selected by `optim`, for the trained parameters of the model.
 
-    Half-precision parameters have fp32 copies ("master weights"), or are rounded stochastically with `rounding`.
+    Half-precision parameters have fp32 copies ("master weights"), or are rounded stochastically by `rounding`.
     `OptimizerStep` sets the learning rate before each step, and clips the gradients.
 
     Args:

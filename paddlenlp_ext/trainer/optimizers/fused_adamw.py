@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay (arXiv:1711.05101), with one call to update all parameters."""
+"""AdamW with decoupled weight decay (arXiv:1711.05101) that updates all parameters in one call."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 class FusedAdamW(paddle.optimizer.AdamW):
     """AdamW with parameter groups; one call updates all parameters (ops/adamw).
 
-    Results equal `paddle.optimizer.AdamW` up to rounding, and the state tensors have the same names. Each optimizer can
-    therefore resume from checkpoints of the other optimizer.
+    Results equal the results of `paddle.optimizer.AdamW` up to rounding, and the state tensors have the same names.
+    Each optimizer can therefore resume from checkpoints of the other optimizer.
 
     Attributes:
         rounding: stochastic rounding of bfloat16 parameters; None: bfloat16 parameters have fp32 copies.

@@ -51,7 +51,7 @@ def moment_bytes(shape: Sequence[int], is_matrix: bool) -> int:
 
 
 def update_bytes(shape: Sequence[int]) -> int:
-    """Return the temporary bytes of the update of a matrix: three matrices of its shape and two Gram matrices."""
+    """Return the temporary bytes of a matrix update: three matrices of the same shape and two Gram matrices."""
     return 4 * (3 * math.prod(shape) + 2 * min(shape) ** 2)
 
 
@@ -59,8 +59,8 @@ def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
     """Return a matrix with the singular vectors of `matrix_MN` and singular values near 1, between 0.7 and 1.2.
 
     The function divides the matrix by its Frobenius norm, and applies five Newton-Schulz steps
-    X = a X + b (X X^T) X + c (X X^T)^2 X. The coefficients of Jordan et al. raise small singular values quickly, but
-    the singular values do not converge to 1.
+    X = a X + b (X X^T) X + c (X X^T)^2 X. With the coefficients of Jordan et al., small singular values grow quickly,
+    but singular values do not converge to 1.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix_MN.shape[0] > matrix_MN.shape[1]
@@ -73,7 +73,7 @@ def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
 
 
 class Muon(SmallStateOptimizer):
-    """Muon with decoupled weight decay for matrices, and AdamW for all other parameters."""
+    """Muon with decoupled weight decay for matrices; AdamW for all other parameters."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class Muon(SmallStateOptimizer):
         momentum, shard = state["momentum"], self._matrices[name]
         momentum.scale_(self._momentum).add_(gradient)
         direction = gradient + momentum * self._momentum
-        if shard is not None:  # a shard has other singular vectors, so all ranks orthogonalize the full matrix
+        if shard is not None:  # a shard has different singular vectors, so all ranks orthogonalize the full matrix
             direction = self._gather(direction, shard)
         update = orthogonalize(direction) * (step.rate * self._scale_of(direction.shape))
         value.subtract_(update if shard is None else update[shard.index])

@@ -22,7 +22,7 @@ def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
 
 
 def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters that this process updates: all, or its share with ZeRO."""
+    """Return the trained parameters that this process updates: all, or with ZeRO, the share of this process."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 

@@ -62,7 +62,7 @@ class SmallStateOptimizer(ABC):
     def clear_grad(self, set_to_zero: bool = True) -> None:
         """Set gradients to zero, or drop them if `set_to_zero` is False."""
         for parameter, _, _ in self._members:
-            parameter.clear_gradient(set_to_zero)  # positional, because Paddle ignores the keyword
+            parameter.clear_gradient(set_to_zero)  # positional, because Paddle ignores the keyword argument
 
     @paddle.no_grad()
     def step(self) -> None:

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ScalingRule:
-    """Growth and backoff of the loss scale, with the defaults of `paddle.amp.GradScaler`.
+    """Rule that raises and lowers the loss scale, with the defaults of `paddle.amp.GradScaler`.
 
     Attributes:
         incr_ratio: factor that raises the scale.
@@ -41,10 +41,10 @@ GRAD_SCALER = ScalingRule()
 
 @dataclass
 class LossScale:
-    """Dynamic loss scale and the step counts until it changes; stored in trainer_state.json.
+    """Dynamic loss scale and the step counts that decide its next change; stored in trainer_state.json.
 
     Attributes:
-        scale: factor of the loss.
+        scale: factor by which the loss is multiplied.
         num_finite_steps: finite steps since the last change or overflow.
         num_overflows: overflows since the last change or finite step.
     """

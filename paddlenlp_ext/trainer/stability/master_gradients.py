@@ -37,7 +37,7 @@ def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
     @paddle.no_grad()
     def take_total(gradient: paddle.Tensor) -> None:
         nonlocal total
-        # A view of the sum survives the next line, which frees parameter.grad.
+        # A view keeps the sum alive, because the next line frees parameter.grad.
         total = None if parameter.grad is None else parameter.grad.view(parameter.shape)
         parameter.clear_gradient(False)
 

@@ -7,7 +7,7 @@ an overflow of gradients lowers the loss scale, and training continues (loss_sca
     skip       the step counts as a step, but does not update the model
     rollback   the run returns to the last stable checkpoint, and skips the unstable steps
 
-A run becomes unstable with a non-finite step or loss spike, and stable again after `loss_spike_window` finite steps
+A run becomes unstable at a non-finite step or a loss spike, and stable again after `loss_spike_window` finite steps
 without a spike. Checkpoints of an unstable run may have bad weights. The last stable checkpoint is therefore not
 removed. bad_steps.jsonl has a line for each unstable step, with the files and lines of its rows.
 """
@@ -170,7 +170,7 @@ class StepGuard:
     def _write(
         self, reason: str, action: str, step_batch: StepBatch, state: TrainerState, numbers: dict[str, float]
     ) -> None:
-        """Append a line to bad_steps.jsonl. JSON has no NaN and infinity, so they are written as strings."""
+        """Append a line to bad_steps.jsonl. NaN and infinity, which JSON lacks, are written as strings."""
         if self._path is None:
             return
         entry = {

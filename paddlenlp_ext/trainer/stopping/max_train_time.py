@@ -1,4 +1,4 @@
-"""Time limit of a run (`max_train_time`): stop while the time suffices for a checkpoint."""
+"""Time limit of a run (`max_train_time`): stop while there is time to save a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class TimeLimit:
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Measure the block as a phase of the run, such as "step"; the maximum per phase is the prediction."""
+        """Measure the block as a phase of the run, such as "step"; the longest measured time predicts the next."""
         started = time.monotonic()
         yield
         self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)
 
     def is_reached(self, phase: str) -> bool:
-        """Return whether `phase` and a checkpoint would exceed the time limit; unmeasured phases count 0 s."""
+        """Return whether `phase` and a checkpoint would exceed the time limit; an unmeasured phase is taken as 0 s."""
         if self.seconds is None:
             return False
         needed = _MARGIN * sum(self._longest.get(each, 0.0) for each in (phase, *_CHECKPOINT))
