@@ -25,11 +25,11 @@ adapter, and then shards both.
 | `shard_parameters` | shards one parameter or buffer |
 | `vocab_parallel` | embedding, lm_head and cross entropy with a sharded vocabulary |
 | `sequence_parallel` | splits hidden states along the sequence wherever tensor parallelism would replicate them |
-| `pipeline/` | stages, schedule, runtime, and the cost model that balances stages |
+| `pipeline/` | stages, schedule, runtime, and the cost model for balanced stages |
 | `expert_parallel` | distributes the experts of each layer over replicas, with hooks that exchange hidden states |
 | `zero` | sharding of optimizer state, gradients and parameters (ZeRO stages 1 to 3) |
 | `collectives` | differentiable collectives, and bucketed all-reduce of gradients |
-| `gloo` | collectives that Paddle lacks for gloo, rendezvous, barrier without a timeout |
+| `gloo` | collectives that Paddle lacks for gloo; rendezvous; a barrier without a timeout |
 | `gloo_timeout` | waits for slow processes before each gloo collective, so that the collective does not time out |
 | `load_weights` | loads only the slices of the weights that a rank holds |
 | `gather_weights` | gathers sharded tensors to the main process for saving |

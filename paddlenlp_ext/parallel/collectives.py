@@ -27,7 +27,7 @@ BUCKET_BYTES = 64 << 20
 
 
 def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Group consecutive tensors of equal dtype into buckets of at most 64 MiB; a larger tensor is a bucket alone."""
+    """Group consecutive tensors of equal dtype into buckets of at most 64 MiB; a larger tensor gets its own bucket."""
     result: list[list[paddle.Tensor]] = []
     filled = 0
     for tensor in tensors:
@@ -42,7 +42,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters that have a gradient on at least one rank; on the other ranks, set the gradient to 0."""
+    """Return the parameters that have a gradient on at least one rank; set missing gradients on other ranks to 0."""
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
@@ -102,7 +102,7 @@ def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int
 
     Args:
         x: rows, sorted by destination rank.
-        sent: number of rows to send to each rank; None to send and receive the same number of rows for every rank.
+        sent: number of rows to send to each rank; None: exchange the same number of rows with every rank.
         received: number of rows to receive from each rank; None if `sent` is None.
         group: communication group of the ranks.
     """
@@ -128,7 +128,7 @@ def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any)
     if missing:  # gloo and NCCL gather only tensors of equal shape
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
-    if not part.size:  # AdaLoRA pruned the layer to rank 0; for an empty tensor, gloo divides by zero
+    if not part.size:  # AdaLoRA pruned the layer to rank 0, and gloo divides by zero for an empty tensor
         return paddle.zeros([*part.shape[:axis], sum(sizes), *part.shape[axis + 1 :]], part.dtype)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=group)

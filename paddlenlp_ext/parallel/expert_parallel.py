@@ -14,7 +14,7 @@ A row is the hidden state of one token for one of its experts. An all-to-all sen
 expert, and a second all-to-all sends the weighted outputs back. The ranks first exchange the row counts, so that any
 distribution of rows is possible and no row is dropped. The backward pass sends the gradients in the opposite direction.
 
-Forward hooks on the expert layers call the collectives, so adapters in the experts process the received rows. With
+Forward hooks on the expert layers call the collectives, so adapters on the experts process the received rows. With
 tensor parallelism, the experts are sharded first over the tensor ranks, then over the expert ranks. The gradient of an
 expert already contains all tokens of its expert group, so it is summed only across expert groups. Routers, shared
 experts and all other layers are replicated.
@@ -59,8 +59,8 @@ class ExpertShards:
         axis: mesh axis of the expert-parallel ranks.
 
     Raises:
-        ValueError: the model has no experts, the degree does not divide the number of experts, or a tensor of an
-        expert layer does not have one slice per expert.
+        ValueError: the model has no experts, the degree does not divide the number of experts, or a tensor in an expert
+            layer does not have one slice per expert.
     """
 
     def __init__(self, model: TrainableModel, axis: ProcessAxis) -> None:
@@ -157,7 +157,7 @@ class ExpertExchange:
         experts.register_forward_post_hook(self._combine)
 
     def _dispatch(self, layer: nn.Layer, inputs: tuple[paddle.Tensor, ...]) -> tuple[paddle.Tensor, ...]:
-        """Send each row to the rank that holds its expert; return the rows, weights and experts that are received."""
+        """Send each row to the rank that holds its expert; return the received rows, weights and experts."""
         if self._is_gathered:
             return inputs
         x_TD, weights_TK, experts_TK = inputs
@@ -177,7 +177,7 @@ class ExpertExchange:
         return exchange(gather_rows(x_TD, rows)), weights_M1, experts_M1
 
     def _combine(self, layer: nn.Layer, inputs: Any, output_MD: paddle.Tensor) -> paddle.Tensor:
-        """Send the expert outputs back; return the sum over the experts for each local token, [T, D]."""
+        """Send the expert outputs back; return each local token's sum over its experts, [T, D]."""
         if self._is_gathered:
             return output_MD
         assert self._sent is not None, "rows are dispatched before the experts run"

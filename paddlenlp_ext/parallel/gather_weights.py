@@ -31,7 +31,7 @@ _MAIN, _DONE = 0, -1
 
 @dataclass(frozen=True)
 class _TensorSource:
-    """Global rank that sends a tensor to the main process, and the unsharded shape and the dtype of the tensor."""
+    """Global rank that sends a tensor to the main process, and the tensor's unsharded shape and dtype."""
 
     holder: int
     shape: tuple[int, ...]
@@ -104,7 +104,7 @@ def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
 def _broadcast(mesh: Mesh, source: _TensorSource, full: paddle.Tensor | None) -> paddle.Tensor:
     """Broadcast a tensor from its source to all processes.
 
-    A send from the source to the main process would desynchronize the gloo group.
+    A point-to-point send from the source to the main process would desynchronize the gloo group.
     """
     if full is None:
         values = paddle.empty(list(source.shape), getattr(paddle, source.dtype))

@@ -54,7 +54,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # after the server listens, because a refused client retries only after seconds
+        store.set(key, address)  # set after the server listens, because a refused client retries only after seconds
     else:
         own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
@@ -125,7 +125,7 @@ def install_gloo_collectives() -> None:
     The workarounds apply to groups created after the call.
     """
     group_class = gloo_group_class()
-    if group_class.create is create_group:  # installed by an earlier mesh of this process
+    if group_class.create is create_group:  # already installed by an earlier mesh of this process
         return
     group_class.create = create_group
     for name in _COLLECTIVES:

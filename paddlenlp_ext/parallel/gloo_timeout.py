@@ -46,7 +46,7 @@ class WaitingLog:
         self._started, self._next_message = time.monotonic(), _FIRST_MESSAGE_SECONDS
 
     def update(self, whom: str) -> None:
-        """Log a warning that names `whom` if the next warning is due."""
+        """Log a warning that the process waits for `whom`, if the next warning is due."""
         seconds = time.monotonic() - self._started
         if seconds >= self._next_message:
             self._next_message *= 2.0

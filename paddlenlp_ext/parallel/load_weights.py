@@ -14,7 +14,7 @@ from paddlenlp_ext.sharding_spec import is_materialized
 def load_shards(model: TrainableModel, source: WeightSource) -> None:
     """Load the base model weights into a sharded model that was built without values.
 
-    The adapter stays unchanged. A parameter that the adapter replaces in full (peft/modules_to_save.py) also starts
+    The adapter stays unchanged. A parameter that the adapter replaces completely (peft/modules_to_save.py) also starts
     from the base weights, unless a stored adapter has already set the parameter.
 
     Args:

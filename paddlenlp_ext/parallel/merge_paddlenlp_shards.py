@@ -61,9 +61,9 @@ def merge_saved_shards(
     """Write the merged model atomically in Hugging Face's format, with generation config and tokenizer.
 
     Args:
-        folder: folder that PaddleNLP wrote, with its config.json.
-        tensor_degree, pipeline_degree: degrees of the run that wrote the folder; 0 or 1 if the model is not sharded
-            along this axis.
+        folder: folder that PaddleNLP wrote, including config.json.
+        tensor_degree, pipeline_degree: parallel degrees of the run that wrote the folder; 0 or 1 if the model is not
+            sharded along an axis.
         output: folder for the merged model; None to write into `folder` and keep its other files.
         overwrite: whether to replace a model at `output`.
 
@@ -104,7 +104,7 @@ def merge_saved_shards(
 
 
 def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[list[Path]]:
-    """Return one list of files per tensor rank, with one file per pipeline stage.
+    """Return a list of files for each tensor rank, with one file per pipeline stage.
 
     Raises:
         ValueError: both degrees are at most 1, or files are missing.
@@ -160,7 +160,7 @@ def _read_stages(files: list[Path]) -> dict[str, np.ndarray]:
 
 
 def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str, np.ndarray]:
-    """Replace the model family at the start of the names with "model": `llama.layers.0...` to `model.layers.0...`."""
+    """Replace the model family at the start of names with "model": `llama.layers.0...` becomes `model.layers.0...`."""
     prefix = f"{model_type}."
     return {f"model.{name.removeprefix(prefix)}" if name.startswith(prefix) else name: t for name, t in tensors.items()}
 

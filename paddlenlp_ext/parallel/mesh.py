@@ -42,7 +42,7 @@ class ProcessAxis:
         group: Paddle's communication group; None with one process.
         ranks: global ranks in order.
         pairs: on the pipeline axis, a two-process group with each neighbor in the ring, by the index of the neighbor.
-            Gloo numbers the operations of a group on every member, so a point-to-point message in a larger group
+            Every member of a gloo group numbers the group's operations, so a point-to-point message in a larger group
             would desynchronize the other members.
     """
 
@@ -101,7 +101,7 @@ class Mesh:
         """
         if shard is None or not shard.by_experts:
             return frozenset(self.tensor.ranks)
-        # Global ranks are linear in the mesh coordinates, so the offsets along two axes add up.
+        # Global ranks are linear in the mesh coordinates, so the rank offsets along two axes add up.
         return frozenset(
             replica + tensor - self.world.index for replica in self.experts.ranks for tensor in self.tensor.ranks
         )
@@ -116,7 +116,7 @@ def _start(degrees: Degrees, order: str) -> Mesh:
     set_log_level("WARNING")
     if os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo":
         install_gloo_collectives()
-        gloo_barrier()  # a process that reads data may be later than the rendezvous timeout
+        gloo_barrier()  # a process that still reads data may arrive after the rendezvous timeout
     strategy = fleet.DistributedStrategy()
     strategy.hybrid_configs = {
         "dp_degree": degrees.data,
@@ -182,11 +182,11 @@ def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
 
 
 def _replica_ranks(groups: Any) -> list[list[int]]:
-    """Return one list of global ranks per pipeline stage and tensor rank: all replicas, data as the outer axis."""
+    """Return, for each pipeline stage and tensor rank, the global ranks of all replicas; data is the outer axis."""
     return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
 
 
 def _new_axis(members: list[list[int]]) -> ProcessAxis:
-    """Create a group per list of ranks, on all processes alike, and return the axis that contains this process."""
+    """Create a group for each list of ranks, as all processes must, and return the axis that contains this process."""
     new_groups = [dist.new_group(ranks) for ranks in members]
     return _axis(next(group for group in new_groups if rank() in group.ranks))

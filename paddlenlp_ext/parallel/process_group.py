@@ -90,7 +90,7 @@ class DistributedProcesses:
         return values
 
     def max_over_processes(self, value: float) -> float:
-        """Return the maximum over all processes."""
+        """Return the maximum of `value` over all processes."""
         return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
 
     def union(self, names: set[str]) -> set[str]:
@@ -130,7 +130,7 @@ class DistributedProcesses:
             sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Finish the gradients of a micro-batch: with ZeRO stage 2 and 3, reduce them to their owners."""
+        """Finish the gradients of a micro-batch: with ZeRO stage 2 or 3, reduce them to their owners."""
         if self.sharding is not None:
             self.sharding.after_micro_batch()
 
@@ -167,7 +167,7 @@ class DistributedProcesses:
 
 
 def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Tensor], list[paddle.Tensor]]:
-    """Return the parameters in two lists: parameters that all replicas hold, and experts sharded over the replicas."""
+    """Split the parameters into two lists: parameters that all replicas hold, and experts sharded over the replicas."""
     every = list(parameters)
     return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 

@@ -35,14 +35,14 @@ class SequenceShards:
 
     Attributes:
         length: number of positions S, set by `split`. A later pipeline stage receives hidden states that are already
-            split, so its caller sets `length` before the forward pass, and before a backward pass that recomputes.
+            split, so its caller sets `length` before the forward pass, and before a backward pass with recomputation.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
         self.axis, self.length = axis, 0
 
     def shard_shape(self, full_shape: Sequence[int]) -> list[int]:
-        """Return the shape [B, P, D] of the slice that a rank holds of hidden states [B, S, D]."""
+        """Return the shape [B, P, D] of a rank's slice of hidden states [B, S, D]."""
         batch, length, width = full_shape
         return [batch, -(-length // self.axis.size), width]
 

@@ -93,7 +93,7 @@ def _keep_slice(layer: nn.Layer, name: str, kept: Shard, shard: Shard) -> None:
 
 
 def _zeros_parameter(layer: nn.Layer, shape: list[int], like: paddle.Tensor) -> paddle.Tensor:
-    """Create a parameter of a sharded layer with the dtype and the gradient setting of the full one."""
+    """Create a parameter of a sharded layer with the dtype and the gradient setting of the full parameter `like`."""
     parameter = layer.create_parameter(shape, dtype=like.dtype, default_initializer=nn.initializer.Constant(0.0))
     parameter.stop_gradient, parameter.is_distributed = like.stop_gradient, True
     return parameter
@@ -107,7 +107,7 @@ def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
-    """Divide an axis of length `size` into `parts` shards and return their lengths; the first may be longer by one."""
+    """Divide an axis of length `size` into `parts` shards; return the lengths. The first shards may have one more."""
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 

@@ -14,8 +14,8 @@ output of replicated linear layers (the latents of MLA), so they need no collect
 feeds only the local heads or experts, so the gradients of its parameters are summed over the ranks. A replicated norm
 has no collective before it.
 
-Forward hooks call the collectives. They are installed on the outermost layer, which is the adapter if there is one, so
-that a base layer and its adapters share one all-reduce. Parameter names and model code do not change.
+Forward hooks call the collectives. The hooks are installed on the outermost layer (the adapter, if the layer has an
+adapter), so that a base layer and its adapters share one all-reduce. Parameter names and model code do not change.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
     for name, outermost in list(_outermost_layers(decoder)):
         style = styles.get(_without_adapters(name))
         if style is None:
-            if isinstance(outermost, AdapterLayer):  # around attention, the MLP or a decoder layer
+            if isinstance(outermost, AdapterLayer):  # an adapter around attention, the MLP or a decoder layer
                 _shard_adapter(outermost, "colwise", axis, outermost.shards_heads)
         elif style == "vocab":
             _shard_vocabulary(decoder, name, outermost, axis)
@@ -138,7 +138,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
     for name, chosen in quantization.for_layers(layers).items():
         linear = layers[name]
         if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
-            continue  # each rank holds full tensors, or all values of some experts
+            continue  # no split: each rank holds the full tensors, or all values of some experts
         shard_axis = AXES[styles[name]]
         assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
@@ -155,10 +155,10 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
 
 
 def check_sizes(config: Any, degree: int) -> None:
-    """Check that the degree divides the head counts, the expert counts and the size of the MLP.
+    """Check that the degree divides the counts of heads and experts, and the size of the MLP.
 
     Raises:
-        ValueError: the degree does not divide a count or a size. The message suggests a smaller degree.
+        ValueError: the degree does not divide one of these sizes. The message suggests a smaller degree.
     """
     sizes = {
         "num_attention_heads": config.num_attention_heads,
@@ -182,7 +182,7 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
     """Return the style of each layer that matches a pattern of the plan, by layer name.
 
     Raises:
-        ValueError: a pattern matches no layer, or a linear layer matches no pattern.
+        ValueError: a pattern matches no layer, or a linear layer matches none of the patterns.
     """
     names = {_without_adapters(name): layer for name, layer in model.named_sublayers()}
     styles: dict[str, Style] = {}
@@ -251,12 +251,12 @@ class _SharedInput:
 
 
 def _outermost_layers(model: nn.Layer) -> Iterator[tuple[str, nn.Layer]]:
-    """Yield (name, layer) of every layer that is not wrapped by an adapter."""
+    """Yield (name, layer) for every layer that is not wrapped by an adapter."""
     return ((name, layer) for name, layer in model.named_sublayers() if name.rpartition(".")[2] != "base")
 
 
 def _without_adapters(name: str) -> str:
-    """Return the name of a layer without the component "base" that each adapter adds."""
+    """Return the name of a layer without the components "base", which the adapters add."""
     return ".".join(part for part in name.split(".") if part != "base")
 
 
@@ -359,7 +359,7 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
 
 
 def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:
-    """Shard the experts of a layer; one all-reduce after the layer sums the outputs, including the shared expert."""
+    """Shard the experts of a layer; one all-reduce after the layer sums the outputs of routed and shared experts."""
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
     assert isinstance(experts, Experts)
     for outermost in (experts.gate_up_proj, experts.down_proj):
@@ -390,7 +390,7 @@ def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: Pro
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Embedding):
         replace_layer(model, name + ".base" * len(adapters), VocabParallelEmbedding(base.weight, shard, axis))
-    for adapter in adapters:  # they read and return unsharded hidden states, so their gradients are not partial sums
+    for adapter in adapters:  # adapters read and return unsharded hidden states, so their gradients are complete
         _shard_adapter(adapter, "vocab", axis, has_partial_gradients=False)
 
 

@@ -59,7 +59,7 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """Logits and loss of an lm_head sharded along the vocabulary; implements `models.causal_lm.ShardedLMHead`.
+    """Logits and loss with an lm_head sharded along the vocabulary; implements `models.causal_lm.ShardedLMHead`.
 
     Args:
         shard: slice of the vocabulary that this rank holds.
@@ -107,7 +107,7 @@ class VocabParallelHead:
     ) -> paddle.Tensor:
         """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does.
 
-        The arguments are described at `cross_entropy`.
+        See `cross_entropy` for the arguments.
         """
         losses = partial(self._losses, softcap=softcap)
         return logprobs_of_losses(losses, hidden_TD, weight_UD, labels_T, chunk, updates)
@@ -128,7 +128,7 @@ class VocabParallelHead:
         return max(self.sizes)
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logit over all ranks and its token id, the lowest id if several logits are equal.
+        """Return the largest logit over all ranks and its token id; if several logits are equal, the lowest id.
 
         Args:
             largest_R: largest logit in the shard of this rank.

@@ -11,10 +11,10 @@ unchanged. Experts sharded by expert parallelism have no owner. Every rank that 
 Adapters are small, and methods that adapt the rank (AdaLoRA) read their gradients and values. All ranks therefore keep
 the gradients and values of adapters, and stage 3 shards only the frozen base model.
 
-In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. For the
-backward pass they are gathered again. They are released after the backward pass of the layer below, when all gradients
-of the layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head) stay
-gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
+In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
+gathered again for the backward pass, and released after the backward pass of the layer below, when all gradients of the
+layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head) stay gathered
+during the micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class ParameterGatherer:
         """
 
         def is_done(gradient: paddle.Tensor) -> None:
-            # Some parameter gradients of this layer (bias) may be computed after its input gradient.
+            # Some parameter gradients of this layer (bias) may be computed after the gradient of the layer's input.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -148,7 +148,7 @@ class ParameterGatherer:
         return hook
 
     def _finish_above(self, index: int) -> None:
-        """Reduce the gradients of the layers above `index`, and release their values."""
+        """Reduce the gradients of the layers above layer `index`, and release their parameter values."""
         for above in sorted((layer for layer in self._left if layer > index), reverse=True):
             self._left.discard(above)
             self._reduce(self._layers[above].parameters)
@@ -188,7 +188,7 @@ class _Unit:
 
 
 def _of_each_layer(layers: nn.LayerList, parameters: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
-    """Return, per layer, the members of `parameters` that this layer does not share with other layers."""
+    """Return, for each layer, the members of `parameters` that the layer does not share with other layers."""
     ids = {id(parameter) for parameter in parameters}
     by_layer = [list({id(p): p for p in layer.parameters() if id(p) in ids}.values()) for layer in layers]
     num_users = Counter(id(parameter) for own in by_layer for parameter in own)
@@ -276,7 +276,7 @@ class Sharding:
         for parameter in trained:
             set_placement(parameter, is_updated_here=self.is_owner(parameter))
         owners = {_owner(parameter) for parameter in trained}
-        if not stays_with_all and len(owners) < self.axis.size:  # the owners are equal on all ranks, so all raise
+        if not stays_with_all and len(owners) < self.axis.size:  # all ranks choose the same owners, so all ranks raise
             raise ValueError(
                 f"sharding_parallel_degree {self.axis.size}: too large for {len(trained)} trainable parameters, "
                 f"because every process must own one; choose at most {len(owners)}"
@@ -303,7 +303,7 @@ class Sharding:
                     parameter.clear_gradient(False)
 
     def _by_owner(self, parameters: list[paddle.Tensor]) -> Iterator[tuple[int, list[paddle.Tensor]]]:
-        """Yield (owner, its parameters) in the order of the ranks, without owners that have no parameter."""
+        """Yield (owner, its parameters) in rank order; omit ranks that own none of the parameters."""
         for owner in range(self.axis.size):
             members = [parameter for parameter in parameters if _owner(parameter) == owner]
             if members:

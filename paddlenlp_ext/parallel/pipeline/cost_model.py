@@ -7,8 +7,8 @@ Cost of a matrix per matrix element, and cost of attention per visible key and p
     trainable matrix   1         2 (input and weight gradient)   1
     attention          2         5 (scores are recomputed)       2
 
-The lm_head is a matrix that only target tokens use. The costs are estimated and not measured, because every launch must
-split the model into the same stages. Otherwise a resumed run would not reproduce an uninterrupted run bitwise.
+The lm_head is a matrix that only target tokens use. The costs are estimated, not measured, because every launch of a
+run must split the model into the same stages. Otherwise a resumed run would not reproduce an uninterrupted run bitwise.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FlopEstimate:
     ) -> FlopEstimate:
         """Estimate the properties from a sample of at most 512 rows; each row counts as one document.
 
-        Without rows, every token counts as a target token and the cost of attention is ignored.
+        Without rows, every token counts as a target token, and the cost of attention is ignored.
         """
         step = -(-len(rows) // _MAX_SAMPLED_ROWS) if rows else 1
         masks = [rows[index].loss_mask[1:] for index in range(0, len(rows), step)] if rows else []

@@ -81,7 +81,7 @@ class Pipeline:
         Args:
             shapes: unsharded shape [B, S, D] of the hidden states of each micro-batch.
             forward: function that calls the model, see `Forward`.
-            training: whether to run backward passes, which accumulate gradients.
+            training: whether to run backward passes that accumulate gradients.
         """
         messages: dict[Pass, Message] = {}  # outgoing messages by producer, incoming messages by consumer
         saved: dict[tuple[int, int], _Saved] = {}
@@ -139,7 +139,7 @@ class Pipeline:
 
         Args:
             entry: entry of the schedule.
-            messages: the message to send is removed, and the received message is added.
+            messages: pending messages. The sent message is removed, or the received message is added.
             shape: unsharded shape [B, S, D] of the hidden states of the micro-batch.
             training: whether the step has backward passes.
         """

@@ -88,8 +88,8 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
 def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -> dict[Pass, int]:
     """Return the start time of each pass, by a greedy simulation of all processes.
 
-    The next pass of a process is the pass that can start earliest, and a backward pass if two can start at the same
-    time. `_max_in_flight` limits the micro-batches in flight.
+    The next pass of a process is the pass that can start earliest; if two can start at the same time, the backward
+    pass. `_max_in_flight` limits the micro-batches in flight.
     """
     waiting = [_own_passes(process, degree, num_chunks, num_micro, training) for process in range(degree)]
     limits = [
@@ -148,7 +148,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return how many forward passes a process may run before their backward passes, which bounds the activations."""
+    """Return how many forward passes a process may run ahead of their backward passes; this bounds the activations."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

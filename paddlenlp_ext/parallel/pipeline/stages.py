@@ -2,7 +2,7 @@
 
 The model is divided into chunks of consecutive layers with balanced costs. The first chunk contains the embedding, and
 the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, both chunks hold the
-weight. Every process keeps the names and shapes of all parameters, and the values only of its stage. A decision that
+weight. Every process keeps the names and shapes of all parameters, but only the values of its stage. A decision that
 depends on all parameters is therefore the same on every stage.
 """
 
@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.sharding_spec import is_on_stage, placement_of, set_placement
 
 _LAYER = re.compile(r"(?:base_model\.)?model\.layers\.(\d+)\.")
-_IN_TIED_HEAD = (  # name suffixes of embedding tensors that a tied lm_head also reads
+_IN_TIED_HEAD = (  # suffixes of the names of embedding tensors that a tied lm_head also reads
     *("embed_tokens.weight", ".base.weight", ".trainable_tokens_delta", ".indices"),
     *(".lora_embedding_A", ".lora_embedding_B"),
 )
@@ -60,7 +60,7 @@ class StagePlan:
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the processes that hold a parameter or buffer.
 
-        All processes hold a tensor that is outside the layers, the embedding, the last norm and the lm_head.
+        All processes hold every tensor outside the layers, the embedding, the last norm and the lm_head.
         """
         layer = _LAYER.match(name)
         if layer is not None:
@@ -135,7 +135,7 @@ def allocate_own_parameters(model: nn.Layer) -> None:
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this stage counts a tensor in a sum over stages; the first stage that holds the tensor does."""
+    """Return whether this stage counts a tensor in a sum over stages; only the first stage with the tensor does."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 
@@ -177,9 +177,9 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 
 
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
-    """Return the bounds with the smallest cost of the largest chunk, found by dynamic programming.
+    """Return the bounds that minimize the cost of the most expensive chunk, found by dynamic programming.
 
-    Among equal bounds, the sum of the squared costs decides. Every chunk has at least one layer.
+    Among bounds with the same maximum, the smallest sum of squared costs wins. Every chunk has at least one layer.
     """
     # number of assigned layers -> (largest cost, sum of squared costs, bounds)
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0, 0, (0,))}
