@@ -52,11 +52,13 @@ class AutoModelForCausalLM:
             use_flash_attention: False: on a GPU, compute attention in plain Paddle without a flash attention kernel.
             quantization_config: quantization to apply to the linear layers while loading. Embeddings, norms and lm_head
                 stay in `dtype`.
-            before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms weights before quantization.
+            before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms the weights before
+                quantization.
             config_overrides: keys of config.json to replace, such as `rope_scaling`; saved with the model. A different
                 `vocab_size` resizes embedding and lm_head; new rows are the mean of the stored rows.
             torch_dtype: alias of `dtype` for transformers code.
-            device_map: None, "auto" or the name of Paddle's device (`paddle.get_device()`), which holds all weights.
+            device_map: None, "auto" or the name of Paddle's current device (`paddle.get_device()`), which holds all
+                weights.
 
         Raises:
             ValueError: the model does not exist or has an unsupported architecture, its tensors do not match
@@ -154,7 +156,7 @@ def load_for_task(
 
 
 def _check_device_map(device_map: Any) -> None:
-    """Check that a `device_map` of transformers puts the whole model on Paddle's device.
+    """Check that a `device_map`, as in transformers, puts the whole model on Paddle's current device.
 
     Raises:
         ValueError: the map names another device, or divides the model.
@@ -247,14 +249,14 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """On a GPU, compute attention in plain Paddle without a flash attention kernel; on the CPU, do nothing."""
+    """Compute attention in plain Paddle, without a flash attention kernel, on a GPU; do nothing on the CPU."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 
 
 @contextmanager
 def _default_dtype(dtype: str) -> Iterator[None]:
-    """Create parameters in `dtype` within a `with` block."""
+    """Create parameters in `dtype` inside a `with` block."""
     if dtype == "float16" and paddle.get_device() == "cpu":
         raise ValueError("dtype float16: Paddle has no float16 arithmetic on the CPU; use bfloat16 or float32")
     if dtype not in DTYPES:

@@ -49,7 +49,7 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Compute `linear_cross_entropy` from this rank's shard of the lm_head weight."""
+        """Compute the result of `linear_cross_entropy` from this rank's shard of the lm_head weight."""
         ...
 
     def token_logprobs(
@@ -61,7 +61,7 @@ class ShardedLMHead(Protocol):
         softcap: float | None = None,
         updates: Any = (),
     ) -> paddle.Tensor:
-        """Compute `token_logprobs` from this rank's shard of the lm_head weight."""
+        """Compute the result of `token_logprobs` from this rank's shard of the lm_head weight."""
         ...
 
 
@@ -72,8 +72,8 @@ class CausalLM(TrainableModel):
         quantization: quantization of the linear layers; None for floating-point weights.
         vocab_parallel: sharded lm_head; None if lm_head is not sharded.
         remote_parameters: names of parameters that only other ranks hold.
-        generation_config: keys of generation_config.json, also as attributes. A `GenerationConfig` of transformers or
-            a dict can be assigned.
+        generation_config: settings in generation_config.json, also readable as attributes. Accepts a dict or
+            transformers' `GenerationConfig`.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -100,7 +100,8 @@ class CausalLM(TrainableModel):
 
         Args:
             input_ids: [B, S].
-            attention_mask: [B, S], 1 for tokens and 0 for padding on the left, on the right, or on both sides.
+            attention_mask: [B, S], 1 for tokens and 0 for padding; a row can have padding on the left, right or both
+                sides.
             labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets. The loss is the mean
                 over the target tokens.
             position_ids: [B, S]; None: count from 0 in each document, or continue from the cache.
@@ -132,7 +133,7 @@ class CausalLM(TrainableModel):
 
         Args:
             input_ids, position_ids, document_lengths, cache: see `forward`.
-            document_parents: for each document of a row, the index of the document to continue, or None
+            document_parents: for each document of a row, the index of the document that it continues, or None
                 (ops/attention/layout.py). Several answers to one prompt can share the computation of the prompt.
 
         Raises:
@@ -181,10 +182,10 @@ class CausalLM(TrainableModel):
         self.model.recompute_plan = plan
 
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Mapping[str, Any] | None = None) -> None:
-        """Recompute the activations of every layer in the backward pass (transformers' name of `enable_recompute`).
+        """Recompute the activations of every layer in the backward pass (transformers' name for `enable_recompute`).
 
         Args:
-            gradient_checkpointing_kwargs: options of transformers. Only `use_reentrant` is accepted, without effect.
+            gradient_checkpointing_kwargs: options of transformers. Only `use_reentrant` is accepted, and has no effect.
 
         Raises:
             ValueError: an option other than `use_reentrant` is given.
@@ -239,11 +240,11 @@ class CausalLM(TrainableModel):
 
         Args:
             prompts: lists of token ids, or a padded batch [B, S].
-            options: keyword arguments of `generation.transformers_generate.generate_for` and of
+            options: keyword arguments of `generation.transformers_generate.generate_for` and
                 `generation.generate.generate`, such as `max_new_tokens`.
 
         Returns:
-            The new tokens of each list, or int64 [B, S + N] for a padded batch.
+            The new tokens of each list; for a padded batch, the prompts and the new tokens, int64 [B, S + N].
 
         Example:
             >>> from paddlenlp_ext import AutoModelForCausalLM

@@ -57,7 +57,7 @@ class Decoder(nn.Layer):
     Attributes:
         stage: pipeline stage on this rank; None if the rank runs all layers.
         recompute_plan: activations to recompute in the backward pass; None: save all activations.
-        load_balance: load of the experts and auxiliary loss; None for a model without experts.
+        load_balance: token counts of the experts and auxiliary loss; None for a model without experts.
         dropout_seed: dropout seed of a training pass. Layers derive their seeds from `dropout_seed` and the layer
             index, so that dropout is independent of the pipeline stages. None: continue Paddle's random state.
     """
@@ -117,7 +117,7 @@ class Decoder(nn.Layer):
     def final_norm(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
         """Map the hidden states after the last layer to the input of lm_head, [B, S, D].
 
-        The logit scale is applied to the hidden states, so that lm_head and the fused loss ignore the scale.
+        The logit scale is applied to the hidden states, so that lm_head and the fused loss need not apply it.
         """
         x_BSD = self.norm(x_BSD)
         return x_BSD if self.logit_scale == 1.0 else x_BSD * self.logit_scale
@@ -131,8 +131,8 @@ class Decoder(nn.Layer):
                     return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
-            # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. Under a
-            # frozen embedding, x_BSD does not.
+            # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. With a
+            # frozen embedding, x_BSD does not require one.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -156,7 +156,7 @@ class Decoder(nn.Layer):
 
         Raises:
             ValueError: both document lengths and a cache are given, the lengths do not sum to the row length, the
-                parents do not match the documents, or the position ids have gaps and the model has ALiBi.
+                parents do not match the documents, or the model has ALiBi and the position ids have gaps.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
@@ -186,5 +186,5 @@ class Decoder(nn.Layer):
 
 
 def _rounded_root(size: int) -> float:
-    """Return the square root of `size` rounded to the default dtype; Gemma rounds it too."""
+    """Return the square root of `size`, rounded to the default dtype as in Gemma."""
     return float(paddle.to_tensor(math.sqrt(size)).astype(paddle.get_default_dtype()).astype("float32"))

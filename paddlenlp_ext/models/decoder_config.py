@@ -32,7 +32,7 @@ class DecoderConfig:
 
     Attributes:
         windows: sliding window of each layer; None for a layer with full attention.
-        rotates: whether each layer applies RoPE to queries and keys; None: all layers do.
+        rotates: for each layer, whether it applies RoPE to queries and keys; None: all layers do.
         interleaved_rope: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
         latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
             of queries and keys.
@@ -118,7 +118,7 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict; see `config_overrides` in the attributes.
+        """Read a config.json dict; the attribute docs describe `config_overrides`.
 
         Raises:
             ValueError: `model_type`, activation or rope type is unknown, or a value is missing or impossible.
@@ -207,13 +207,13 @@ class DecoderConfig:
 
     @property
     def max_context(self) -> int:
-        """Context length that RoPE covers, scaling included, in the layers with full attention."""
+        """Context length that RoPE covers in the layers with full attention, including RoPE scaling."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
 
     @property
     def num_outputs(self) -> int:
-        """Number of outputs per position: vocabulary size, or labels of a classifier."""
+        """Number of outputs per position: vocabulary size, or number of labels of a classifier."""
         return self.num_labels or self.vocab_size
 
     @property
@@ -285,7 +285,7 @@ class DecoderConfig:
 
     @property
     def active_size(self) -> float:
-        """Intermediate size that a token uses, averaged over the layers."""
+        """Intermediate size of the feed-forward layers or experts that a token uses, averaged over the layers."""
         shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
         return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
 
@@ -343,7 +343,7 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 class _Reader:
-    """Reader of config values. config.json takes precedence over family defaults, and these over common defaults."""
+    """Reader of config values. config.json precedes the defaults of the family, which precede the common defaults."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)

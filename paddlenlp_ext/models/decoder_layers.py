@@ -33,7 +33,7 @@ class DecoderLayer(nn.Layer):
     Attributes:
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
-        norm_names: norm role (`NORM_ROLES`) -> attribute name of the norm.
+        norm_names: map from norm role (`NORM_ROLES`) to attribute name.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:

@@ -219,7 +219,7 @@ def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, a
     """Check that a GGUF file has the model's tensors, rounded to the types of the file.
 
     Raises:
-        ValueError: a tensor is missing or has other values.
+        ValueError: a tensor is missing or has different values.
     """
     source = open_gguf_weights(path)
     different = {*tensors}.symmetric_difference(source.names())

@@ -10,7 +10,8 @@
     Llama3ScalingRotaryEmbedding         llama3                               trained x factor
     AttentionWithLinearBias              alibi (in this package only)         trained x factor
 
-Saved configs use transformers' keys, so that other programs compute the same rotary embedding. Formulas: nn/rope.py.
+Saved configs use transformers' keys, so that other programs compute the same rotary embedding. nn/rope.py has the
+formulas.
 """
 
 from __future__ import annotations
@@ -72,12 +73,12 @@ class Strategy:
 
 
 def _scaled(rope_type: str) -> Callable[[Extension], Changes]:
-    """Return a `Strategy.settings` function for a scaling whose only parameter is the factor."""
+    """Return a `Strategy.settings` function for scaling whose only parameter is the factor."""
     return lambda extension: {"rope_type": rope_type, "factor": extension.factor}
 
 
 def _from_trained(rope_type: str, **defaults: Any) -> Callable[[Extension], Changes]:
-    """Return a `Strategy.settings` function for a scaling with factor, trained context and further parameters."""
+    """Return a `Strategy.settings` function for scaling with a factor, the trained context and further parameters."""
 
     def settings(extension: Extension) -> Changes:
         return {

@@ -1,4 +1,4 @@
-"""Source of a model: files that are located once per run, and contain config, weights and tokenizer.
+"""Source of a model: the files with config, weights and tokenizer, which are located once per run.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks or downloads at most once)
@@ -80,7 +80,8 @@ class ModelSource:
         """Find the files of a run's `model_name_or_path`, with the options of its config.
 
         Raises:
-            ValueError: see `resolve`; or the quantization, long-sequence strategy or router options are invalid.
+            ValueError: `resolve` raises a ValueError, or the quantization, long-sequence strategy or router options are
+                invalid.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None
@@ -122,14 +123,15 @@ class ModelSource:
 
     @property
     def quantization(self) -> QuantizationConfig | None:
-        """Requested quantization, or else the quantization of the stored weights."""
+        """Requested quantization; if none is requested, the quantization of the stored weights."""
         return self.requested_quantization or self.stored_quantization
 
     def open_weights(self) -> WeightSource:
         """Open the stored tensors under the decoder's parameter names, with embeddings resized to `vocab_size`.
 
         Raises:
-            ValueError: `path` has no readable weights, the config is not supported, or see `DecoderConfig.from_files`.
+            ValueError: `path` has no readable weights, the config is not supported, or `DecoderConfig.from_files`
+                raises a ValueError.
         """
         config = DecoderConfig.from_dict(self.config, self.name)
         weights = config.from_files(open_weights(self.path))

@@ -37,11 +37,11 @@ def expert_differences(
         config: config of the model.
         plan: tensor plan of the decoder without experts.
         shape: sizes and router of an expert layer.
-        is_sparse: function from a layer index to True for a layer with experts, False for a dense layer.
+        is_sparse: function of a layer index that returns True for a layer with experts, False for a dense layer.
         file_layout: checkpoint layout of the family.
 
     Raises:
-        ValueError: a token needs more experts than a layer has, or the groups of experts are uneven.
+        ValueError: a token uses more experts than a layer has, or the groups of experts have unequal sizes.
     """
     _check(shape)
     experts = tuple(shape if is_sparse(layer) else None for layer in range(config.size("num_hidden_layers")))

@@ -55,7 +55,7 @@ def quantize_after_training(
 
     Raises:
         ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
-            divide the input features of a layer, or see `quantize_matrix`.
+            divide the input features of a layer, or `quantize_matrix` raises a ValueError.
     """
     if source.stored_quantization is not None:
         raise ValueError(
@@ -139,7 +139,7 @@ def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedL
 
 
 def scale_dtype(layout: PackedLayout, dtype: str) -> str:
-    """Return the dtype of the scales in a layout: float16 for GPTQ and AWQ, the model's `dtype` otherwise."""
+    """Return the dtype of the scales in a layout: float16 for GPTQ and AWQ, else the model's `dtype`."""
     return dtype if layout.method == "compressed-tensors" else "float16"
 
 

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | norm before attention | q, k, v, or the first projections of latents | pre-norm, sandwich, parallel |
 | norm before the feed-forward block | gate, up; in a parallel layer also q, k, v | without experts |
-| v | o; query heads that share a value head share its scales | attention without latents |
+| v | o; query heads with the same value head share its scales | attention without latents |
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks, shared experts |
 

@@ -1,6 +1,6 @@
 """Decoding step through several decoder layers in one C++ call (csrc/decode_layers.cpp).
 
-A step of a small model runs about 400 ops, and the call of an op takes as long as its computation. The single C++ call
+A step of a small model runs about 400 ops, and calling an op takes as long as its computation. The single C++ call
 returns the same hidden states. eligibility.py checks which layers can run in C++.
 
 Shapes: B batch, S new positions, D hidden, R rotated channels.
@@ -30,7 +30,7 @@ from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 
-_NO_WINDOW = 1 << 40  # larger than the number of positions in any cache
+_NO_WINDOW = 1 << 40  # more than the number of positions in any cache
 
 
 def run_cpp_layers(
@@ -62,7 +62,7 @@ class CppLayers:
     def __init__(self, layers: Sequence[Any]) -> None:
         self._attentions: list[Attention] = [layer.self_attn for layer in layers]
         self._indices = [attention.layer_index for attention in self._attentions]
-        self._kept: list[Any] = [*layers]  # owners of the memory that the structs point to
+        self._kept: list[Any] = [*layers]  # keeps alive the memory that the structs point to
         # Weak references to the key tensors that the structs point to. A strong reference would keep the old tensors
         # alive when the cache grows or is emptied.
         self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
@@ -108,7 +108,7 @@ class CppLayers:
         return out_BSD
 
     def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
-        """Reserve `length` new positions of each row in the cache, and write their slots into the structs."""
+        """Reserve `length` new positions per row in the cache, and write their slots into the structs."""
         reserved = cache.reserve(self._indices, length)
         assert len(reserved.starts) == batch, "the cache does not match the hidden states"
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix

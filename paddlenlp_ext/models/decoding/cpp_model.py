@@ -1,6 +1,6 @@
 """Decoding step through a whole model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
 
-In each step, reading the weights evicts all other data from the caches of the processor. A call into Python or Paddle
+In each step, reading the weights evicts all other data from the CPU caches. A call into Python or Paddle
 then takes 20 to 100 times as long as with warm caches; in a step of SmolLM2, such calls took 1.3 ms. The arguments of
 the C++ function are therefore created once. A step writes only its tokens and the slots of its new positions.
 
@@ -97,7 +97,7 @@ class CppModel:
         if not 0 <= min(ids) <= max(ids) < self._num_ids:
             raise ValueError(f"token ids from {min(ids)} to {max(ids)}, but the embedding has {self._num_ids} rows")
         self._ids[: batch * length] = ids
-        reserved = self._layers.reserve(cache, batch, length)  # after the checks, because it changes the cache
+        reserved = self._layers.reserve(cache, batch, length)  # after the checks, because `reserve` changes the cache
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)

@@ -59,7 +59,8 @@ def prepared(
         cache: the cache that stores the step.
         key: key of the step in the cache.
         target: function that returns the model or the layers.
-        reason: function that returns why the step is unavailable for a model or for layers, or None.
+        reason: function that returns why the step is unavailable for the model or the layers, or None if it is
+            available.
         make: function that creates the step from the model or the layers.
         name: name of the step in the log.
     """
@@ -87,7 +88,7 @@ def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: pad
 
 
 def is_plain(inputs: AttentionInputs) -> bool:
-    """Return whether a forward pass runs without gradients and without inputs of an adapter."""
+    """Return whether a forward pass runs without gradients and without additional inputs of an adapter."""
     return inputs.adapter_inputs is None and not paddle.is_grad_enabled()
 
 
@@ -175,7 +176,7 @@ def fused_norms_reason(layers: Iterable[Any]) -> str | None:
 
 
 def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
-    """Return (block, preceding norm) for attention and feed-forward of a layer; [] if no norm precedes the blocks."""
+    """Return (block, preceding norm) for a layer's attention and feed-forward; [] if no norm precedes the blocks."""
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()

@@ -57,7 +57,7 @@ def has_sigmoid_router(file: GgufFile) -> bool:
     A file without `expert_gating_func` uses sigmoid scores if it contains correction biases.
 
     Raises:
-        ValueError: the routers compute other scores.
+        ValueError: the routers compute another kind of score.
     """
     is_corrected = any(name.endswith(".exp_probs_b.bias") for name in file.tensors)
     scores = count(file, "expert_gating_func", 0, minimum=0) or (2 if is_corrected else 1)

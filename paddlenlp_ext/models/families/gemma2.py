@@ -36,7 +36,7 @@ def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
 
 
 def _cap(config: ConfigReader, key: str) -> float | None:
-    """Return the soft-cap under `key`; None if the config has none.
+    """Return the soft-cap under `key`; None if the config has no soft-cap.
 
     Raises:
         ValueError: the value is not above 0.

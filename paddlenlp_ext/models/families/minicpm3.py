@@ -1,4 +1,4 @@
-"""MiniCPM3: latent attention, scaled embeddings, residuals and logits. Hu et al. 2024, arXiv:2404.06395."""
+"""MiniCPM3: latent attention, and scaled embeddings, residuals and logits. Hu et al. 2024, arXiv:2404.06395."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a sliding window in three of four layers, and rope scaling in the fourth. Ai2 2025."""
+"""OLMo 3: OLMo 2 with a sliding window in three of every four layers, and rope scaling in the fourth. Ai2 2025."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and with other names in files. arXiv:2309.16609.
+"""Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and other tensor names in files. arXiv:2309.16609.
 
 Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
 inference, but not in training. Neither is implemented, so the context of a model is `seq_length`.
@@ -44,7 +44,7 @@ _GATE_AND_UP = "gate_and_up_size"
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     common = {key: config[own] for key, own in _KEYS.items() if config.get(own) is not None}
-    # Files count the outputs of gate and up together.
+    # `intermediate_size` in files is the sum of the output sizes of gate and up.
     outputs = config["intermediate_size"]
     return {**config, **common, _GATE_AND_UP: outputs, "intermediate_size": outputs // 2}
 
