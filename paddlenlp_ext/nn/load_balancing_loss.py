@@ -41,7 +41,7 @@ class RoutedPass:
         num_experts: E.
         token_mask: [T], 0 for padding; None: no padding.
         is_counted: whether the tokens count towards the expert load.
-        choices, probabilities: sums over the tokens, [E], by layer index.
+        choices, probabilities: sums over the tokens, [E], keyed by layer index.
         num_tokens: T without padding; 0 before the first router.
         earlier_sums: result of `sums` from the earlier pipeline stages; None on the first stage.
         slopes: f times the gradient of the loss, [E]; None until the backward pass of the loss.

@@ -71,7 +71,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the low-rank updates of an lm_head adapter: pairs u [..., K] and B [V, K], which add u B^T to logits.
+        """Return the low-rank updates of an lm_head adapter: pairs u [..., K], B [V, K] that add u B^T to the logits.
 
         Args:
             hidden: input of lm_head, [..., D].

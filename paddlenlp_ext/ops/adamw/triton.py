@@ -66,7 +66,7 @@ def _run_adamw(
 
 
 def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
-    """Return decay factor, bias-corrected learning rate and epsilon of each update, computed in fp32 as in C++.
+    """Return the decay factor and the bias-corrected rate and epsilon of each update, computed in fp32 as in C++.
 
     Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
     """

@@ -67,7 +67,7 @@ class AttentionLayout:
                 last preceding document that has no parent.
 
         Raises:
-            ValueError: a length or the window is below 1, the rows have different numbers of tokens, or a document
+            ValueError: a length or the window is below 1, the rows do not have the same number of tokens, or a document
                 cannot continue the given parent.
         """
         rows = tuple(tuple(int(length) for length in row) for row in document_lengths)

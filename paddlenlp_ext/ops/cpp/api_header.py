@@ -32,6 +32,6 @@ def _declarations() -> str:
 
 
 def _split(declarations: str, separator: str) -> list[tuple[str, type]]:
-    """Return name and ctypes type of each declaration, such as ("x", c_void_p) for "const float* x"."""
+    """Return the name and the ctypes type of each declaration, such as ("x", c_void_p) for "const float* x"."""
     pairs = (each.strip().rsplit(maxsplit=1) for each in declarations.split(separator) if each.strip())
     return [(name, ctypes.c_void_p if kind.endswith("*") else _SCALARS[kind]) for kind, name in pairs]

@@ -55,7 +55,7 @@ class ColMajorBlock {
     std::vector<PackedPair> pairs_;
 };
 
-// 64 queries of one head, their gradient, and the intermediates that every tile needs.
+// 64 queries of one head, their gradient, and the intermediate values that every tile needs.
 template <class Element>
 class QueryBlock {
   public:

@@ -12,8 +12,9 @@ namespace {
 
 using namespace attention;
 
-// 64 queries of one head from position `first` on, with their running maximum score and the sums relative to it. A sink
-// acts as a first score with a zero value vector; without sinks, this score is -infinity.
+// 64 queries of one head from position `first` on, with their running maximum score and the sums of exponentials
+// relative to this maximum. A sink acts as a first score with a zero value vector; without sinks, this score is
+// -infinity.
 template <class Element>
 class QueryBlock {
   public:

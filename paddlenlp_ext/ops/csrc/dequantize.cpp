@@ -11,7 +11,7 @@ __attribute__((noinline)) void add_offset(float offset, float* to, i64 count) {
     for (i64 i = 0; i < count; ++i) to[i] += offset;
 }
 
-// Levels of `count` <= 16 four-bit codes, the first in the high nibble of the first byte.
+// Returns the levels of `count` <= 16 four-bit codes, the first in the high nibble of the first byte.
 inline f32x16 levels_of(const uint8_t* codes, i64 count, f32x16 levels) {
     uint32_t bytes[2] = {0, 0};
     std::memcpy(bytes, codes, size_t(count + 1) / 2);

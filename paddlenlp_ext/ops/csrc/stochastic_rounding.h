@@ -5,8 +5,8 @@
 
 namespace plx {
 
-// Rounds the values `start` to `start + size - 1` of a tensor with the draws of `position`. `from` and `to` point to
-// the value `start`.
+// Rounds the values `start` to `start + size - 1` of a tensor with the random draws that `position` selects. `from` and
+// `to` point to the value `start`.
 void round_part(const DrawPosition& position, i64 start, const float* from, bf16* to, i64 size);
 
 }  // namespace plx

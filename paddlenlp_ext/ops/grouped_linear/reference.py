@@ -13,7 +13,7 @@ import paddle
 
 
 def groups_with_rows(starts: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return index, first row and end row of each non-empty group.
+    """Return the index, the first row and the end row of each non-empty group.
 
     Args:
         starts: int64 [G + 1], the first row of each group, followed by N.
@@ -73,5 +73,5 @@ class GroupedReference:
 
     @classmethod
     def _groups(cls, weight: paddle.Tensor, starts: np.ndarray) -> list[tuple[int, int, paddle.Tensor]]:
-        """Return first row, end row and weight of each non-empty group."""
+        """Return the first row, the end row and the weight of each non-empty group."""
         return [(a, b, weight[group].astype(cls.precision(weight))) for group, a, b in groups_with_rows(starts)]

@@ -19,7 +19,7 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 def row_tiles(starts: np.ndarray, rows: int) -> np.ndarray:
-    """Split the rows of each group into tiles; return group, first row and end row of each tile, int32 [tiles, 3].
+    """Split the rows of each group into tiles; return (group, first row, end row) of each tile, int32 [tiles, 3].
 
     Args:
         starts: int64 [G + 1], the first row of each group, followed by N.

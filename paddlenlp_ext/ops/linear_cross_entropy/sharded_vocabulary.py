@@ -44,7 +44,7 @@ class VocabShards(Protocol):
 
 
 def sharded_products_reference(shards: VocabShards) -> Products:
-    """Return matmuls and cross entropy for an lm_head with a sharded vocabulary, in plain Paddle."""
+    """Return the matmuls and the cross entropy of an lm_head with a sharded vocabulary, in plain Paddle."""
 
     def cross_entropy(
         logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None

@@ -133,7 +133,7 @@ def num_partials(x: Any) -> int:
 
 
 def _split(x: Any) -> tuple[int, int, dict[str, int]]:
-    """Return number of tiles, tiles per program, and tile sizes for a backward pass with a weight gradient."""
+    """Return the number of tiles, the tiles per program, and the tile sizes of a backward pass with weight gradient."""
     sizes = _sizes(BACKWARD_SIZES, x)
     tiles = triton.cdiv(math.prod(x.shape[:-1]), sizes["ROWS"])
     return tiles, max(1, triton.cdiv(tiles, sizes.pop("PROGRAMS"))), sizes

@@ -399,5 +399,5 @@ def _norm_place(norms: Any) -> str:
 
 
 def _norm_numbers(norms: Any) -> tuple[float, float]:
-    """Return epsilon and offset of the norms; without norms return zeros, because the kernel needs floats."""
+    """Return epsilon and offset of the norms; without norms, return zeros, because the kernel needs floats."""
     return (0.0, 0.0) if norms is None else (float(norms.epsilon), float(norms.offset))

@@ -22,7 +22,7 @@ is stored in base 2. Matmuls of float32 inputs use TF32, like Paddle's matmuls o
 
 Tested in Triton's interpreter (tests/ops/attention/test_triton.py).
 
-Names: B batch, S positions, N query heads, K key-value heads, H channels of a head of q and k, E of v.
+Names: B batch, S positions, N query heads, K key-value heads, H channels per head of q and k, E channels per head of v.
 """
 
 LARGEST_ROW = 1024

@@ -34,7 +34,7 @@ class Problem(NamedTuple):
 
     Attributes:
         q, k, v: [B, S, N, H], [B, S, K, H] and [B, S, K, E], all of the same dtype.
-        start_rows: int32 [B, S], or any shape with B * S values.
+        start_rows: int32 [B, S], or another shape with B * S values (tile_lists.py).
         scale: factor of the scores; must be positive.
         softcap: bound of the scores, or None.
         slopes: float32 [N], or None.
