@@ -10,7 +10,7 @@ from pathlib import Path
 from paddlenlp_ext.utils.files import cache_folder, file_sha256
 from paddlenlp_ext.utils.logging import get_logger
 
-LAYOUT_VERSION = 1  # part of the cache folder's name; raise it when unpacking changes
+LAYOUT_VERSION = 1  # part of the cache folder's name; increase it when the unpacked files change
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def unpack_builtin(name: str) -> Path:
 
 
 def _find(name: str, model: BuiltinModel) -> Path:
-    """Return the verified GGUF file; the package is not imported, because its dependencies may be missing."""
+    """Return the verified GGUF file without importing its package, whose dependencies may be missing."""
     spec = importlib.util.find_spec(model.package)
     if spec is None or not spec.submodule_search_locations:
         raise ModuleNotFoundError(

@@ -28,7 +28,7 @@ _WEIGHT_FILES = ("*.safetensors", "*.safetensors.index.json")
 def write_manifest(folder: Path, step: int) -> None:
     """Hash all files of a folder and write the manifest.
 
-    Call this function right after a save: the files are then still in the page cache, so hashing rarely reads the disk.
+    Call this function right after a save: the files are still in the page cache, so hashing them rarely reads the disk.
 
     Args:
         folder: folder of the checkpoint, complete except for the manifest.
@@ -37,7 +37,7 @@ def write_manifest(folder: Path, step: int) -> None:
     manifest = folder / MANIFEST_FILE
     files = sorted(path for path in folder.rglob("*") if path.is_file() and path != manifest)
     names = [path.relative_to(folder).as_posix() for path in files]
-    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # hashlib releases the GIL
+    with ThreadPoolExecutor(_NUM_THREADS) as pool:  # threads run in parallel, because hashlib releases the GIL
         digests = pool.map(file_sha256, files)
     entries = [{"bytes": path.stat().st_size, "sha256": digest} for path, digest in zip(files, digests, strict=True)]
     content = {"version": _VERSION, "step": step, "files": dict(zip(names, entries, strict=True))}
@@ -89,7 +89,7 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
 
 
 def _sha256_or_error(path: Path) -> str | OSError:
-    """Return the SHA-256 sum of a file, or the error of a failed read; a PermissionError is raised."""
+    """Return the SHA-256 sum of a file, or the error if it cannot be read; raise a PermissionError."""
     try:
         return file_sha256(path)
     except PermissionError:

@@ -1,4 +1,4 @@
-"""Read and write config.json and generation_config.json, or derive their contents from the metadata of a GGUF file."""
+"""Read and write config.json and generation_config.json; derive their contents from the metadata of a GGUF file."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # transformers reads the first list entry; null means no end token
+    if config.get("eos_token_id") == []:  # transformers would read the first entry of the list; null means no end token
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
@@ -69,8 +69,8 @@ def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str,
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the special tokens and sampling options of a model.
 
-    As in transformers, a key of generation_config.json overrides the key of config.json, even with a null value. For a
-    GGUF file, the special tokens come from the metadata.
+    As in transformers, a key of generation_config.json overrides the same key of config.json, even with a null value.
+    For a GGUF file, the special tokens come from the metadata.
 
     Args:
         path: a Hugging Face folder or a .gguf file.

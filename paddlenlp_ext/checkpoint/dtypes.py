@@ -25,7 +25,7 @@ NUMPY_DTYPE: dict[str, np.dtype] = {
     "uint8": np.dtype("u1"),
     "bool": np.dtype("?"),
     "float8_e4m3fn": np.dtype("u1"),  # the bits
-    "float8_e8m0fnu": np.dtype("u1"),  # the bits: a power of 2
+    "float8_e8m0fnu": np.dtype("u1"),  # the bits, which encode a power of 2
 }
 FLOATING = frozenset({"float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e8m0fnu"})
 _CHUNK = 1 << 18
@@ -42,7 +42,7 @@ def float32_to_bfloat16(values: np.ndarray) -> np.ndarray:
     """
     bits = np.ascontiguousarray(values, dtype=np.float32).reshape(-1).view(np.uint32)
     rounded = np.empty(bits.size, dtype="<u2")
-    for start in range(0, bits.size, _CHUNK):  # chunks fit the CPU cache and avoid temporaries as large as the tensor
+    for start in range(0, bits.size, _CHUNK):  # chunks fit the CPU cache and avoid temporary copies of the tensor
         chunk = bits[start : start + _CHUNK]
         nearest = chunk + (np.uint32(0x7FFF) + ((chunk >> np.uint32(16)) & np.uint32(1)))
         is_nan = (chunk & np.uint32(0x7FFFFFFF)) > np.uint32(0x7F800000)

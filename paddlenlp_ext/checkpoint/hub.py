@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS, unpack_built
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_DUPLICATES = ["*/*", "consolidated*"]  # copies of the weights in other layouts
+_HUB_DUPLICATES = ["*/*", "consolidated*"]  # excluded: copies of the weights in other layouts
 _HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 
 
@@ -52,7 +52,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
     Args:
         name: name or path of the base model, as the adapter stores it.
         adapter: folder of the adapter, for the error message.
-        remedy: last words of the error message, which say how to specify another base model.
+        remedy: end of the error message, which says how to specify another base model.
 
     Raises:
         ValueError: the base model cannot be found.
@@ -87,6 +87,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model with this name, which is only suggested because its weights are quantized."""
+    """Suggest the built-in model with this name. It is not used automatically, because its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

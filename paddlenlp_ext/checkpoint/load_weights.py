@@ -79,7 +79,7 @@ def _shorten(names: list[str]) -> str:
 
 
 def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[str]:
-    """Describe each stored lm_head that differs from the embedding, although the model ties the two."""
+    """Describe each stored lm_head that differs from the embedding although the model ties lm_head and embedding."""
     problems = []
     for name, other in _TIED.items():
         if name in stored and name not in expected and other in stored:

@@ -240,7 +240,7 @@ def save_sharded(
     """Write `model.safetensors`, or several shards with `model.safetensors.index.json`, in the layout of transformers.
 
     Weight files of an earlier save are removed once the new files are complete. If new shards overwrite earlier shards,
-    the old index is removed first. A folder whose save was interrupted then fails to load, and its reader cannot mix
+    the old index is removed first. A folder with an interrupted save then fails to load, and a reader cannot mix the
     shards of two saves.
 
     Args:
@@ -280,7 +280,7 @@ def save_sharded(
 def _prepare(
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
 ) -> list[tuple[str, LazyTensor]]:
-    """Return lazy tensors in the dtype `dtype`, sorted by name so that equal tensors produce equal files."""
+    """Return lazy tensors with the dtype `dtype`, sorted by name so that equal tensors produce equal files."""
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
     ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))

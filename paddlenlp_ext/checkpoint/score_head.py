@@ -15,7 +15,7 @@ _LM_HEAD = "lm_head.weight"
 
 
 class ClassifierWeights(WeightSource):
-    """Tensors of `source` without lm_head; a new score head is added if `source` lacks a score head.
+    """Tensors of `source` without lm_head; if `source` has no score head, a new score head is added.
 
     Args:
         source: the stored tensors.

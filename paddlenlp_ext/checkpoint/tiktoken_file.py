@@ -3,8 +3,9 @@
     IQ== 0          base64 of the bytes of a token, and its rank
     IsK9 1234
 
-Byte-pair encoding merges the pair of neighbours whose joined bytes have the lowest rank. The special tokens follow the
-ranks. The words are split as in Qwen2, whose tokenizer has the same ids. The code of the model's repository is not run.
+Byte-pair encoding merges the adjacent tokens whose joined bytes have the lowest rank. The ids of special tokens follow
+the ranks. Text is split into words as in Qwen2, whose tokenizer has the same ids. The code in the model's repository is
+not run.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return all pairs of tokens that join to a token, by the rank of the joined token."""
+    """Return all pairs of tokens that join to another token, sorted by the rank of the joined token."""
     pairs = [
         (rank, ranks[token[:cut]], ranks[token[cut:]], token[:cut], token[cut:])
         for token, rank in ranks.items()

@@ -27,8 +27,8 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
 
     Returns:
         A transformers tokenizer, with the chat template of the model if there is one. A tokenizer without a padding
-        token pads with the end-of-text token. End-of-text tokens in the data remain targets, because labels and not
-        token ids select the target tokens.
+        token pads with the end-of-text token. End-of-text tokens in the data remain targets, because labels, not token
+        ids, select the target tokens.
 
     Raises:
         ValueError: the model does not exist, has no tokenizer files, or transformers cannot read them.
@@ -45,12 +45,12 @@ class AutoTokenizer:
 
     @staticmethod
     def from_pretrained(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-        """Load the tokenizer of a model as `load_tokenizer` does; it returns (`"pd"`) and decodes Paddle tensors."""
+        """Load a tokenizer as `load_tokenizer` does. The tokenizer returns and decodes Paddle tensors ("pd")."""
         return _with_paddle_tensors(load_tokenizer(name_or_path))
 
 
 class _PaddleTensors:
-    """Mixin of tokenizers of transformers: Paddle tensors as results of `__call__` and as arguments of `decode`."""
+    """Mixin for transformers' tokenizers: Paddle tensors as results of `__call__` and as arguments of `decode`."""
 
     def __call__(self, *args: Any, return_tensors: str | None = None, **options: Any) -> Any:
         """Tokenize as in transformers; with `return_tensors="pd"`, the values are Paddle tensors."""
@@ -76,7 +76,7 @@ class _PaddleTensors:
 
 
 def _with_paddle_tensors(tokenizer: Any) -> PreTrainedTokenizerBase:
-    """Add `_PaddleTensors` to the class of a tokenizer, which keeps its name, because the name is saved."""
+    """Add `_PaddleTensors` to the class of a tokenizer; the class keeps its name, because the name is saved."""
     cls = type(tokenizer)
     tokenizer.__class__ = type(cls.__name__, (_PaddleTensors, cls), {"__module__": cls.__module__})
     return tokenizer

@@ -1,4 +1,4 @@
-"""Check that no component of tokenizer.json lets a text grow without bound, because `tokenizers` does not limit it."""
+"""Check that no component of tokenizer.json lets a text grow without bound; `tokenizers` does not limit the growth."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def _parts(component: Any) -> Iterator[dict[str, Any]]:
 def _growth(part: dict[str, Any]) -> int:
     """Return how many times longer one component may make a text, in bytes.
 
-    Components are recognized by their keys, because "type" may be missing. Unicode normalization is not counted: it has
-    no effect on a text that is already normalized, so that it does not multiply.
+    Components are recognized by their keys, because "type" may be missing. Unicode normalization is not counted,
+    because repeated normalization does not make a text longer.
     """
     if "pattern" in part and "content" in part:  # Replace
         pattern = part["pattern"]
@@ -83,6 +83,6 @@ def _longest_replacement(charsmap: Any) -> int:
     try:
         data = base64.b64decode(charsmap or "")
     except (TypeError, ValueError, binascii.Error):
-        return 1  # tokenizers reports the error
+        return 1  # the tokenizers library reports the error
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

@@ -26,7 +26,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def dtype(self, name: str) -> str:
-        """Return the dtype of a tensor, a NumPy name or `bfloat16`; for a quantized tensor, the dequantized dtype."""
+        """Return the dtype of a tensor (a NumPy name or `bfloat16`); for a quantized tensor, the dequantized dtype."""
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
@@ -39,7 +39,7 @@ class WeightSource(ABC):
             shard: shard to read; None: the full tensor.
 
         Returns:
-            A writable array. The array may be a view of the file, so copy the array if the file can change.
+            A writable array. Copy the array if the file can change, because the array may be a view of the file.
 
         Raises:
             ValueError: the file ends early, or the stored dtype cannot be converted to `dtype`.

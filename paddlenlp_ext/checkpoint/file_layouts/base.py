@@ -12,7 +12,7 @@ Tensor = TypeVar("Tensor", bound=Any)
 
 
 class FileLayout:
-    """Layout of a model's files; in the base class, tensors in files have the names and shapes of the parameters."""
+    """Layout of a model's files; in the base class, tensors in files and parameters have the same names and shapes."""
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the stored tensors with the names and shapes of the parameters."""
@@ -38,11 +38,11 @@ class FileLayout:
         return values
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return the place in memory of a stored tensor; None unless the tensor belongs to a single expert."""
+        """Return where a stored tensor is in memory; return None unless the tensor belongs to a single expert."""
         return None
 
     def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a stored tensor that does not belong to a single expert."""
+        """Return the in-memory name of a stored tensor that does not belong to a single expert."""
         return name
 
 
@@ -62,7 +62,7 @@ class ExpertPlace(NamedTuple):
 
 
 def matrix_name(stack: str, expert: int, projection: int) -> str:
-    """Return the name in memory of the layer that holds one quantized projection of one expert.
+    """Return the in-memory name of the layer that holds one quantized projection of one expert.
 
     Args:
         stack: name of the layer that stacks all experts.

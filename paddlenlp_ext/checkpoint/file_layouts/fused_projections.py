@@ -29,7 +29,7 @@ _INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
 
 
 class FusedName(NamedTuple):
-    """Components of the name of a tensor that belongs to a fused layer or to one of its projections."""
+    """Components of the name of a tensor in a fused layer or in one of its projections."""
 
     fused: str
     """Dotted name of the fused layer."""
@@ -56,7 +56,7 @@ def projection_name(fused: str, projection: str) -> str:
 
 
 def projection_rows(fused: str, layers: FusedLayers) -> dict[str, slice]:
-    """Return projection -> rows of the projection in the tensors of the layer `fused`."""
+    """Return a map from each projection to its rows in the tensors of the layer `fused`."""
     rows, start = {}, 0
     for projection, size in layers[fused.rpartition(".")[2]].items():
         rows[projection], start = slice(start, start + size), start + size
@@ -76,7 +76,7 @@ class SplitWeights(WeightSource):
         layers: the family's fused layers.
 
     Raises:
-        ValueError: the size of a fused layer differs from the sum of its projections.
+        ValueError: the number of rows of a fused layer differs from the sum over its projections.
     """
 
     def __init__(self, source: WeightSource, layers: FusedLayers) -> None:

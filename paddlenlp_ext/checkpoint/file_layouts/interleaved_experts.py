@@ -60,7 +60,7 @@ class InterleavedExperts(FileLayout):
         return values.transpose([0, 2, 1]) if local_name in _WEIGHTS else values
 
     def from_transformers(self, name: str, values: Tensor) -> Tensor:
-        """Move the rows of gate before the rows of up, and transpose weights to [E, outputs, inputs]."""
+        """Put the rows of gate before the rows of up, and transpose weights to [E, outputs, inputs]."""
         local_name = split_layer(name)[1]
         values = values.transpose([0, 2, 1]) if local_name in _WEIGHTS else values
         return _regrouped(values, [values.shape[1] // 2, 2]) if local_name in _INTERLEAVED else values

@@ -1,4 +1,4 @@
-"""Layout of files whose tensors have the shapes of the parameters and other names."""
+"""Layout of files whose tensors have the shapes of the parameters but different names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class RenamedTensors(FileLayout):
-    """Layout of files with other names of layers.
+    """Layout of files with different layer names.
 
     Args:
         names: dotted name of a layer in memory -> name in files. `*` stands for the index of a decoder layer. A name
-            also renames the layers inside, such as `model.layers.*.mlp` the layer `model.layers.3.mlp.up_proj`; the
-            longest name that matches is used.
+            also applies to sublayers: `model.layers.*.mlp` renames the layer `model.layers.3.mlp.up_proj`. The longest
+            name that matches is used.
     """
 
     def __init__(self, names: Mapping[str, str]) -> None:
@@ -31,7 +31,7 @@ class RenamedTensors(FileLayout):
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
 
     def stored(self, source: WeightSource) -> WeightSource:
-        """Return tensors that have the names of the parameters with the names of the files."""
+        """Rename tensors from the names of the parameters to the names in files."""
         return _RenamedWeights(source, {_renamed(name, self._to_files): name for name in source.names()})
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

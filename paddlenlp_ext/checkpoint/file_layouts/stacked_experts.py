@@ -33,9 +33,9 @@ class StackedExperts(FileLayout):
     """Layout of files with separate tensors for each expert.
 
     Args:
-        stacks: name of a stacked parameter [E, ...] -> names in files of the projections of one expert, which are
-            concatenated along the first axis to a slice of the parameter. `{}` stands for the index of the expert.
-            Names start after "model.layers.N.".
+        stacks: name of a stacked parameter [E, ...] -> names in files of the projections of one expert. The
+            projections, concatenated along the first axis, form a slice of the parameter. `{}` stands for the index of
+            the expert. Names start after "model.layers.N.".
         renamed: name in memory -> name in files for tensors that are only renamed.
         unused: regular expression that matches the full names of ignored tensors, such as the tensors of
             multi-token-prediction (MTP) layers.
@@ -81,7 +81,7 @@ class StackedExperts(FileLayout):
         return self.stacks[f"{stack}.weight"][projection].format(expert) + suffix
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return the place in memory of a stored tensor; None unless the tensor belongs to a single expert."""
+        """Return where a stored tensor is in memory; return None unless the tensor belongs to a single expert."""
         prefix, local_name = split_layer(name)
         for stacked, files in self.stacks.items():
             for projection, file in enumerate(files):
@@ -91,7 +91,7 @@ class StackedExperts(FileLayout):
         return None
 
     def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a stored tensor that does not belong to a single expert.
+        """Return the in-memory name of a stored tensor that does not belong to a single expert.
 
         The stored tensor may be an auxiliary tensor of a quantized weight, such as the scales.
         """

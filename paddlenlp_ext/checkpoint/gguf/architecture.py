@@ -45,7 +45,7 @@ class Key:
         name: metadata key without the prefix of the architecture.
         kind: type of the value: int, float or bool.
         default: value of a missing key; None: the key is required.
-        minimum: smallest valid value of an int.
+        minimum: smallest valid value, for an int.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Key:
         return file.require(key, bool) if self.default is None else file.get(key, bool, self.default)
 
     def stored(self, value: Any) -> Any:
-        """Convert a value of config.json to a metadata value; None if the key is omitted from the file."""
+        """Convert a value of config.json to a metadata value; return None if the key is omitted from the file."""
         value = self.default if value is None else value
         return None if value is None else self.kind(value)
 

@@ -74,7 +74,7 @@ class GgufFile:
         if not isinstance(values, list):
             raise ValueError(f"{self.path}: {key} is {_shown(values)}, not a list; the file is damaged")
         for index, value in enumerate(values):
-            if type(value) not in _ACCEPTED[kind]:  # fast path: a vocabulary has hundreds of thousands of items
+            if type(value) not in _ACCEPTED[kind]:  # fast, because a vocabulary has hundreds of thousands of items
                 self._checked(f"{key}[{index}]", value, kind)
         return values
 
@@ -92,7 +92,7 @@ class GgufFile:
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
         if type(value) not in _ACCEPTED[kind]:
             raise ValueError(f"{self.path}: {key} is {_shown(value)}, not {_KINDS[kind]}; the file is damaged")
-        if kind is float and not abs(value) <= _LARGEST_FLOAT32:  # also true for NaN
+        if kind is float and not abs(value) <= _LARGEST_FLOAT32:  # `not <=` instead of `>`, to be true for NaN too
             raise ValueError(f"{self.path}: {key} is {value}, not a finite float32; the file is damaged")
         return value
 
@@ -118,7 +118,7 @@ def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
         path: the file, or any file of a split model.
 
     Raises:
-        ValueError: a file is missing, not GGUF, damaged or truncated, or the files are from different models.
+        ValueError: a file is missing, damaged, truncated or not GGUF, or the files are from different models.
         ModuleNotFoundError: the gguf library is not installed.
     """
     require_gguf()
@@ -173,7 +173,7 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
         count: number of files according to the name.
 
     Raises:
-        ValueError: the metadata have another index or another number of files.
+        ValueError: the metadata have a different index or a different number of files.
     """
     stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp writes 0 after joining the parts
     stored_number = header.get("split.no", int, 0) + 1

@@ -41,7 +41,7 @@ _BOTH, _KEYS, _VALUES = (f"self_attn.{name}.weight" for name in ("kv_b_proj", "k
 def latent_settings(file: GgufFile) -> dict[str, Any]:
     """Return the keys of config.json that specify the sizes of latent attention.
 
-    In files with separate key and value tensors, the metadata `key_length` and `value_length` are sizes of the latents.
+    In files with separate key and value tensors, the metadata `key_length` and `value_length` are latent sizes.
 
     Raises:
         ValueError: all key channels are rotated.

@@ -1,6 +1,6 @@
 """Tensor names and metadata keys of mixture-of-experts layers in GGUF files, shared by several families.
 
-A GGUF tensor stacks the weights of all experts of a layer and is read as one tensor per expert.
+A GGUF tensor stacks the weights of all experts in a layer, and is read as one tensor per expert.
 """
 
 from __future__ import annotations

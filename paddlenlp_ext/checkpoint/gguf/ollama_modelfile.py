@@ -53,7 +53,7 @@ class ChatDelimiters:
         answer_lead: text between `before_answer` and an earlier answer, such as a space. In a new answer, the model
             generates this text.
         between: text between an answer and the next user message.
-        tools: text around tools, calls and results; None: the template does not write them, or not as JSON.
+        tools: text around tools, calls and results; None: the template does not write tools and calls as JSON.
     """
 
     first: str
@@ -71,7 +71,7 @@ class ChatDelimiters:
         return text + question + self.before_answer
 
     def write_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
-        """Render a prompt with tools from messages whose calls are the call `CALL`; the last one is not an answer."""
+        """Render a prompt with tools. In `messages`, all calls are `CALL`, and the last message is not an answer."""
         assert self.tools is not None
         system = messages[0].content if messages[0].role == "system" else None
         text, last = self.tools.write_prefix(system, tools), ""
@@ -107,7 +107,7 @@ class ChatDelimiters:
         )
 
     def _go_messages(self, first: str, answer: str, result: str = "") -> str:
-        """Return the Go template of a message, from its parts before the first user message, of answers and results."""
+        """Return the Go template of a message; the arguments are Go templates of parts of the message."""
         return (
             f'{{{{ if eq .Role "user" }}}}{{{{ if $first }}}}{first}{{{{ else }}}}{literal(self.between)}{{{{ end }}}}'
             f"{{{{ .Content }}}}{literal(self.before_answer)}{{{{ $first = false }}}}"
@@ -116,7 +116,7 @@ class ChatDelimiters:
 
 
 def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> ChatDelimiters | None:
-    """Derive the delimiters of a chat template from rendered prompts; return None if they do not reproduce the prompts.
+    """Derive the delimiters of a chat template from rendered prompts; return None if no delimiters reproduce them.
 
     Args:
         write: function that renders the template.
@@ -140,7 +140,7 @@ def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> 
 
 
 def _with_tools(delimiters: ChatDelimiters, write: WriteChat) -> ChatDelimiters:
-    """Add the text around tools, if it reproduces the prompts of the template up to spaces in JSON."""
+    """Add the text around tools, if the result reproduces the template's prompts (except for spaces in JSON)."""
     tools = find_tool_delimiters(write, delimiters.before_answer, delimiters.system is not None)
     found = replace(delimiters, tools=tools)
     if tools is None:
@@ -180,7 +180,7 @@ def modelfile(
     if delimiters is not None:
         lines.append(f'TEMPLATE """{delimiters.go_template()}"""')
     lines += [f"PARAMETER stop {json.dumps(token, ensure_ascii=False)}" for token in end_tokens]
-    if generation.get("do_sample") is False:  # greedy decoding: only the repetition penalty still applies
+    if generation.get("do_sample") is False:  # with greedy decoding, only the repetition penalty still applies
         generation = {"temperature": 0, "repetition_penalty": generation.get("repetition_penalty")}
     lines += [
         f"PARAMETER {name} {generation[key]}" for key, name in _PARAMETERS.items() if generation.get(key) is not None

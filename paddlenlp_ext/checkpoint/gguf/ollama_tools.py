@@ -54,7 +54,8 @@ class ToolDelimiters:
 
     Attributes:
         prefix: texts and places before the first user message of a chat without system prompt.
-        prefix_with_system: the same with a system prompt; None: the template does not support a system prompt.
+        prefix_with_system: `prefix` of a chat with a system prompt; None: the template does not support a system
+            prompt.
         between_tools: text between two tools.
         field: field of a tool that the template writes: "" for all fields, ".Function" for the function.
         content: texts before and after the text of an answer with calls; None: the template omits the text.
@@ -113,7 +114,7 @@ class ToolDelimiters:
     def go_calls(self) -> str:
         """Return the Go template of an answer with calls.
 
-        Ollama recognizes a call of the model by the first text after `.ToolCalls`, which is therefore not an action.
+        Ollama recognizes the model's calls by the first text after `.ToolCalls`, so this text is not an action.
         """
         content = ""
         if self.content is not None:
@@ -137,7 +138,7 @@ def literal(text: str) -> str:
 
 
 def _after_first(text: str) -> str:
-    """Return the Go template of a text before every element of a loop but the first."""
+    """Return the Go template of a text before every element of a loop except the first."""
     return f"{{{{ if $i }}}}{literal(text)}{{{{ end }}}}" if text else ""
 
 
@@ -156,7 +157,7 @@ def compact_json(text: str) -> str:
 
 
 def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool) -> ToolDelimiters | None:
-    """Derive the delimiters of a chat template from rendered prompts; None if tools or calls are not written as JSON.
+    """Derive the delimiters of a chat template from rendered prompts; return None if tools or calls are not JSON.
 
     Args:
         write: function that renders the template.
@@ -201,7 +202,7 @@ def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool)
 
 
 def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] | None:
-    """Return the texts before and after the text of an answer with calls; None if the template omits or rejects it.
+    """Return the texts around the text of an answer with calls; None if the template omits or rejects this text.
 
     Args:
         write: function that renders the template.
@@ -217,7 +218,7 @@ def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] |
 
 
 def _between_calls(write: WriteChat) -> str:
-    """Return the text between two calls; empty for a template that allows one call."""
+    """Return the text between two calls; empty for a template that allows only one call."""
     both = CALL._replace(calls=tuple((name, _ARGUMENTS) for name in _NAMES))
     try:
         text = write([USER, both, FIRST_RESULT, SECOND_RESULT], TOOLS)

@@ -54,7 +54,7 @@ class WordRule:
         patterns: regular expressions, applied one after another; None: the GPT-2 pattern of the tokenizers library.
         single_digits: whether each digit becomes a word before the GPT-2 pattern is applied.
         ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
-        adds_bos: whether llama.cpp adds bos to a text by default, if the file has no `add_bos_token`.
+        adds_bos: whether llama.cpp adds bos to a text if the file has no `add_bos_token`.
         normalizes: whether text is normalized to NFC; llama.cpp does not normalize text.
     """
 
@@ -66,7 +66,7 @@ class WordRule:
     normalizes: bool = False
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """Build the pre-tokenizer in the tokenizers library; like GPT-2, it maps each byte to a printable character."""
+        """Build the pre-tokenizer of the tokenizers library; as in GPT-2, each byte becomes a printable character."""
         byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=self.patterns is None)
         if self.patterns is not None:
             splits = [pre_tokenizers.Split(Regex(pattern), behavior="isolated") for pattern in self.patterns]
@@ -110,5 +110,5 @@ def word_rule(name: str | None) -> WordRule:
 
 
 def adds_bos_by_default(name: str | None) -> bool:
-    """Return whether llama.cpp adds bos to a text by default for a value of `tokenizer.ggml.pre`."""
+    """Return whether llama.cpp by default adds bos to a text, for a value of `tokenizer.ggml.pre`."""
     return name in _BY_NAME and _BY_NAME[name].adds_bos

@@ -59,7 +59,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
 
 
 def _head_dim(file: GgufFile, default: int) -> int:
-    if architecture_of(file).is_latent:  # for MLA, head_dim of Hugging Face configs is the number of rotated channels
+    if architecture_of(file).is_latent:  # with MLA, head_dim in Hugging Face configs is the number of rotated channels
         return count(file, "rope.dimension_count")
     head_dim = count(file, "attention.key_length", default)
     for key in ("attention.value_length", "rope.dimension_count"):

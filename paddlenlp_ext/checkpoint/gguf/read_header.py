@@ -39,7 +39,7 @@ class GgufTensor:
         shape: shape, rows first as in NumPy.
         path: the file.
         start: file offset of the first byte.
-        num_bytes: size in the file.
+        num_bytes: number of bytes in the file.
     """
 
     type: str
@@ -59,7 +59,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(_Cursor(content), path)
-    except ValueError as error:  # mmap also raises ValueError, for an empty file
+    except ValueError as error:  # mmap raises ValueError for an empty file
         raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); download it again") from error
 
 

@@ -49,7 +49,7 @@ def byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
     """Build a byte-level BPE tokenizer, as introduced by GPT-2, with the pre-tokenizer that the file names.
 
     Raises:
-        ValueError: the file names no pre-tokenizer or an unknown one.
+        ValueError: the file names no pre-tokenizer or an unknown pre-tokenizer.
     """
     try:
         rule = word_rule(fields.pre)
@@ -97,7 +97,7 @@ def sentencepiece_bpe(fields: TokenizerFields) -> Tokenizer:
 
 
 def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """Return all pairs of tokens that merge into a token, ordered by descending score of the merged token.
+    """Return all pairs of tokens that merge into another token, ordered by descending score of the merged token.
 
     Control, unknown and byte tokens are excluded, because they are neither merged nor the result of a merge.
     """
@@ -132,7 +132,7 @@ def _add_special_tokens(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
-    """Make the tokenizer add bos before and eos after every text if the file has these flags."""
+    """Make the tokenizer add bos before and eos after every text, if the flags in the file say so."""
     ends = {name: fields.special[name] for name, is_added in fields.adds.items() if is_added}
     if not ends:
         return

@@ -28,7 +28,7 @@ _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # tensors for RoPE scaling;
 
 
 class _Place(NamedTuple):
-    """Name of a stored tensor, and the index of the expert along its first axis; None: the full tensor."""
+    """Name of a stored tensor, and the index of an expert along the first axis of the tensor; None: the full tensor."""
 
     stored: str
     expert: int | None
@@ -38,7 +38,7 @@ class GgufWeights(WeightSource):
     """Weights of one .gguf file, or of all files of a split model.
 
     Raises:
-        ValueError: the file is damaged, its architecture is unknown, or the architecture does not have such a tensor.
+        ValueError: the file is damaged, its architecture is unknown, or it has a tensor that its architecture lacks.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -98,7 +98,7 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a GGUF model with the names and shapes of the Hugging Face checkpoint.
 
     Raises:
-        ValueError: see `GgufWeights`; or a tensor is missing.
+        ValueError: `GgufWeights` raises a ValueError, or a tensor is missing.
     """
     source = GgufWeights(path)
     return architecture_of(source.file).restore(source)
@@ -110,7 +110,7 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
     Args:
         file: the model.
         stored_name: GGUF name of the tensor.
-        expert: index along the first axis of the expert to read; None: the full tensor.
+        expert: index of the expert to read, along the first axis; None: the full tensor.
 
     Raises:
         ValueError: the quantization type is not supported, or the file ends early.

@@ -6,7 +6,7 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.utils.registry import Registry
 
-# The registry imports the package of the families by name on demand, because this package must not depend on models.
+# The registry imports the package of the families by name on demand, because `checkpoint` must not import `models`.
 ARCHITECTURES: Registry[Architecture] = Registry("family with GGUF files", "paddlenlp_ext.models.families")
 
 

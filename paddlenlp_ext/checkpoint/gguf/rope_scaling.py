@@ -24,7 +24,7 @@ _READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_be
 """Known scaling keys; `finetuned` does not change the computation."""
 _MSCALE = "yarn_log_multiplier"
 """Scaling key of models with latent attention: 0.1 times `mscale_all_dim` of config.json."""
-# Bounds in the config.json of all published Llama 3.1, 3.2 and 3.3 models.
+# Bounds in the config.json files of all published Llama 3.1, 3.2 and 3.3 models.
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 
@@ -192,13 +192,11 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
     fastest_scaled = turns[divisors == factor].max()
     if not np.isfinite(slowest_kept):
         slowest_kept = 16 * max(turns.max(), fastest_scaled)
-    if inside.sum() == 0:  # all bounds between the two frequencies are valid; the exponents leave a margin for rounding
+    if inside.sum() == 0:  # any bounds between the two frequencies are valid; the exponents leave a margin for rounding
         ratio = slowest_kept / fastest_scaled
         return fastest_scaled * ratio**0.25, fastest_scaled * ratio**0.75
     keep = (1 / divisors[inside] - 1 / factor) / (1 - 1 / factor)
-    if (
-        inside.sum() == 1
-    ):  # a line through the only point, with its zero and its one between the neighbouring frequencies
+    if inside.sum() == 1:  # a line through the only point; it reaches 0 and 1 between the neighbouring frequencies
         (at,), (height,) = turns[inside], keep
         zero = max(fastest_scaled, (at - height * slowest_kept) / (1 - height))
         return zero, zero + (at - zero) / height
@@ -208,7 +206,7 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
 
 
 def llama3_frequency_divisors(scaling: dict[str, Any], theta: float, head_dim: int) -> np.ndarray:
-    """Return the divisors of the rotary frequencies for `rope_type: llama3` of transformers.
+    """Return the divisors of the rotary frequencies for `rope_type: llama3`, as in transformers.
 
     Returns:
         float64 [head_dim / 2].

@@ -74,7 +74,7 @@ def write_gguf(
     Args:
         path: the file.
         architecture: value of `general.architecture`.
-        metadata: other keys -> values; all items of a list have the same type.
+        metadata: all other keys -> values; the items of a list have the same type.
         tensors: GGUF name -> tensor.
         outtype: requested format, one of `OUTTYPES`.
 
@@ -162,8 +162,8 @@ def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
         return np.abs(rows) * _HALF_ULP + _HALF_TINY
     blocks = rows.reshape(len(rows), -1, _BLOCK).astype(np.float64)
     largest, span = np.abs(blocks).max(-1), np.ptp(blocks, axis=-1)
-    # Half a quantization step, plus the error of rounding the scale to float16. Q4_0 needs a full step, because one end
-    # of its symmetric range has no code.
+    # Half a quantization step, plus the error from rounding the scale to float16. Q4_0 needs a full step, because one
+    # end of its symmetric range has no code.
     bound = {
         "Q8_0": largest * (0.5 / 127 + _HALF_ULP) + 127 * _HALF_TINY,
         "Q4_0": largest * (1 / 8 + _HALF_ULP) + 8 * _HALF_TINY,

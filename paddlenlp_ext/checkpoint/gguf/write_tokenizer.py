@@ -119,8 +119,8 @@ def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[s
 def recognize_rule(tokenizer: Tokenizer, ignores_merges: bool) -> WordRule | None:
     """Return the rule that corresponds to the pre-tokenizer of a byte-level BPE tokenizer; None if the rule is unknown.
 
-    A rule that splits `PROBE` into the words of the tokenizer takes precedence. Otherwise, a rule with the tokens of
-    the tokenizer for `PROBE` is returned.
+    A rule that splits `PROBE` into the same words as the tokenizer takes precedence over a rule that only results in
+    the same tokens.
 
     Args:
         tokenizer: the tokenizer; NFC is the only normalizer allowed.
@@ -166,7 +166,7 @@ def _special_tokens(
     tokenizer: PreTrainedTokenizerBase, model: Mapping[str, Any], bos: int | None, ends: Sequence[int]
 ) -> dict[str, int]:
     """Return the metadata with the ids of special tokens; the first three of `ends` become eos, eot and eom."""
-    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # the tokenizer's eos first
+    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # puts the tokenizer's eos first
     if len(ends) > len(_END_KEYS):
         logger.warning("GGUF files have at most three end tokens; left out: %s", ends[len(_END_KEYS) :])
     unknown = model.get("unk_token")
@@ -180,7 +180,7 @@ def _special_tokens(
 
 
 def _added_ends(tokenizer: PreTrainedTokenizerBase) -> dict[str, bool]:
-    """Return whether the tokenizer adds bos before and eos after every text."""
+    """Return whether the tokenizer adds bos before every text, and whether it adds eos after every text."""
     plain, full = (_encode(tokenizer, "a", flag) for flag in (False, True))
     start = next((at for at in range(len(full)) if full[at : at + len(plain)] == plain), 0)
     before, after = full[:start], full[start + len(plain) :]
@@ -208,7 +208,7 @@ def _templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str | list[str]]
 
 
 def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Check that the tokenizer of a GGUF file returns the tokens of `tokenizer` for `PROBE`, a text in many scripts.
+    """Check that a GGUF file's tokenizer and `tokenizer` return the same tokens for `PROBE`, a text in many scripts.
 
     A difference in a rendered chat only logs a warning, because llama.cpp cannot avoid the difference: llama.cpp keeps
     spaces next to special tokens and, for SentencePiece, adds a space after each special token.

@@ -50,7 +50,7 @@ def stored_tensors(
 
 
 def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architecture, config: Any) -> StoredTensor:
-    """Return the tensor to write for one Hugging Face tensor, or for the tensors of all experts, which are stacked."""
+    """Return the tensor to write for one Hugging Face tensor, or for the stacked tensors of all experts."""
     parts = [partial(stored_values, name, tensor, architecture, config) for _, (name, tensor) in sorted(group.items())]
     name, tensor = next(iter(group.values()))
     shape = tensor.shape[1:] if name.endswith(architecture.vectors) and len(tensor.shape) == 2 else tensor.shape

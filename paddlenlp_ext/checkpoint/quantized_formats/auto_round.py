@@ -32,7 +32,7 @@ def auto_round_layout(config: Mapping[str, Any]) -> PackedLayout:
         config: `quantization_config` of config.json.
 
     Raises:
-        ValueError: the packing format is unknown, weights are not integers, or layers differ in bits.
+        ValueError: the packing format is unknown, weights are not integers, or layers have different bit widths.
     """
     packing = str(config.get("packing_format") or config.get("backend"))
     if packing not in _LAYOUTS:

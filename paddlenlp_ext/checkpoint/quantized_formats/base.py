@@ -33,7 +33,7 @@ class IntegerMatrix:
     Attributes:
         codes: unsigned codes, uint8 [out, in].
         scales: scales, [out, groups].
-        zeros: zero points (the code of the value 0), uint8 or int16 [out, groups].
+        zeros: zero points (codes that stand for 0), uint8 or int16 [out, groups].
     """
 
     codes: np.ndarray
@@ -51,7 +51,8 @@ class PackedLayout:
         parts: name suffixes of the other tensors of a weight.
         bits: bits per code, 4 or 8.
         group_size: number of inputs that share a scale; None: all inputs of a row share one scale.
-        symmetric: whether written weights have the middle code as zero point; stored zero points are always read.
+        symmetric: whether written weights have the middle code as zero point; reading always uses the stored zero
+            points.
     """
 
     method: ClassVar[str]
@@ -72,7 +73,7 @@ class PackedLayout:
 
     @property
     def middle(self) -> int:
-        """Middle code, which is the zero point of symmetric weights."""
+        """Code in the middle of the range, the zero point of symmetric weights."""
         return 1 << (self.bits - 1)
 
     def shape(self, source: WeightSource, layer: str) -> tuple[int, int]:

@@ -60,7 +60,7 @@ def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSourc
 
 
 def _compressed_block(source: WeightSource, options: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Return the rows and columns that share a scale in a model of compressed-tensors; None: all share one."""
+    """Return the rows and columns that share a scale in a compressed-tensors model; None: the matrix has one scale."""
     weights, form = weight_options(options), options.get("format")
     bits, strategy = whole_option(weights, "num_bits"), weights.get("strategy")
     if bits != 8 or form not in ("float-quantized", "naive-quantized"):
@@ -75,7 +75,7 @@ def _compressed_block(source: WeightSource, options: Mapping[str, Any]) -> tuple
 
 
 def _checked(source: WeightSource, key: str, block: Any) -> tuple[int, int] | None:
-    """Return the rows and columns of a block, the value of `key`."""
+    """Return the rows and columns of a block from `block`, the value of `key`."""
     if block is None:
         return None
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):
@@ -92,7 +92,7 @@ class _Float8Weights(WeightSource):
     Args:
         source: the stored tensors.
         block: rows and columns that share a scale; None: the entire matrix has one scale.
-        dtype: dtype of dequantized weights; None: dtype of their scales.
+        dtype: dtype of dequantized weights; None: dtype of the scales.
     """
 
     def __init__(self, source: WeightSource, block: tuple[int, int] | None, dtype: str | None) -> None:

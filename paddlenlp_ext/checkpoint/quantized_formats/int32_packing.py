@@ -16,8 +16,8 @@ def pack_words(codes_RC: np.ndarray, bits: int, order: Sequence[int] | None = No
     Args:
         codes_RC: codes, uint8 [R, C].
         bits: bits per code.
-        order: order of the codes in a word: the i-th code from the lowest bits has the column `order[i]` among the
-            columns of the word; None: ascending columns.
+        order: order of the codes in a word, from the lowest bits: the i-th code comes from column `order[i]` of the
+            word's columns; None: ascending columns.
 
     Returns:
         Words, int32 [R, ceil(C * bits / 32)]; missing codes of the last word are 0.

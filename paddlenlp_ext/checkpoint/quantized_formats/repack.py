@@ -60,7 +60,7 @@ class PackedWeights(WeightSource):
         return {_SHAPE: (2,), _ORDER: (inputs,)}.get(part, (outputs, self._num_groups(layer)))
 
     def _num_groups(self, layer: str) -> int:
-        """Return the number of groups of a layer, from scales in the shape [groups, out] or [out, groups]."""
+        """Return the number of groups in a layer, from the shape of the scales: [groups, out] or [out, groups]."""
         outputs, _ = self._layout.shape(self._source, layer)
         return int(np.prod(self._source.shape(self._layout.scale_name(layer)))) // outputs
 
