@@ -5,7 +5,7 @@ score of a beam is the sum of its log-probabilities. A continuation that ends at
 final score is the sum divided by length^`length_penalty`. The length includes the end token.
 
 A row ends when its beams reach the token limit. It also ends when it has `num_beams` ended continuations, and the best
-running beam, with the same length penalty, does not score higher than the worst of them.
+running beam, with the same length penalty, does not score higher than the worst ended continuation.
 
 Shapes: B rows, N beams per row, V vocab.
 """
@@ -20,14 +20,14 @@ from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import Logits, apply_repetition_penalty, exclude_early_ends, on_host
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
 
-_UNUSED = np.float32(-1e9)  # initial score of all beams except the first, because all beams start with equal tokens
+_UNUSED = np.float32(-1e9)  # initial score of all beams except the first, because all beams start with the same tokens
 
 
 class Beams:
     """Running and ended beams of one row.
 
     Attributes:
-        row: the row. When it ends, its `generated` tokens are set to the best continuation.
+        row: the row. When the row ends, its `generated` tokens are set to the best continuation.
         running: generated tokens of each running beam.
     """
 
@@ -78,7 +78,7 @@ class Beams:
 
 
 def beam_search(model: GenerationModel, rows: Sequence[Row], options: DecodingOptions) -> Iterator[Row]:
-    """Decode a batch of rows; yield each row when it has ended."""
+    """Decode a batch of rows; yield each row when it ends."""
     num_beams = options.num_beams
     groups = [Beams(row, options) for row in rows]
     cache, logits_BV = prefill(model, [row.prompt for row in rows])

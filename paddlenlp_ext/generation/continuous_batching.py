@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave the batch between forward passes.
 
 A step first prefills prompts, up to a maximum number of tokens. It then decodes one token of every row whose prefill is
-complete. Between two chunks of a long prompt, the other rows therefore continue to decode:
+complete. The other rows therefore continue to decode between two chunks of a long prompt:
 
     step        1        2        3        4        5
     row 0       decode   decode   decode   ends
@@ -52,7 +52,7 @@ class AdapterModels(Protocol):
         ...
 
     def group_of(self, adapter: str) -> Hashable:
-        """Return the group of an adapter; rows in the same group can share a forward pass."""
+        """Return the group of an adapter; rows with adapters of the same group can share a forward pass."""
         ...
 
     def prepare(self, group: Hashable, adapters: Sequence[str]) -> GenerationModel:
@@ -83,7 +83,7 @@ class _Batch:
         self.num_complete += 1
 
     def remove(self, index: int) -> None:
-        """Remove a row; the last complete row, and then the last row, take the free places."""
+        """Remove a row; the last complete row takes its index, and the last row takes the index that becomes free."""
         if index < self.num_complete:
             self.num_complete -= 1
             self._move(self.num_complete, index)
@@ -130,9 +130,9 @@ class Engine:
 
     Args:
         models: base model and adapters.
-        max_rows: maximum number of requests in the batch; one more request may join if its client has none.
-        prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter if
-            several clients have requests.
+        max_rows: maximum number of requests in the batch; one more may join if its client has no request in the batch.
+        prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
+            this number if several clients have requests.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -201,11 +201,11 @@ class Engine:
         return Counter(row.request.client for batch in self._batches.values() for row in batch.rows)
 
     def _may_join(self, client: str) -> bool:
-        """Return whether the batch has a place for a request of the client."""
+        """Return whether the batch has room for a request of the client."""
         return self.num_rows < self._max_rows + (client not in self._running_rows())
 
     def _admit(self, client: str) -> bool:
-        """Move the first waiting request of a client to its batch; return False if none waits or the batch is full."""
+        """Move a client's first waiting request to its batch; return False if no request waits or the batch is full."""
         if client not in self._queues.counts() or not self._may_join(client):
             return False
         row = self._incomplete[client] = self._queues.take(client)

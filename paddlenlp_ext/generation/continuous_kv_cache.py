@@ -189,7 +189,7 @@ class RowsOfCache(ReservingCache):
         self._sets = frequency_sets
 
     def advance(self, num_new: int) -> list[int]:
-        """Add the `num_new` positions of this forward pass to the row lengths; return the indices of stale rows.
+        """Add the `num_new` positions of this forward pass to the length of each row; return the indices of stale rows.
 
         The rotary frequencies of a stale row changed in this pass, so its earlier keys are invalid.
         """
@@ -211,7 +211,8 @@ class RowsOfCache(ReservingCache):
         """Append new keys and values to the rows of a layer, and return the contents of the layer."""
         layer = self._cache.layers.setdefault(layer_index, _Layer())
         num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
-        # The first chunk of a prompt reserves all its columns, because each growth copies the stored keys and values.
+        # The first chunk of a prompt reserves the columns of the full prompt, because growing copies the keys and
+        # values.
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, (k_BSKH, v_BSKE))
         views = k_RKCH[self._rows], v_RKCE[self._rows]
@@ -240,7 +241,7 @@ class RowsOfCache(ReservingCache):
         return ReservedPositions(starts, [prefix] * len(starts), prefix, stored, self._rows.start)
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, such as converted weights; all passes together call `make` once per `key`."""
+        """Return the result of `make`, such as converted weights; `make` is called once per `key`, not in each pass."""
         if key not in self._cache.derived_tensors:
             self._cache.derived_tensors[key] = make()
         return self._cache.derived_tensors[key]

@@ -103,7 +103,7 @@ def check_strategy(name: str) -> None:
 
 
 def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return the end tokens of generation_config.json, given as one id, several ids or None, as a set."""
+    """Return the end tokens of generation_config.json (one id, several ids or None) as a set."""
     if token_ids is None:
         return frozenset()
     return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

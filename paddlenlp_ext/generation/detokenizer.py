@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode the first bytes of a character to the replacement character
+_INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode an incomplete character to the replacement character
 
 
 class IncrementalDetokenizer:

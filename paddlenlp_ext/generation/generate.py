@@ -20,7 +20,7 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, pr
 from paddlenlp_ext.generation.sampling import TokenChooser
 from paddlenlp_ext.generation.speculative_decoding import decode_with_drafts
 
-_COMPACTION_THRESHOLD = 0.25  # fraction of ended rows in a batch at which they are removed
+_COMPACTION_THRESHOLD = 0.25  # fraction of ended rows in a batch at which the ended rows are removed
 
 
 def generate(
@@ -50,8 +50,8 @@ def generate(
     """Continue each prompt and return only the new tokens, in the order of `prompts`.
 
     The tokens of a row depend only on its prompt, its index and the seed. The end token is not returned, so a row that
-    is shorter than its limit has reached an end token. The model runs in evaluation mode without gradients. Afterwards
-    the previous mode of each layer is restored.
+    is shorter than its limit has reached an end token. The model runs in evaluation mode without gradients; the
+    previous mode of each layer is restored at the end.
 
     Args:
         model: the language model.
@@ -61,8 +61,8 @@ def generate(
         temperature: divisor of the logits; a low temperature makes the most likely tokens more likely.
         top_k: number of most likely tokens to sample from; 0 for all tokens.
         top_p: total probability of the most likely tokens to sample from (nucleus sampling).
-        repetition_penalty: penalty of tokens that the row already contains, for every strategy; above 1, these tokens
-            become less likely.
+        repetition_penalty: penalty of tokens that the row already contains, in every strategy; a penalty above 1 makes
+            these tokens less likely.
         num_beams: number of beams of beam search, which returns the best continuation.
         length_penalty: exponent of the length penalty; beam search divides the score of an ended continuation by
             length^length_penalty.
@@ -72,7 +72,7 @@ def generate(
         max_ngram_size: length of the longest n-gram for which drafts are searched.
         eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
         grammar: grammar that the text of every row must match, from `GrammarCompiler.compile` (generation/grammar.py);
-            a row that is shorter than its limit matches, and ends when no longer text matches. Requires
+            a row that is shorter than its limit matches the grammar. A row ends when no longer text matches. Requires
             `min_new_tokens` 0, and a strategy other than beam search.
         seed: random seed for sampling.
         batch_size: number of rows per batch.
@@ -191,7 +191,7 @@ def _decode_in_steps(
         if len(active) <= (1 - _COMPACTION_THRESHOLD) * len(rows):
             rows = [rows[index] for index in active]
             cache.select_rows(active)
-        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # for ended rows, the token is arbitrary
+        newest = [[row.generated[-1] if row.generated else 0] for row in rows]  # the token of an ended row is arbitrary
         logits_BV = step(model, newest, cache)[:, -1]
         if cache.is_stale:
             cache, logits_BV = prefill(model, [row.tokens for row in rows], max(len(row.generated) for row in rows))

@@ -3,8 +3,8 @@
     grammar in the format of llguidance --GrammarCompiler--> GrammarState, one copy per row
     GrammarState.allowed_tokens --logits_processors.py--> logits of the next token
 
-Each decoding step allows only tokens whose text continues the text so far to a text of the grammar. An end token is
-allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
+Each decoding step allows only tokens that extend the text so far to the beginning of a text in the grammar. An end
+token is allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
 
 Shapes: V vocab.
 """
@@ -29,7 +29,7 @@ Grammar = Sequence[Mapping[str, Any]]
 MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
-_WHITESPACE = r" |\r?\n[ \t]{0,32}"  # a model could otherwise write white space without end
+_WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write white space forever
 _END = "<|end of an answer with a grammar|>"
 """End token for llguidance; the end tokens of the model depend on its template, and are added to each mask."""
 _DEAD_END = "no token of the vocabulary continues the answer within its grammar"
@@ -44,7 +44,7 @@ _LIMITS = {
 
 
 class GrammarError(ValueError):
-    """Error about a grammar that is invalid, exceeds a limit, or allows no token."""
+    """Error for a grammar that is invalid, exceeds a limit, or allows no token."""
 
 
 def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
@@ -78,14 +78,14 @@ def _objects(value: Any) -> Iterator[dict[str, Any]]:
 
 
 def _number(value: Any) -> Fraction | None:
-    """Return the exact value of a number as it is written; None if it is not a finite number."""
+    """Return the exact value of a number as written in JSON; None if the value is not a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return Fraction(value) if isinstance(value, int) else Fraction(str(value)) if math.isfinite(value) else None
 
 
 def _check_exclusive_bounds(schema: Mapping[str, Any]) -> None:
-    """Refuse a range of less than 1 next to an exclusive whole number, which llguidance 1.9 would allow as a value.
+    """Reject a range narrower than 1 next to an exclusive integer bound, which llguidance 1.9 would allow as a value.
 
     Raises:
         GrammarError: the schema has such a range.
@@ -110,7 +110,7 @@ def regex_grammar(pattern: str) -> Grammar:
 
 
 def choice_grammar(choices: Sequence[str]) -> Grammar:
-    """Return the grammar of a list of texts."""
+    """Return the grammar that allows exactly the texts of a list."""
     return [{"lark_grammar": "start: " + " | ".join(map(json.dumps, choices))}]
 
 
@@ -119,7 +119,7 @@ def combined_grammar(start: str, parts: Mapping[str, Grammar]) -> Grammar:
 
     Args:
         start: rules, beginning with the rule `start`.
-        parts: grammars by name, each of a single part.
+        parts: grammars by name; each grammar has a single part.
     """
     return [{"lark_grammar": start}, *({**part, "name": name} for name, (part,) in parts.items())]
 
@@ -164,7 +164,7 @@ class GrammarCompiler:
         matcher = library.LLMatcher(_indexed_vocabulary(self._json, self._end), text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_message(matcher))
-        matcher.compute_bitmask()  # the first mask takes longer; copies of the state share its preparation
+        matcher.compute_bitmask()  # the first mask takes longer; copies of the state share the preparation for masks
         if matcher.is_stopped() and not matcher.is_accepting():
             raise GrammarError("no text matches the grammar")
         return GrammarState(matcher, self._end)

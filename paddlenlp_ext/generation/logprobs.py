@@ -13,7 +13,7 @@ import paddle
 from paddlenlp_ext.generation.logits_processors import ModelLogits
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel
 
-_POSITIONS_PER_PART = 32  # bounds the memory for the logits of a long prompt
+_POSITIONS_PER_PART = 32  # limits the memory for the logits of a long prompt
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> 
         num_top: number of most likely tokens to return at each position.
     """
     logits_SV = logits if isinstance(logits, paddle.Tensor) else paddle.to_tensor(logits)
-    logits_SV = logits_SV.astype("float64")  # a float32 sum over 50,000 logits has an error of 1e-4
+    logits_SV = logits_SV.astype("float64")  # float64, because a float32 sum over 50,000 logits has an error of 1e-4
     total_S1 = paddle.logsumexp(logits_SV, axis=-1, keepdim=True)
     chosen_S1 = paddle.take_along_axis(logits_SV, paddle.to_tensor([*tokens], "int64").unsqueeze(1), axis=1)
     chosen = (chosen_S1 - total_S1).squeeze(1).numpy().tolist()

@@ -36,7 +36,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-BLOCK = 128  # the capacity grows in blocks of positions, so that the stored keys and values are rarely copied
+BLOCK = 128  # the capacity grows in blocks of 128 positions, so that the stored keys and values are rarely copied
 
 
 class _LayerKeyValues:
@@ -70,7 +70,7 @@ class _LayerKeyValues:
         self.length += k_BSKH.shape[1]
 
     def select_rows(self, index: paddle.Tensor) -> None:
-        """Keep only the rows with the indices `index`, int64, in this order."""
+        """Keep only the rows at the indices `index` (int64), in this order."""
         k_BKCH, v_BKCE = self.tensors
         self._stored = paddle.index_select(k_BKCH, index, axis=0), paddle.index_select(v_BKCE, index, axis=0)
 
@@ -92,7 +92,7 @@ class _LayerKeyValues:
             self._stored = k_empty, v_empty
             if self.prefix is not None:
                 self._store_prefix(self._stored, self.prefix)
-        self.capacity += missing  # after the allocation, because C++ writes up to the capacity without a check
+        self.capacity += missing  # set after the allocation, because C++ writes up to the capacity without a check
 
     def _store_prefix(self, stored: tuple[paddle.Tensor, paddle.Tensor], prefix: KeyValuePrefix) -> None:
         for store_BKCH, own_PKH in zip(stored, prefix, strict=True):
@@ -198,7 +198,7 @@ class KVCache(ReservingCache):
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
         """Reserve `length` new positions of each row in the given layers.
 
-        The positions count as stored. The caller must write their keys and values.
+        From then on, these positions count as stored. The caller must write their keys and values.
         """
         reserved = [self._layers[index] for index in layers]
         prefix, column = reserved[0].prefix_length, reserved[0].length

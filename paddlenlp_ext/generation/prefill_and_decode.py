@@ -91,7 +91,7 @@ class Row:
         return len(self.generated)
 
     def take(self, token: int, end_tokens: frozenset[int]) -> bool:
-        """Append a token unless it is an end token; return True if it was appended."""
+        """Append a token unless it is an end token; return True if the token was appended."""
         if token in end_tokens:
             self.ended = True
             return False
@@ -124,7 +124,7 @@ def prefill(
     ids_BS = np.array([[0] * pad + [*ids] for pad, ids in zip(padding, sequences, strict=True)], dtype=np.int64)
     hidden_BSD = model.hidden_states(paddle.to_tensor(ids_BS), position_ids=cache.next_positions(width), cache=cache)
     logits_BV = model.logits(hidden_BSD[:, -1])
-    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # the argmax of NaN would always be token 0
+    if bool(paddle.isnan(logits_BV).all(axis=-1).any()):  # with NaN logits, argmax would always return token 0
         raise ValueError(ALL_NAN_LOGITS)
     return cache, logits_BV
 

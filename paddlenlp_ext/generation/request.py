@@ -27,17 +27,17 @@ class Request:
         prompt: token ids of the prompt, at least one.
         max_new_tokens: maximum number of new tokens; 0 to compute only the log-probabilities of the prompt.
         decoding: sampling options, and the end tokens.
-        row: index of the request among requests with the same seed, which selects the random generator.
+        row: index of the request among requests with the same seed; the index selects the random generator.
         adjustments: penalties and biases of single tokens.
         grammar: state at the start of the answer's grammar, which changes while the request runs; None without a
             grammar.
         adapter: name of the adapter; an unknown name selects the base model.
-        client: name of the client, by which the engine shares its time.
+        client: name of the client; the engine shares its time among the clients.
         num_top: number of most likely tokens whose log-probabilities are returned at each position; None to compute no
             log-probabilities.
         on_prompt: function called once with the log-probabilities of all prompt tokens except the first; None to skip
             their computation.
-        on_token: function called with each new token; it returns True to end the request.
+        on_token: function called with each new token; returns True to end the request.
         on_end_token: function called with the log-probability of the end token; None to skip its computation.
         on_end: function called once at the end with STOP, LENGTH or an exception.
         is_cancelled: flag that any thread may set to remove the request. No callback is called afterwards.
@@ -121,7 +121,7 @@ class RunningRow:
 
 
 def take_tokens(rows: Sequence[RunningRow], logits_BV: ModelLogits) -> None:
-    """Choose the next token of each row; an exception ends only its own row."""
+    """Choose the next token of each row; an exception ends only the row that raised it."""
     best_B = most_likely(logits_BV) if any(row.takes_most_likely for row in rows) else []
     for index, row in enumerate(rows):
         try:

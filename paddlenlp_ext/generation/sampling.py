@@ -58,7 +58,7 @@ class Continuation(Protocol):
 def most_likely(logits_BV: ModelLogits) -> list[int]:
     """Return the most likely token id of each row; ties go to the lowest id."""
     if isinstance(logits_BV, np.ndarray) or logits_BV.place.is_cpu_place():
-        return greedy(on_host(logits_BV)).tolist()  # NumPy needs microseconds, and Paddle's argmax a millisecond
+        return greedy(on_host(logits_BV)).tolist()  # NumPy needs microseconds; Paddle's argmax needs a millisecond
     return paddle.argmax(logits_BV, axis=-1).numpy().tolist()
 
 

@@ -30,7 +30,7 @@ def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -
 
     Args:
         tokens: prompt and generated tokens of the row.
-        max_ngram_size: length of the longest n-gram to search; shorter n-grams follow, down to one token.
+        max_ngram_size: length of the longest n-gram to search; then shorter n-grams are searched, down to one token.
         max_draft_tokens: maximum length of the draft.
     """
     if max_draft_tokens < 1:
@@ -68,7 +68,7 @@ def decode_with_drafts(
 
 
 def _room(model: GenerationModel, row: Row, max_draft_tokens: int) -> int:
-    """Return the maximum draft length that exceeds neither the limit of the row nor a change of rotary frequencies."""
+    """Return the maximum draft length that stays within the row's limit and does not change the rotary frequencies."""
     length = len(row.prompt) + len(row.generated)
     room = min(rope.constant_until(length - 1) - length for rope in model.config.ropes)
     return int(min(max_draft_tokens, row.limit - len(row.generated) - 1, room))

@@ -48,10 +48,10 @@ _WITHOUT_EFFECT = ("use_cache",)
 
 
 class GenerationDefaults(dict[str, Any]):
-    """Keys of generation_config.json, also as attributes, as in transformers: `model.generation_config.top_p = 0.9`."""
+    """Keys of generation_config.json, also set as attributes, as in transformers: `generation_config.top_p = 0.9`."""
 
     def __getattr__(self, name: str) -> Any:
-        """Return the value of a key; None if an option of transformers is not set."""
+        """Return the value of a key; None for an option of transformers that is not set."""
         if name not in self and name not in _OPTIONS and name not in _UNAVAILABLE:
             raise AttributeError(f"generation_config has no option {name!r}")
         return self.get(name)
@@ -82,8 +82,8 @@ def generate_for(
     Args:
         model: the language model; a row ends at one of its `eos_token_ids` unless `options` contain `eos_token_id`.
         prompts: lists of token ids of any length, or a padded batch [B, S].
-        input_ids: the padded batch in a format that tokenizers return, instead of `prompts`: a tensor or array [B, S],
-            lists of token ids, which are padded on the left, or the token ids of a single text.
+        input_ids: replaces `prompts`, in a format that tokenizers return: a padded tensor or array [B, S], lists of
+            token ids, which are padded on the left, or the token ids of a single text.
         attention_mask: mask in the shape of `input_ids`, 0 for padding.
         generation_config: `GenerationConfig` of the transformers library, or a dict of options.
         streamer: object that receives the prompt and then each new token; requires a single prompt, and a strategy
@@ -155,7 +155,7 @@ def _set_options(config: Any, where: str) -> dict[str, Any]:
 
 
 def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dict[str, Any]:
-    """Return options without the names that have no effect, or a value without effect.
+    """Return the options, except options whose name or value has no effect.
 
     Raises:
         ValueError: an option of transformers that is not available has an effect.
@@ -167,7 +167,7 @@ def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dic
 
 
 def _joined(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join options; a later level replaces an earlier one, and the two limits of the length replace each other."""
+    """Join options; later levels override earlier levels, and the two length limits override each other."""
     options: dict[str, Any] = {}
     for level in levels:
         for one, other in (("max_length", "max_new_tokens"), ("max_new_tokens", "max_length")):
@@ -183,7 +183,7 @@ def _choose_strategy(options: dict[str, Any]) -> None:
     """Replace `do_sample` with `decode_strategy`; a passed `decode_strategy` takes precedence.
 
     Raises:
-        ValueError: beams are to be sampled.
+        ValueError: the options request sampling with several beams.
     """
     samples, beams = options.pop("do_sample", None), options.get("num_beams", 1)
     if "decode_strategy" in options:
