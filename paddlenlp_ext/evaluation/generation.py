@@ -1,4 +1,4 @@
-"""Task that decodes an answer to each prompt greedily and compares it with the reference answers."""
+"""Task that decodes an answer to each prompt greedily, and compares the answer with the reference answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Generation(Task):
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         assert options.data_file is not None, "checked by TaskOptions"
-        for name in options.metric_names:  # fails before generation if the library of a metric is missing
+        for name in options.metric_names:  # raises before generation if the library of a metric is missing
             score_answers(name, ["a"], [["a"]])
         self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
         self.prompts = [prompt_text(question.prompt) for question in self.questions]

@@ -2,8 +2,8 @@
 
     python llm/run_lm_eval.py run --model paddlenlp_ext --model_args pretrained=MODEL,lora_path=ADAPTER --tasks piqa
 
-The harness is the package lm-eval (extra `lm-eval`). Its Hugging Face model (`hf`) tokenizes texts in the same way, so
-that log-likelihoods are equal.
+The harness is the package lm-eval (extra `lm-eval`). The harness's own Hugging Face model (`hf`) tokenizes texts in the
+same way, so that log-likelihoods are equal.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class LMEvalModel:
         pretrained: name or folder of a model, same as `model_name_or_path` of the predictor.
         lora_path: folder of an adapter of any method.
         batch_size: prompts per batch; auto: 8.
-        max_length: maximum tokens of a prompt plus its continuation; None: the model's context length.
+        max_length: maximum number of tokens of a prompt plus its continuation; None: the model's context length.
         device: cpu, gpu, ...; None: a GPU if available, else the CPU. The harness passes its default cuda:0, which
             selects the GPU 0 if available, else the CPU.
         dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on a GPU.
@@ -64,7 +64,7 @@ class LMEvalModel:
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        device = None if device is None else device.replace("cuda", "gpu")  # PyTorch's name of GPUs
+        device = None if device is None else device.replace("cuda", "gpu")  # cuda: PyTorch's name for GPUs
         arguments = ModelArguments(model_name_or_path=pretrained, lora_path=lora_path, device=device, dtype=dtype)
         base, adapter = find_model_and_adapter(arguments)
         self.tokenizer: Any = load_tokenizer(base, adapter)
@@ -120,7 +120,7 @@ class LMEvalModel:
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return the log-likelihood of each continuation, and True if greedy decoding would generate it.
+        """Return, for each continuation, the log-likelihood and whether greedy decoding would generate it.
 
         Args:
             requests: requests with `args` (context, continuation).

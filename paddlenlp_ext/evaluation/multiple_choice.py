@@ -5,7 +5,7 @@
 | acc | log-likelihood of the choice |
 | acc_norm | log-likelihood divided by the number of characters of the choice |
 
-lm-evaluation-harness defines the two metrics in the same way. A prompt is computed once for all its choices.
+lm-evaluation-harness defines the two metrics in the same way. A prompt is computed once for all of its choices.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class MultipleChoice(Task):
         )
 
     def _chosen(self, logprobs: list[np.ndarray], metric: str) -> list[int]:
-        """Return the index of the choice with the greatest score, one index per question."""
+        """Return, for each question, the index of the choice with the greatest score."""
         if metric == "acc":
             return [int(np.argmax(row)) for row in logprobs]
         lengths = [np.array([len(choice) for choice in question.choices], float) for question in self.questions]

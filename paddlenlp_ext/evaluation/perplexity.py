@@ -7,7 +7,7 @@
 | a .txt file | all | window |
 
 A text longer than `max_length` is split into windows, so that each token is predicted once. The context of a window is
-the single token before it. The last window, which may be shorter, has as much context as `max_length` allows.
+the token before the window. The last window, which may be shorter, has as much context as `max_length` allows.
 lm-evaluation-harness uses the same windows:
 
     tokens  a b c d e f g h      max_length 3, start token s
@@ -50,8 +50,8 @@ class Units:
     Attributes:
         sequences: windows of texts, or tokenized rows.
         unit_of: index of the unit of each sequence, int [sequences].
-        num_tokens: target tokens of each unit, float [units].
-        num_bytes: UTF-8 bytes of each unit's target text, float [units].
+        num_tokens: number of target tokens of each unit, float [units].
+        num_bytes: number of UTF-8 bytes of each unit's target text, float [units].
     """
 
     sequences: Sequence[Continuation] | Sequence[EncodedRow]
@@ -91,8 +91,8 @@ class Perplexity(Task):
             windows += text_windows
             if self.is_one_text:
                 unit_of += range(len(text_windows))
-                # A window may end within a character, and decoding may not restore the text exactly. The windows share
-                # the byte count of the text in proportion to their decoded lengths.
+                # A window may end within a character, and decoding may not restore the text exactly. The byte count of
+                # the text is therefore divided among the windows in proportion to their decoded lengths.
                 decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in text_windows]
                 num_bytes += [len(text.encode()) * count / sum(decoded) for count in decoded]
             else:

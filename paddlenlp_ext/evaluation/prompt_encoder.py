@@ -38,7 +38,7 @@ class PromptEncoder:
     Attributes:
         tokenizer: a Hugging Face tokenizer.
         template: the chat template. `template.encoder.prefix_ids` are the ids before every text, such as BOS.
-        max_length: maximum tokens of a prompt plus its continuation.
+        max_length: maximum number of tokens of a prompt plus its continuation.
     """
 
     tokenizer: Any
@@ -47,10 +47,10 @@ class PromptEncoder:
 
     @property
     def start_ids(self) -> list[int]:
-        """Token ids that stand for an empty prompt: the prefix ids, or else the BOS token, or else the EOS token.
+        """Token ids that stand for an empty prompt: the prefix ids, else the BOS token, else the EOS token.
 
         Raises:
-            ValueError: the tokenizer has none of these tokens.
+            ValueError: the tokenizer has no such token.
         """
         ids = list(self.template.encoder.prefix_ids)
         if ids:
@@ -88,7 +88,7 @@ class PromptEncoder:
         return truncate_left(Continuation(ids, continued), self.max_length)
 
     def prompt(self, prompt: Prompt | str, num_new: int) -> list[int]:
-        """Return the token ids of a prompt, truncated so that prompt plus `num_new` tokens fit `max_length`.
+        """Return the token ids of a prompt, truncated so that the prompt plus `num_new` tokens fit in `max_length`.
 
         Plain text is truncated from the left. A conversation loses its oldest turns first, then the end of its last
         message.

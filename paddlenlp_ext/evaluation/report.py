@@ -87,8 +87,8 @@ class Evaluation:
     def examples(self, num_examples: int) -> tuple[str, list[list[str]]]:
         """Return the name of a task and its first rows, each with question, reference answer and all models' answers.
 
-        The task is the first generation task, or else the first multiple-choice task. Without these, both results are
-        empty.
+        The task is the first generation task, else the first multiple-choice task. Without such a task, both results
+        are empty.
         """
         with_outputs = [
             number for number in range(len(self.tasks)) if self.measured[self.models[0]][number].outputs is not None
@@ -168,7 +168,7 @@ def print_tables(evaluation: Evaluation, lines: Sequence[Line]) -> None:
     """Print the tables of scores and differences to the terminal."""
     console = Console(
         highlight=False, markup=False
-    )  # without markup, because names of models and tasks may contain brackets
+    )  # markup is off, because names of models and tasks may contain brackets
     for title, (header, rows) in (
         ("Scores, with 95 % confidence intervals", score_table(evaluation.models, lines)),
         (f"Differences from {evaluation.models[0]}, on the same rows", difference_table(evaluation.models, lines)),

@@ -38,8 +38,8 @@ class Scores:
         kind: kind of the metric: share, mean, bits, perplexity or corpus.
         values: value of each row, float64 [N].
         weights: weight of each row, float64 [N].
-        window_sizes: bytes of each window if the task is a single text, else empty. Different tokenizers may yield
-            different windows.
+        window_sizes: number of bytes of each window if the task is a single text, else empty. Different tokenizers may
+            yield different windows.
     """
 
     kind: str
@@ -72,7 +72,7 @@ class Scores:
     def compare(self, base: Scores, seed: int) -> Comparison | None:
         """Return the comparison of a base model's scores with these scores, or None.
 
-        Scores cannot be compared if they are corpus scores, or if the windows of the two models differ.
+        Corpus scores cannot be compared, and neither can scores of models with different windows.
         """
         if self.kind == CORPUS or self.window_sizes != base.window_sizes:
             return None

@@ -5,8 +5,8 @@
 | share of rows | Wilson (J. Am. Stat. Assoc. 22, 1927) | exact McNemar test (Psychometrika 12, 1947) |
 | mean, or ratio of sums | bootstrap percentiles (Efron, Ann. Stat. 7, 1979) | paired bootstrap |
 
-The resampled rows depend only on the seed and the number of rows. Two models on the same rows therefore get the same
-resamples.
+The resampled rows depend only on the seed and the number of rows. Scores of two models on the same rows are therefore
+resampled identically.
 
 Shapes: N rows, R resamples.
 """
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 NUM_RESAMPLES = 2000
-_ROWS_PER_CHUNK = 1 << 20  # maximum number of row indices in memory
+_ROWS_PER_CHUNK = 1 << 20  # limit on the row indices in memory
 
 
 @dataclass(frozen=True)
@@ -139,11 +139,11 @@ def compare_ratios(
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
     """Return the two-sided p-value of the exact McNemar test.
 
-    It is a binomial test on the rows that exactly one of two models answers correctly.
+    The test is a binomial test on the rows that exactly one of two models answers correctly.
 
     Args:
-        only_first: rows that only the first model answers correctly.
-        only_second: rows that only the second model answers correctly.
+        only_first: number of rows that only the first model answers correctly.
+        only_second: number of rows that only the second model answers correctly.
     """
     total, smaller = only_first + only_second, min(only_first, only_second)
     log_all = math.lgamma(total + 1) - total * math.log(2)
