@@ -114,7 +114,7 @@ class StaticModel:
         logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
-        return logits_BV.clone().unsqueeze(1)  # the predictor reuses the memory of the logits
+        return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
         """Return None: there is no separate decoding path."""

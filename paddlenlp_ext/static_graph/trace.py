@@ -9,8 +9,8 @@
 
 B, S and P are dynamic sizes. A single program needs only one copy of the weights in memory. The caller appends the new
 keys and values to the cache, because an output with the entire cache would be copied in every step and
-`paddle.inference` reuses the memory of outputs. A layer with latent attention caches latents and rotated keys as one
-head each, and absorbs the key and value projections in prefill and decoding.
+`paddle.inference` reuses the memory of outputs. A layer with latent attention caches its latents and its rotated keys
+as one head each, and absorbs the key and value projections in both prefill and decoding.
 
 Tracing runs the layers of the model with the reference implementations of all ops (ops/dispatch.py), which consist of
 Paddle operators.
@@ -87,7 +87,7 @@ class GraphCache(KeyValueCache):
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`; it depends only on weights, so the inference engine computes it once."""
+        """Return the result of `make`, which depends only on weights, so that the inference engine computes it once."""
         return make()
 
     def _visible_slots(self, window: int | None) -> GraphSlots:
@@ -167,6 +167,6 @@ def save_program(model: Any, folder: Path, prefix: str) -> None:
     traced.eval()
     static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)
     with warnings.catch_warnings():
-        # Functions of Paddle read the place of symbolic tensors, which causes a warning.
+        # Functions in Paddle read the place of symbolic tensors, which causes a warning.
         warnings.filterwarnings("ignore", "Tensor do not have '(place|contiguous)' interface")
         paddle.jit.save(static, str(folder / prefix))
