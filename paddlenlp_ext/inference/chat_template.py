@@ -25,7 +25,7 @@ def choose_template(
     """Load the requested chat template, else the training run's template, else the tokenizer's.
 
     `chat_template_kwargs` of the training run apply only to the template of the training run. A requested template gets
-    the values of the command line.
+    the `--chat_template_kwargs` of the command line.
 
     Args:
         arguments: `--chat_template` and `--chat_template_kwargs`.

@@ -21,9 +21,10 @@ def choose_device_or_cpu(name: str) -> None:
 
 
 def choose_dtype(requested: str | None, device: str) -> str:
-    """Return the dtype of the weights: the requested one, else float32 on the CPU and bfloat16 elsewhere.
+    """Return the dtype of the weights: the requested dtype, else float32 on the CPU and bfloat16 elsewhere.
 
-    On the CPU, float16 is replaced by bfloat16, or by float32 without bfloat16 arithmetic, and a warning is logged.
+    On the CPU, float16 is replaced with bfloat16, or with float32 if the CPU has no bfloat16 arithmetic, and a warning
+    is logged.
 
     Raises:
         ValueError: bfloat16 was requested, and this CPU has no bfloat16 arithmetic.

@@ -35,8 +35,8 @@ ConfigCheck = Callable[[Mapping[str, Any]], None]
 def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the adapter folder or None.
 
-    `model_name_or_path` may be an adapter folder. The base is then named by its adapter_config.json, else by the
-    run_config.json in the same folder.
+    `model_name_or_path` may be an adapter folder. The adapter_config.json in this folder then names the base; if it
+    names none, the run_config.json does.
 
     Raises:
         ValueError: the adapter names no base, the base cannot be found, or two adapters are given.
@@ -62,7 +62,7 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
 
 
 def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFiles | None, dict[str, Any]]:
-    """Return the base model, the stored adapter, and the options to load the base as in the adapter's training.
+    """Return the base model, the stored adapter, and the options for loading the base as in the adapter's training.
 
     Raises:
         ValueError: a model or adapter is not found, or the base is stored in another quantized format than in training.
@@ -89,7 +89,7 @@ def load_model(
     quant_type: str | None = None,
     check_config: ConfigCheck | None = None,
 ) -> Any:
-    """Load a model; merge its adapter if method and base allow it, then quantize the linear layers to `quant_type`.
+    """Load a model; merge its adapter if its method and the base allow merging, then quantize to `quant_type`.
 
     Raises:
         ValueError: see `load_unmerged` and `quantize`.
@@ -115,7 +115,7 @@ def load_unmerged(
         arguments: device, dtype and attention of the model.
         base: name of the base model.
         adapter: adapter folder, or None.
-        check_config: called with the content of config.json before the weights are read.
+        check_config: function called with the contents of config.json before the weights are read.
         model_class: `AutoModelForCausalLM` or `AutoModelForSequenceClassification`.
 
     Raises:
@@ -156,7 +156,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
     """Load an exported static graph.
 
     Raises:
-        ValueError: see `StaticModel`; or `--dtype` or `--quant_type` differs from the export.
+        ValueError: `StaticModel` raises a ValueError, or `--dtype` or `--quant_type` differs from the export.
     """
     choose_device_or_cpu(arguments.device or "auto")
     model = StaticModel(ModelSource.resolve(folder).path, model_prefix)
@@ -177,7 +177,7 @@ def can_merge(model: Any) -> bool:
 
 
 def quantize(model: Any, quant_type: str | None) -> None:
-    """Quantize the linear layers of a loaded model to the format of `--quant_type`, if it names one.
+    """Quantize the linear layers of a loaded model to the format `quant_type`; do nothing without a format.
 
     Raises:
         ValueError: the model is already quantized, or has an adapter that does not merge.
