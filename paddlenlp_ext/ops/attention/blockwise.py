@@ -32,7 +32,7 @@ TILE_SCORES = 1 << 22
 MIN_RELATIVE_LENGTH = 0.8
 """Minimum length of a document relative to the longest document in its tile; the difference is padding."""
 SHORT = 32
-"""Length up to which documents are batched regardless of their lengths."""
+"""Documents of at most this length are batched even if their lengths are not similar."""
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from paddlenlp_ext.ops.linear_cross_entropy.sharded_vocabulary import VocabShard
 from paddlenlp_ext.ops.triton_utils.launch import launch
 
 _CHUNK_BYTES = 1 << 29
-"""Maximum size of a chunk's logits."""
+"""Maximum size of a chunk's logits in bytes."""
 _CHUNK_STEP = 256
 """Divisor of the number of rows per chunk, so that matmul tiles are full."""
 
