@@ -30,6 +30,7 @@ def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
     return total.value
 
 
+@paddle.no_grad()
 def scale_reference(tensors: Sequence[paddle.Tensor], factor: float) -> None:
     """Multiply each tensor by `factor` in place, with Paddle."""
     for tensor in tensors:

@@ -40,6 +40,8 @@ def test_scale_multiplies_all_tensors_in_place(backend):
     arrays = draw()
     tensors = [paddle.to_tensor(array) for array in arrays]
     tensors.append(paddle.to_tensor(arrays[1]).transpose([1, 0]))
+    for tensor in tensors:
+        tensor.stop_gradient = False  # as in gradients of parameters
     backend(tensors, 0.3)
     for tensor, array in zip(tensors, [*arrays, arrays[1].T], strict=True):
         np.testing.assert_allclose(tensor.numpy(), array * np.float32(0.3), rtol=1e-6)
