@@ -235,7 +235,7 @@ def test_num_return_sequences_samples_each_row_several_times(model_id: str):
     assert sequences.shape == (6, 13)
     np.testing.assert_array_equal(sequences[:, :5], np.repeat(batch["input_ids"], 3, axis=0))
     assert len({tuple(row) for row in sequences}) == 6
-    with pytest.raises(ValueError, match="num_return_sequences=2 needs 1 or more sequences, and do_sample=True"):
+    with pytest.raises(ValueError, match="num_return_sequences=2: pass 1, or a larger number together with"):
         model.generate(**batch, num_return_sequences=2, max_new_tokens=2)
 
 

@@ -172,7 +172,7 @@ class LMEvalModel:
                 longest_prompt = self.max_length - options["max_new_tokens"]
                 if longest_prompt < 1:
                     raise ValueError(
-                        f"{options['max_new_tokens']} new tokens leave no token for a context in {self.max_length}; "
+                        f"{options['max_new_tokens']} new tokens leave no room for a context in {self.max_length}; "
                         "lower max_gen_toks"
                     )
                 prompts = [

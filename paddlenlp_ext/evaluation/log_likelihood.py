@@ -202,7 +202,7 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     labels_T = batch.labels.ravel()
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
-    if np.isnan(logprobs_T).any():  # raised, because argmax would select NaN as the greatest value
+    if np.isnan(logprobs_T).any():  # an error, because argmax would select NaN as the greatest value
         raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
     return logprobs_T, hidden_TD
 

@@ -99,7 +99,8 @@ class PromptEncoder:
         limit = self.max_length - num_new
         if limit < 1:
             raise ValueError(
-                f"max_new_tokens {num_new} leaves no token for a prompt in {self.max_length} tokens; lower it"
+                f"max_new_tokens {num_new} leaves no room for a prompt in {self.max_length} tokens; "
+                "lower max_new_tokens"
             )
         if isinstance(prompt, str):
             return (self.text(prompt) or self.start_ids)[-limit:]

@@ -54,7 +54,7 @@ class TaskOptions(OptionGroup):
     choices: str | list[str] = option(  # noqa: RUF009 (the default is a string)
         "choices", help="field with the choices, or a list of templates with {field} for a field of the row"
     )
-    delimiter: str = option(" ", help="text between prompt and choice; requires chat false")
+    delimiter: str = option(" ", help="text between prompt and choice; requires chat: false")
     metrics: tuple[str, ...] | None = option(
         None, choices=[name for names in METRICS.values() for name in names], help="metrics to compute"
     )
@@ -72,7 +72,7 @@ class TaskOptions(OptionGroup):
             raise ValueError(f"{missing} is missing; set task (the kind of task) and data_file")
         self._check_used()
         if not self.chat and self.prompt is None:
-            raise ValueError("chat false needs a prompt; set prompt to a text with {field} for a field of the row")
+            raise ValueError("chat: false needs a prompt; set prompt to a text with {field} for a field of the row")
         if self.chat and self.delimiter != type(self).delimiter:
             raise ValueError("delimiter has no effect unless chat is false; remove it")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:

@@ -146,7 +146,10 @@ def _make_rows(
             limit = min(limit, options.max_total_length - len(prompt))
         if limit < 1:
             total = f"max_total_length {options.max_total_length}"
-            raise ValueError(f"prompt {number} has {len(prompt)} tokens, but {total} leaves no new tokens; shorten it")
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens, but {total} leaves no room for new tokens; "
+                "shorten the prompt"
+            )
         rows.append(Row(number, [int(token) for token in prompt], limit))
     return rows
 

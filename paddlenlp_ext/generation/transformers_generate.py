@@ -133,7 +133,9 @@ def generate_for(
     if is_padded and options["decode_strategy"] != "sampling":
         options = {name: value for name, value in options.items() if name not in ("temperature", "top_k", "top_p")}
     if copies != 1 and (copies < 1 or options.get("decode_strategy") != "sampling"):
-        raise ValueError(f"generate: num_return_sequences={copies} needs 1 or more sequences, and do_sample=True")
+        raise ValueError(
+            f"generate: num_return_sequences={copies}: pass 1, or a larger number together with do_sample=True"
+        )
     new = _generate(model, [row for row in batch for _ in range(copies)], streamer, options)
     if ids_BS is None:
         return new

@@ -48,7 +48,7 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
             "choices has no effect in a task of kind generation",
         ),
         ({"task": "generation", "data_file": "x", "metrics": ["acc"]}, "acc is not a metric of generation"),
-        ({"task": "generation", "data_file": "x", "chat": False}, "chat false needs a prompt"),
+        ({"task": "generation", "data_file": "x", "chat": False}, "chat: false needs a prompt"),
         (
             {"task": "multiple_choice", "data_file": "x", "delimiter": ""},
             "delimiter has no effect unless chat is false",

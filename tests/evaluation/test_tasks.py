@@ -141,7 +141,7 @@ def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path
     assert (task.prompts, task.references) == (["a?"], ["It is #### 4"])
     (ids,) = task.encode(PromptEncoder(encoder.tokenizer, encoder.template, 300))
     assert encoder.tokenizer.decode(ids) == "<s>user\na?</s>\n<s>assistant\n"
-    with pytest.raises(ValueError, match="max_new_tokens 256 leaves no token for a prompt in 64 tokens"):
+    with pytest.raises(ValueError, match="max_new_tokens 256 leaves no room for a prompt in 64 tokens"):
         task.encode(encoder)
 
 

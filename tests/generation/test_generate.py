@@ -128,7 +128,7 @@ def test_generate_omits_end_token_and_respects_limit():
 def test_generate_max_total_length_includes_prompt():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((6, 3))
     assert [len(row) for row in generate(model, prompts, max_new_tokens=10, max_total_length=9)] == [3, 6]
-    with pytest.raises(ValueError, match="prompt 0 has 6 tokens, but max_total_length 6 leaves no new tokens"):
+    with pytest.raises(ValueError, match="prompt 0 has 6 tokens, but max_total_length 6 leaves no room for new tokens"):
         generate(model, prompts, max_new_tokens=10, max_total_length=6)
 
 
