@@ -118,7 +118,7 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict; the attribute docs describe `config_overrides`.
+        """Read a config.json dict; see the attribute `config_overrides`.
 
         Raises:
             ValueError: `model_type`, activation or rope type is unknown, or a value is missing or impossible.
