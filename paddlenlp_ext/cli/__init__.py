@@ -1,7 +1,7 @@
 """Programs of the scripts in `llm/`: parse the command line, call the library, print the result.
 
-The modules cannot be run. While Python looks up the module of `python -m paddlenlp_ext.cli.NAME`, it imports this
-package, which then ends the process and names the script.
+The modules cannot be run. For `python -m paddlenlp_ext.cli.NAME`, Python first imports this package, which prints the
+script to run instead, and ends the process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _refuse(module: str) -> None:
     sys.exit(2)
 
 
-if sys.argv[:1] == ["-m"]:  # Python replaces it with the file's path before the module runs
+if sys.argv[:1] == ["-m"]:  # Python replaces "-m" with the module's path before the module runs
     for argument in sys.orig_argv:
         if argument.startswith(f"{__name__}."):
             _refuse(argument)

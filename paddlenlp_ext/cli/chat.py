@@ -50,7 +50,7 @@ def chat(
     output: TextIO | None = None,
     **options: Any,
 ) -> History:
-    """Answer each line until /exit or the end of input, and return the conversation; /reset clears it.
+    """Answer each line until /exit or the end of input, and return the conversation; /reset clears the conversation.
 
     Args:
         model: the decoder.
@@ -63,7 +63,7 @@ def chat(
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # the first forward pass logs; keep its lines out of the conversation
+        generate(model, [[0]], max_new_tokens=1)  # logs once, before the conversation starts
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":
@@ -78,7 +78,7 @@ def chat(
             prompts = [encode_prompt(question, history)]
             with keyboard_interrupts():
                 generate(model, prompts, batch_size=1, on_token=lambda _, token, put=stream.put: put(token), **options)
-        except KeyboardInterrupt:  # Ctrl-C ends the answer, not the chat, and drops the turn
+        except KeyboardInterrupt:  # Ctrl-C ends the answer and drops the turn, but does not end the chat
             stream.close()
             continue
         history.append((question, stream.close()))

@@ -1,4 +1,4 @@
-"""Dry run: print rows, steps, trainable parameters and estimated memory of a run, without reading weights."""
+"""Dry run: print the rows, steps, trainable parameters and estimated memory of a run, without reading weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _GB = 1e9
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
     """Print the plan of a run: rows, tokens, packs, steps, trainable parameters, and memory by category.
 
-    Rows and steps are totals over all processes. Memory is the peak of the process that needs the most.
+    Rows and steps are totals over all processes. Memory is the peak of the process that needs the most memory.
 
     Args:
         config: the run's configuration.
@@ -96,7 +96,7 @@ def _plan_table(
 
 
 def _peft_warning(model: CausalLM | PeftModel) -> str | None:
-    """Describe the adapted layers that Hugging Face PEFT would drop; None if there are no such layers."""
+    """Describe the adapted layers that Hugging Face PEFT would drop; return None if there are no such layers."""
     if not isinstance(model, PeftModel):
         return None
     config = model.peft_config

@@ -58,7 +58,7 @@ def run_export(arguments: ExportGgufArguments) -> str:
     """Write the GGUF file and an Ollama Modelfile; return a one-line summary.
 
     Raises:
-        ValueError: see `find_model_and_adapter`, `merge_adapter` and `export_gguf`; or the file exists.
+        ValueError: the file exists, or `find_model_and_adapter`, `merge_adapter` or `export_gguf` raises a ValueError.
         ModuleNotFoundError: the gguf library is not installed.
     """
     from paddlenlp_ext.checkpoint.gguf.gguf_file import require_gguf
@@ -150,8 +150,8 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     """Write the adapter without its base.
 
     Raises:
-        ValueError: there is no adapter, `--outtype` is not f32, or the adapter changes the config of its base; see
-            `export_gguf_adapter`.
+        ValueError: there is no adapter, `--outtype` is not f32, the adapter changes the config of its base, or
+            `export_gguf_adapter` raises a ValueError.
     """
     from paddlenlp_ext.checkpoint.config_json import read_model_config
     from paddlenlp_ext.checkpoint.hub import resolve_model
@@ -173,7 +173,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
         )
     if stored.quantization is not None:
         logger.warning(
-            "%s was trained over %s weights; over a GGUF file of another type its answers differ slightly",
+            "%s was trained on %s weights; on a GGUF base of another type, its answers differ slightly",
             *(adapter, stored.quantization.describe()),
         )
     adapted = PeftModel.from_files(AutoModelForCausalLM.from_pretrained(base), stored)
@@ -184,7 +184,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
-    """Set the tokenizer's chat template, which the GGUF file stores, to a Jinja `template`, or None."""
+    """Set the tokenizer's chat template, which the GGUF file stores, to `template` if it is in Jinja, else to None."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):

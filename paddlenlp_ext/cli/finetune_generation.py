@@ -41,12 +41,12 @@ def run_finetune_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def _key(word: str) -> str:
-    """Return the key of an argument `--key` or `--key=value` with underscores, or "" for other arguments."""
+    """Return the key of an argument `--key` or `--key=value`, with underscores; return "" for other arguments."""
     return word.removeprefix("--").partition("=")[0].replace("-", "_") if word.startswith("--") else ""
 
 
 def _split(word: str) -> list[str]:
-    """Split `--config=FILE` into key and file; return other arguments whole."""
+    """Split `--config=FILE` into key and file; return other arguments unsplit."""
     return word.split("=", 1) if _key(word) in ("config", "lora", "q_lora") else [word]
 
 

@@ -36,7 +36,7 @@ def merge_shards(argv: Sequence[str]) -> str:
         argv: the command line without the program's name.
 
     Raises:
-        ValueError: the arguments are invalid, or see `merge_saved_shards`.
+        ValueError: the arguments are invalid, or `merge_saved_shards` raises a ValueError.
     """
     values, _ = parse_arguments(argv, options_of(MergeShardsArguments, "arguments"), _USAGE)
     arguments = MergeShardsArguments(**values)

@@ -72,7 +72,7 @@ def predict(arguments: PredictorArguments) -> None:
 
 
 def compile_grammar(arguments: PredictorArguments, tokenizer: Any) -> GrammarState | None:
-    """Return the grammar of `--json_schema` or `--regex`; None for free text.
+    """Return the grammar for `--json_schema` or `--regex`; None for free text.
 
     Raises:
         ValueError: the schema or pattern cannot be used, or llguidance is not installed.
@@ -125,7 +125,8 @@ def load_predictor(arguments: PredictorArguments, base: str, adapter: str | None
     """Load the model with its adapter merged where possible, or the static graph of `--mode static`.
 
     Raises:
-        ValueError: see `load_model` and `load_static`; or prompt and answer may exceed the model's context.
+        ValueError: `load_model` or `load_static` raises a ValueError, or prompt and answer may exceed the model's
+            context.
     """
 
     def check(config: Mapping[str, Any]) -> None:

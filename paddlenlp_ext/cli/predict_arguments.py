@@ -23,7 +23,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
-_NGRAMS = "inference_with_reference"  # PaddleNLP's name of speculative decoding with n-grams of prompt and answer
+_NGRAMS = "inference_with_reference"  # PaddleNLP's name for speculative decoding with n-grams from prompt and answer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,7 @@ _OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": 
 
 
 def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
-    """Return the arguments that select PaddleNLP's CUDA kernels; they have no effect here."""
+    """Return the arguments that select PaddleNLP's CUDA kernels, which have no effect here."""
     return tuple(CompatKey(name, (value,), reason, type(value), "no effect") for name, value in _OTHER_KERNELS.items())
 
 

@@ -70,7 +70,7 @@ def predict_file(
 ) -> None:
     """Write one line {"src", "tgt", "output"} for each row, in the order of `rows`.
 
-    Lines are written to `.NAME.incomplete` in the same folder, which is renamed when it is complete. If the run is
+    Lines are written to the file `.NAME.incomplete` in the same folder; the complete file is renamed. If the run is
     interrupted, an earlier output file is unchanged. The next run with equal `inputs` continues after the last line.
 
     Args:
@@ -83,7 +83,7 @@ def predict_file(
         options: further arguments of `generate`.
 
     Raises:
-        ValueError: an interrupted run with other inputs has left lines, or another process writes the file.
+        ValueError: an interrupted run with other inputs has left lines, or another process is writing the file.
     """
     draft = IncompleteFile(output_file, inputs)
     part_size = batch_size * _BATCHES_PER_PART
@@ -109,7 +109,7 @@ def predict_file(
 
 @contextmanager
 def _progress(num_rows: int, num_done: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts a finished row and its tokens; progress is a bar on a terminal, else log lines."""
+    """Yield a function that counts a finished row and its tokens; show a bar on a terminal, else log lines."""
     started = time.perf_counter()
     done, tokens = num_done, 0
 

@@ -1,8 +1,8 @@
 """Resume an interrupted prediction.
 
-The answers of `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs` in the same folder.
-A later run with equal inputs continues after the last complete line. A run with other inputs is an error, because the
-file would mix answers of two runs.
+Answers for the output file `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs`, both
+in the folder of `NAME`. A later run with equal inputs continues after the last complete line. A run with other inputs
+is an error, because the file would mix answers of two runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class IncompleteFile:
 
     Args:
         output_file: final name of the file.
-        inputs: JSON values that the answers depend on; error messages show the names.
+        inputs: JSON values that the answers depend on, by name; error messages show the names.
     """
 
     def __init__(self, output_file: str | os.PathLike[str], inputs: Mapping[str, Any]) -> None:

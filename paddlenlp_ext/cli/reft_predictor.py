@@ -26,7 +26,7 @@ class ReftArguments(OptionGroup):
     batch_size: int = option(1, help="prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
     src_length: int = option(512, help="maximum tokens of a prompt; longer prompts are truncated", minimum=1)
-    num_beams: int = option(1, help="beams of beam search; 1: greedy search", minimum=1)
+    num_beams: int = option(1, help="number of beams of beam search; 1: greedy search", minimum=1)
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
     chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: as in training")
@@ -58,7 +58,7 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def check_reft(folder: Path) -> None:
-    """Check that a folder holds a ReFT adapter; other errors in the folder are reported when it is loaded.
+    """Check that a folder holds a ReFT adapter; other errors are reported when the adapter is loaded.
 
     Raises:
         ValueError: the adapter has another method.

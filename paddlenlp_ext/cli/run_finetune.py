@@ -1,4 +1,4 @@
-"""Program of llm/run_finetune.py, run_dpo.py and run_reward.py: preview or audit rows, do a dry run, or train."""
+"""Programs llm/run_finetune.py, run_dpo.py and run_reward.py: preview or audit rows, do a dry run, or train."""
 
 from __future__ import annotations
 
