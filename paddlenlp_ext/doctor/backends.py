@@ -19,7 +19,7 @@ class Choice(NamedTuple):
         op: name of the op.
         target: device and dtype.
         backend: name of the backend.
-        rejected: name of each faster backend -> reason why it is unavailable on the target.
+        rejected: name of each faster backend -> reason why the backend is unavailable on the target.
     """
 
     op: str
@@ -29,7 +29,7 @@ class Choice(NamedTuple):
 
     @property
     def fixable(self) -> dict[str, str]:
-        """Entries of `rejected` whose reason the user can fix, as it depends on neither the device nor the dtype."""
+        """Entries of `rejected` that the user can fix: the reason depends on neither the device nor the dtype."""
         return {name: reason for name, reason in self.rejected.items() if not isinstance(reason, NotApplicable)}
 
 

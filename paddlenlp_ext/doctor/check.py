@@ -31,7 +31,7 @@ class Check(NamedTuple):
         area: part of the package, such as "ops".
         name: name of the check within its area.
         target: device and dtype.
-        limit: largest relative difference with which the check passes.
+        limit: largest relative difference at which the check passes.
         measure: function that returns the difference, or None if the check does not apply to the target.
         is_late: whether the check runs after all other checks, because a similar check runs earlier.
     """
@@ -76,7 +76,7 @@ def run_checks(checks: Iterable[Check]) -> Iterator[Result]:
 
 
 def describe(error: Exception) -> str:
-    """Return the type and the last line of an error; in errors of Paddle, the last line names the cause."""
+    """Return the type and the last line of an error; in Paddle's errors, the last line names the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1]}" if lines else type(error).__name__
 
@@ -102,7 +102,7 @@ def relative_difference(
             raise ValueError(f"{name} has shape {list(one.shape)}; the reference has shape {list(other.shape)}")
         if one.size:
             gaps = np.abs(one - other)
-            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # argmax returns the first NaN if a value is NaN
+            at = np.unravel_index(np.argmax(gaps), gaps.shape)  # if a value is NaN, argmax returns the first NaN
             gap = float(gaps[at] / max(float(np.abs(other).max()), _TINY))
             relative = gap if np.isfinite(gap) else float("inf")
             if relative > largest.relative:

@@ -1,6 +1,6 @@
 """Checks of decoding: generate tokens greedily on a target, and score them with a reference forward pass on the CPU.
 
-Where the two largest logits are nearly equal, targets may choose different tokens, so tokens are not compared. Instead,
+If the two largest logits are nearly equal, targets may choose different tokens, so tokens are not compared. Instead,
 the reference logit of each generated token must be close to the largest reference logit at its position.
 """
 

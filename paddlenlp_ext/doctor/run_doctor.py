@@ -32,7 +32,7 @@ def run_doctor(arguments: DoctorArguments) -> int:
     """
     areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
     absent = [target for target in every_target if unavailable_reason(target) is not None]
-    OP_CASES.names()  # imports the modules that register ops
+    OP_CASES.names()  # imports the modules that register ops and their test cases
     print(f"# paddlenlp_ext doctor, {date.today()}\n")
     print(table(["setting", "value"], describe_environment()), end="\n\n")
     print("## Backends\n")
@@ -51,7 +51,7 @@ def run_doctor(arguments: DoctorArguments) -> int:
 
 
 def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas, ordered by target: layout checks after the first target, late checks last."""
+    """Return the checks of the areas, by target; layout checks follow the first target, and late checks come last."""
     groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
     if "layouts" in areas:
         groups.insert(1, layout_checks(layout_target()))
@@ -77,7 +77,7 @@ def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, s
 
 
 def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
-    """Run checks and show progress: each check on a terminal, one line per area and target in a log file.
+    """Run checks and show progress: each check on a terminal, or one line per area and target in a log file.
 
     Args:
         checks: the checks in descending order of importance.

@@ -40,7 +40,8 @@ _KEYS: dict[str, Any] = {
     "max_steps": STEPS,
     "logging_steps": 1,
     "learning_rate": 1e-3,
-    # Adam divides a gradient by its magnitude, so with a small epsilon, rounding errors near zero become full updates.
+    # Adam divides a gradient by its magnitude. With a small epsilon, rounding errors near zero would become full
+    # updates.
     "adam_epsilon": 1e-4,
     "per_device_train_batch_size": 2,
     "zero_padding": True,
@@ -112,7 +113,7 @@ class Rows:
 
 
 class Steps(Callback):
-    """Callback that collects step reports; it clears the log history, because plotting loss.png would be slow."""
+    """Callback that collects step reports, and clears the log history, because plotting loss.png would be slow."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []

@@ -33,7 +33,7 @@ class Inputs:
         return self._generator.standard_normal(shape).astype(np.float32)
 
     def frozen(self, *shape: int, dtype: str | None = None) -> paddle.Tensor:
-        """Return a tensor of normally distributed values without gradient; `dtype` defaults to the dtype of inputs."""
+        """Return a tensor of normally distributed values without a gradient; `dtype` defaults to `self.dtype`."""
         rounded = paddle.to_tensor(self.array(*shape)).astype(self._rounded_to).astype("float32")
         return rounded.astype(self.dtype if dtype is None else paddle_dtype(dtype))
 

@@ -107,7 +107,7 @@ def _tables(rotated: int) -> tuple[paddle.Tensor, paddle.Tensor]:
 
 @op_case("linear")
 def run_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call linear on many rows, and on few rows."""
+    """Call linear on many rows and on few rows."""
     weight, bias = inputs.trained(48, 64), inputs.trained(48)
     return [linear(inputs.trained(rows, 64), weight, bias) for rows in (21, 2)]
 
