@@ -4,7 +4,7 @@
 |---|---|
 | field of `SFTConfig`, `DPOConfig` or `RewardConfig` | sets the run key of the same meaning |
 | entry of `run_keys`, such as `{"recompute_granularity": "core_attn"}` | sets the run key |
-| other argument of TRL or transformers, with a value accepted by `NO_EFFECT` | none |
+| other argument of TRL or transformers, with a value in `NO_EFFECT` | no effect |
 | other argument of TRL or transformers, with another value | error |
 | unknown argument | error |
 """
@@ -109,7 +109,7 @@ CONVERSIONS: dict[str, Conversion] = {
 
 
 def _without_unknown(config: Config) -> Config:
-    """Extend the constructor of a dataclass: accept the arguments of `NO_EFFECT`, and explain unknown arguments."""
+    """Extend the constructor of a dataclass: accept the arguments in `NO_EFFECT`, and explain unknown arguments."""
     create = cast(Any, config).__init__
 
     @functools.wraps(create)
@@ -135,7 +135,7 @@ def _without_unknown(config: Config) -> Config:
 class TrainingArguments:
     """Arguments of all trainers, with the names of `transformers.TrainingArguments`.
 
-    With None, the run key has its default (docs/configuration.md). Other defaults are the defaults of TRL.
+    If a field is None, the run key has its default (docs/configuration.md). Other defaults are TRL's.
 
     Attributes:
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
@@ -226,7 +226,7 @@ class SFTConfig(TrainingArguments):
 
 
 def _pair_limits(value: int) -> dict[str, int]:
-    """Return the limits of a pair; the run key `max_length` counts both answers, the argument of TRL counts one."""
+    """Return the limits of a pair. The run key `max_length` counts both answers; TRL's argument counts one answer."""
     return {"max_length": 2 * value, "src_length": value}
 
 
@@ -243,7 +243,8 @@ class DPOConfig(TrainingArguments):
     """Arguments of `DPOTrainer`, with TRL's names.
 
     Attributes:
-        max_length: maximum tokens of a prompt with one answer; a pair may have twice as many. None: no truncation.
+        max_length: maximum number of tokens of a prompt with one answer; a pair may have twice as many. None: no
+            truncation.
         loss_type: name of a loss in docs/preference.md.
         sync_ref_model: copy the trained weights to the reference model every `ref_model_sync_steps` steps.
         run_keys: further keys of a run, as in a JSON file for `llm/run_dpo.py`.
@@ -283,8 +284,9 @@ class RewardConfig(TrainingArguments):
     """Arguments of `RewardTrainer`, with TRL's names.
 
     Attributes:
-        max_length: maximum tokens of a prompt with one answer; a pair may have twice as many. None: no truncation.
-        center_rewards_coefficient: weight of the squared sum of a pair's rewards, which centers rewards at 0.
+        max_length: maximum number of tokens of a prompt with one answer; a pair may have twice as many. None: no
+            truncation.
+        center_rewards_coefficient: weight of the squared sum of a pair's rewards; this loss term centers rewards at 0.
         run_keys: further keys of a run, as in a JSON file for `llm/run_reward.py`.
     """
 

@@ -70,7 +70,7 @@ class _TaskTrainer:
         peft_config: PeftConfig | None,
         run_keys: Mapping[str, Any],
     ) -> None:
-        """Build the `Trainer` of the run from the arguments of a constructor and from further `run_keys`."""
+        """Build the `Trainer` of the run from the arguments of the subclass's constructor and further `run_keys`."""
         started = time.monotonic()
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path
         self.args = args or self.args_class(f"{os.path.basename(name or 'model')}-{self.args_class.task}")
@@ -127,7 +127,7 @@ class _TaskTrainer:
             resume_from_checkpoint: True for the newest checkpoint in `output_dir`, or the path of a checkpoint.
 
         Raises:
-            ValueError: `train_dataset` is not set, or output folder, checkpoint or configuration is invalid.
+            ValueError: `train_dataset` is not set, or the output folder, checkpoint or configuration is invalid.
         """
         if self.trainer.train_rows is None:
             raise ValueError("train_dataset: not set; pass rows or a path to train on")
@@ -288,7 +288,7 @@ def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str]
 
 
 def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Replace each row in memory with a row that has only its text; a dict of datasets keeps its names."""
+    """Replace each row in memory with a row that has only the row's text; a dict of datasets keeps its names."""
     if dataset is None or isinstance(dataset, str | os.PathLike):
         return dataset
     if isinstance(dataset, Mapping):
