@@ -1,4 +1,4 @@
-"""Check headers and API key of each request; without a key, accept requests to this computer only."""
+"""Check the headers and the API key of each request; without a key, accept only requests to this computer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_HEADER_BYTES = 1 << 14
 
 
 class AccessCheck:
-    """Middleware that limits the headers, and checks the API key, or the Host header if the server has no key.
+    """Middleware that limits the size of headers, and checks the API key, or without a key, the Host header.
 
-    The HTTP library limits headers only while they arrive in parts.
-    A web page can reach a server on its visitor's computer by DNS rebinding: it makes its own host name resolve to the
-    loopback address. The Host header then has the page's host name.
+    The HTTP library limits the size of headers only while they arrive in parts. A web page can reach a server on its
+    visitor's computer by DNS rebinding: it makes its own host name resolve to the loopback address. The Host header
+    then has the page's host name.
 
     Args:
         app: the application.

@@ -43,7 +43,7 @@ _JSON_TYPE = "application/json"
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits of one request; times in seconds."""
+    """Limits for one request; times are in seconds."""
 
     max_body_bytes: int = 1 << 21
     request_timeout: float = 600.0
@@ -95,7 +95,7 @@ class Service:
         found = await until_disconnected(request, self._readers.read(client, read, body))
         if found is None:
             return Response(status_code=STATUS_CLIENT_CLOSED)
-        del body  # the answer may take minutes
+        del body  # free the memory, because the answer may take minutes
         return await self._generate(request, found, client)
 
     async def _body(self, request: Request) -> bytes:
@@ -138,7 +138,7 @@ class Service:
 
 
 def _client_of(request: Request) -> str:
-    """Return the address of the client, by which clients take turns."""
+    """Return the address of the client; clients with different addresses take turns."""
     return "" if request.client is None else request.client.host
 
 
@@ -186,7 +186,7 @@ def make_app(
     limits: Limits,
     api_key: str | None = None,
 ) -> ASGIApp:
-    """Return the application; it starts the engine's thread, and ends it after the last request."""
+    """Return the application, which starts the engine's thread, and ends the thread after the last request."""
     service = Service(catalog, readers, engine, limits)
 
     @asynccontextmanager

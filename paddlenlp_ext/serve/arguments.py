@@ -28,7 +28,7 @@ class ServeArguments(ModelArguments):
 
     lora_path: tuple[str, ...] | None = option(  # type: ignore[override]
         None,
-        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select by name",
+        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select by adapter name",
     )
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
@@ -89,7 +89,7 @@ class ServeArguments(ModelArguments):
         """Return the API key from the file or the environment, or None if none is set.
 
         Raises:
-            ValueError: the file cannot be read, the key is empty or not ASCII, or it is required and missing.
+            ValueError: the file cannot be read, the key is empty or not ASCII, or a required key is missing.
         """
         source, key = KEY_VARIABLE, os.environ.get(KEY_VARIABLE)
         if self.api_key_file is not None:

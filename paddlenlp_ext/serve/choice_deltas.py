@@ -23,9 +23,9 @@ class Delta:
         text: text to append.
         logprobs: log-probabilities of the tokens that became complete since the last delta.
         num_tokens: number of generated tokens in this delta.
-        tool_calls: all tool calls of the choice, in its last delta but one.
+        tool_calls: all tool calls of the choice, in the delta before the last.
         finish_reason: "stop", "length" or "tool_calls" in the last delta of the choice, else None.
-        prompt_logprobs: log-probabilities of the prompt, in the first delta of a choice that echoes it.
+        prompt_logprobs: log-probabilities of the prompt, in the first delta of a choice that echoes the prompt.
         error: error that ended the choice.
     """
 
@@ -40,7 +40,7 @@ class Delta:
 
     @property
     def is_empty(self) -> bool:
-        """True if a stream can skip the delta."""
+        """True if a stream can skip the delta, because it has no content."""
         has_content = self.text or self.logprobs or self.tool_calls or self.finish_reason
         return not has_content and self.prompt_logprobs is None
 
@@ -54,7 +54,7 @@ class Choice:
         stops: stop strings.
         send: function that receives the deltas.
         context: last tokens of the prompt whose text the choice continues.
-        tool_calls: parser of tool calls; None leaves them in the text.
+        tool_calls: parser of tool calls; None: leave tool calls in the text.
     """
 
     def __init__(

@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paddlenlp_ext.utils.logging import get_logger
 
-STATUS_CLIENT_CLOSED = 499  # as in nginx; the client has left, so the status appears nowhere
+STATUS_CLIENT_CLOSED = 499  # as in nginx; no one sees the status, because the client has left
 _SEND_BUFFER_BYTES = 1 << 16
 """Size of a connection's send buffer in the kernel; Linux would let it grow to megabytes."""
 MAX_CONNECTIONS = 512
@@ -27,10 +27,11 @@ logger = get_logger("paddlenlp_ext.serve")
 class TimedConnection(H11Protocol):
     """HTTP connection that is closed if a client takes longer than `timeout` seconds to send headers or to read.
 
-    A connection of a client with `MAX_CONNECTIONS` open connections is reset.
+    A new connection is reset if its client already has `MAX_CONNECTIONS` open connections.
 
-    uvicorn limits only the time between two requests, and stops its timer when the first bytes of the next one arrive.
-    A client that does not read is disconnected at once, because an ordinary close would wait for the unread data.
+    uvicorn limits only the time between two requests, and stops its timer when the first bytes of the next request
+    arrive. A client that does not read is disconnected at once, because an ordinary close would wait for the unread
+    data.
     """
 
     _num_open: ClassVar[Counter[str]] = Counter()
@@ -73,7 +74,7 @@ class TimedConnection(H11Protocol):
 
     def _abort(self) -> None:
         logger.info("a client did not read its response in time and was disconnected")
-        reset_on_close = struct.pack("ii", 1, 0)  # the kernel would keep the unread data
+        reset_on_close = struct.pack("ii", 1, 0)  # a normal close would leave unread data in the kernel
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
         self.transport.abort()
 

@@ -16,15 +16,15 @@ _LAST_STEP_S = 30.0
 
 
 class QueueFullError(Exception):
-    """Error about a queue that cannot hold the requests."""
+    """Error for a queue that cannot hold the requests."""
 
 
 class EngineStoppedError(Exception):
-    """Error about an engine that is stopping and accepts no more requests."""
+    """Error for an engine that is stopping and accepts no more requests."""
 
 
 class EngineFailedError(Exception):
-    """Error about a failed forward pass, which ends all requests of its batch."""
+    """Error for a failed forward pass, which ends all requests of its batch."""
 
 
 class EngineThread:
@@ -33,7 +33,7 @@ class EngineThread:
     Args:
         engine: engine with continuous batching.
         max_waiting: maximum number of requests that wait for a place in the batch. If the queue is full, a client may
-            still use its share, so that the requests of another client do not keep it out.
+            still use its share, so that the requests of another client cannot lock it out.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
@@ -77,7 +77,7 @@ class EngineThread:
             raise QueueFullError(f"{problem}; try again later")
 
     def close(self, timeout: float = _LAST_STEP_S) -> bool:
-        """Finish all requests and end the thread; return False if it still runs after `timeout` seconds."""
+        """Finish all requests and end the thread; return False if the thread still runs after `timeout` seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -100,7 +100,7 @@ class EngineThread:
                     self._engine.submit(request)
             try:
                 has_work = self._engine.step()
-            except Exception:  # the batch is lost, but not the server
+            except Exception:  # only the batch is lost; the server continues
                 logger.exception("a forward pass failed; its requests end with an error")
                 self._engine.fail(EngineFailedError("the model failed; see the server's log"))
                 has_work = False

@@ -18,7 +18,7 @@ class ApiError(Exception):
     """
 
     def __init__(self, status: int, message: str, code: str, param: str | None = None) -> None:
-        super().__init__(status, message, code, param)  # all arguments, so that another process can send the error
+        super().__init__(status, message, code, param)  # all arguments, because another process pickles the error
         self.status, self.message, self.code, self.param = status, message, code, param
 
     def __str__(self) -> str:

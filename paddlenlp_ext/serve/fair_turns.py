@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 
 class TooManyWaitingError(Exception):
-    """Error about a client with too many waiting requests."""
+    """Error for a client with too many waiting requests."""
 
 
 class FairTurns:
@@ -49,7 +49,7 @@ class FairTurns:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # the turn had already come
+            if not future.cancelled():  # its turn had come before the cancellation
                 self._pass_on()
             raise
 

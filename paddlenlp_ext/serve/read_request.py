@@ -65,7 +65,7 @@ class RequestReader:
         """Read the body of /v1/completions.
 
         Raises:
-            ApiError: see `read_chat`; or the response would have too many log-probabilities.
+            ApiError: `read_chat` would raise it, or the response would have too many log-probabilities.
         """
         parsed = parse_completion(body, self.max_choices)
         model = self.catalog.find(parsed.model)
@@ -88,7 +88,7 @@ class RequestReader:
         if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
             problem = f"a token id is not below {model.vocab_size}, the size of the vocabulary"
             raise invalid("logit_bias", problem)
-        if parsed.answer_format is not None:  # the server compiles it again, because a grammar cannot change process
+        if parsed.answer_format is not None:  # only a check: a grammar cannot be sent to the server
             model.compile(parsed.answer_format)
         return limits
 

@@ -3,8 +3,8 @@
     body of up to 16 KiB --> turns of the clients --> process
     larger body          --> turns of the clients --> process with low priority
 
-A large body therefore delays neither small bodies nor the engine. Each process has a budget of processor time for one
-request. A process that exceeds it is killed and replaced.
+A large body therefore delays neither small bodies nor the engine. Each process has a budget of processor time per
+request. A process that exceeds the budget is killed and replaced.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Read = Callable[[RequestReader, bytes], ReadRequest]
 
 
 def start_fork_server() -> None:
-    """Start the process from which readers are forked; it imports Paddle and the tokenizers in the background."""
+    """Start the process from which readers are forked; this process imports Paddle and tokenizers in the background."""
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
     forkserver.ensure_running()
 
@@ -116,7 +116,7 @@ def _begin(reader: RequestReader, niceness: int) -> None:
     _process_reader = reader
     os.nice(niceness)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for each in (signal.SIGINT, signal.SIGTERM):  # they also reach the server, which finishes its requests first
+    for each in (signal.SIGINT, signal.SIGTERM):  # both also reach the server, which finishes its requests first
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
@@ -130,7 +130,7 @@ def _exit_with_parent() -> None:
 
 def _read(read: Read, body: bytes, max_seconds: float) -> ReadRequest:
     assert _process_reader is not None, "this process is not a reader"
-    signal.setitimer(signal.ITIMER_PROF, max_seconds)  # its signal kills the process
+    signal.setitimer(signal.ITIMER_PROF, max_seconds)  # the timer's signal kills the process
     try:
         return read(_process_reader, body)
     finally:

@@ -1,4 +1,4 @@
-"""Typed access to the fields of a request's JSON body; null counts as absent."""
+"""Typed access to the fields in the JSON body of a request; null counts as absent."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def checked_text(path: str, value: Any) -> str:
 
 
 def check_texts(value: Any, path: str) -> None:
-    """Check that UTF-8 can encode every string in a JSON value, whose depth the JSON reader has limited."""
+    """Check that UTF-8 can encode every string in a JSON value; the JSON reader has limited the depth of the value."""
     if isinstance(value, str):
         checked_text(path, value)
     elif isinstance(value, dict):

@@ -26,7 +26,7 @@ MAX_STOPS = 16
 _MAX_STOP_CHARS = 1000
 _MAX_SEED = 2**63 - 1
 _MAX_BIASES = 1024
-_GREEDY_BELOW = 1e-3  # logits / temperature would overflow
+_GREEDY_BELOW = 1e-3  # at lower temperatures, logits / temperature would overflow
 _DEFAULT_COMPLETION_TOKENS = 16
 _IDENTIFIERS = ("user", "metadata", "safety_identifier", "prompt_cache_key")
 """Fields that identify the request in OpenAI's logs; accepted without effect."""
@@ -130,7 +130,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     """Parse the body of /v1/completions.
 
     Raises:
-        ApiError: see `parse_chat`; or there are more than `max_prompts` prompts.
+        ApiError: `parse_chat` would raise it, or there are more than `max_prompts` prompts.
     """
     fields = parse_body(body)
     prompts, echo = _prompts(fields.get("prompt")), fields.flag("echo")
@@ -149,7 +149,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
 
 
 def _common(fields: Fields, **own: Any) -> dict[str, Any]:
-    """Return the arguments of `GenerationRequest`; called last, because it rejects fields that nothing has read."""
+    """Return the arguments of `GenerationRequest`; called last, because it rejects fields that have not been read."""
     model = fields.text("model")
     if model is None:
         raise _missing("model", "the name of a model of /v1/models")

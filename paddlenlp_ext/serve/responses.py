@@ -17,11 +17,11 @@ from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.running_request import RunningRequest
 
 _SENTENCEPIECE_SPACE = "\u2581"
-_NO_LOGPROB = -9999.0  # JSON has no infinity
+_NO_LOGPROB = -9999.0  # stands for minus infinity, which JSON lacks
 
 
 class TokenTexts:
-    """Cache of the texts of single tokens, special tokens included.
+    """Cache of the texts of single tokens, including special tokens.
 
     Args:
         tokenizer: a Hugging Face tokenizer.
@@ -38,7 +38,7 @@ class TokenTexts:
             if stored is None:  # the embedding has more rows than the tokenizer has tokens
                 text = f"<token {token}>"
             elif str(stored).startswith(_SENTENCEPIECE_SPACE) and not text.startswith(" "):
-                text = f" {text}"  # the tokenizer strips the space at the beginning of a text
+                text = f" {text}"  # restores the space that the tokenizer strips at the beginning of a text
             self._texts[token] = text
         return self._texts[token]
 
@@ -154,7 +154,7 @@ class CompletionFormat:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs, "text_offset": offsets}
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """Return token text -> log-probability; if tokens have equal text, keep the most likely one."""
+        """Return token text -> log-probability; if several tokens have the same text, keep the most likely token."""
         found: dict[str, float] = {}
         for token, value in (*each.top, (each.token, each.logprob)):
             found.setdefault(self._texts[token], _finite(value))
@@ -193,7 +193,7 @@ def json_bytes(value: Any) -> bytes:
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response to a failed request, with the headers that its status needs."""
     own = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413, 431):  # the rest of the body is not read
+    if error.status in (408, 413, 431):  # closed, because the rest of the body is not read
         own["connection"] = "close"
     return JSONResponse(error.body(), error.status, {**(headers or {}), **own})
 

@@ -27,7 +27,7 @@ from paddlenlp_ext.serve.tool_call_parser import tool_call_parser
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
-_CONTEXT_TOKENS = 8  # enough for any character and the space between tokens
+_CONTEXT_TOKENS = 8  # enough tokens to decode any character and the space between tokens
 
 
 class RunningRequest:
@@ -37,7 +37,7 @@ class RunningRequest:
         found: the request, with token ids.
         model: the model that the request names.
         client: address of the client.
-        timeout: time limit in seconds, from now on.
+        timeout: time limit in seconds, starting now.
         grammar: grammar of each answer, at its start; None for free text.
 
     Attributes:
@@ -64,7 +64,7 @@ class RunningRequest:
 
     def _choice(self, request: GenerationRequest, model: ServedModel, prompt: list[int]) -> Choice:
         index = len(self.engine_requests)
-        if isinstance(request, ChatRequest):  # no context: the prompt of a chat ends with special tokens
+        if isinstance(request, ChatRequest):  # needs no context: the prompt of a chat ends with special tokens
             parser = tool_call_parser(model.template, request.tool_names, request.max_calls, bool(request.forced_tools))
             return Choice(index, model.decode, request.stops, self._send, tool_calls=parser)
         return Choice(index, model.decode, request.stops, self._send, context=prompt[-_CONTEXT_TOKENS:])
@@ -94,7 +94,7 @@ class RunningRequest:
             if isinstance(delta.error, GrammarError) and self._format is not None:
                 raise self._format.error(delta.error)
             if delta.error is not None:
-                if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged its failure
+                if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged this error
                     logger.error("generation failed", exc_info=delta.error)
                 raise ApiError(500, str(delta.error), "model_error")
             num_running -= delta.finish_reason is not None

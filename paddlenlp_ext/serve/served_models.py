@@ -93,7 +93,7 @@ class ServedModel:
             raise form.error(error) from None
 
     def prompt_texts(self, prompts: Sequence[str | list[int]]) -> list[str]:
-        """Return the text of each prompt, special tokens included."""
+        """Return the text of each prompt, including special tokens."""
         options = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
         return [each if isinstance(each, str) else self.tokenizer.decode(each, **options) for each in prompts]
 
@@ -160,7 +160,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     """Load the base model, all adapters, and their tokenizers and chat templates.
 
     Raises:
-        ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters were trained over different
+        ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters were trained on different
             bases.
     """
     base, own_adapter = find_model_and_adapter(arguments)
@@ -193,7 +193,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
 
 
 def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
-    """Check that all adapters were trained over the same base model, with equal settings and quantization."""
+    """Check that all adapters were trained on the same base model, with equal settings and quantization."""
     first: tuple[str, Any, Any] | None = None
     for name, (source, options) in found.items():
         own = (name, dict(source.config_overrides), options["quantization_config"])
@@ -201,7 +201,7 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
             first = own
         elif own[1:] != first[1:]:
             raise ValueError(
-                f"--lora_path {name}: this adapter was trained over another configuration of the base than {first[0]} "
+                f"--lora_path {name}: this adapter was trained on another configuration of the base than {first[0]} "
                 f"(settings {own[1]} and {first[1]}, quantization {own[2]} and {first[2]}); serve them separately"
             )
 

@@ -21,7 +21,7 @@ def serve(arguments: ServeArguments) -> None:
     """
     uvicorn, _ = (import_extra(name, "serve", "python -m paddlenlp_ext.serve") for name in ("uvicorn", "starlette"))
     api_key = arguments.api_key()
-    # Imported here: they need the extra, and Paddle.
+    # Imported here, because these modules need Paddle and the packages of the extra `serve`.
     from paddlenlp_ext.generation.continuous_batching import Engine
     from paddlenlp_ext.serve.access_control import MAX_HEADER_BYTES
     from paddlenlp_ext.serve.app import Limits, make_app
@@ -51,7 +51,7 @@ def serve(arguments: ServeArguments) -> None:
         raise ValueError(
             f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose others"
         ) from error
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # inherited by the fork server, whose imports take seconds
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the fork server, whose imports take seconds
     start_fork_server()
     signal.signal(signal.SIGINT, handler)
     models = load_models(arguments)

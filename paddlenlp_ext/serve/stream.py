@@ -36,7 +36,7 @@ async def sse_events(running: RunningRequest, form: ResponseFormat, include_usag
             yield _sse_event({**head, "choices": [entry], **no_usage})
         if include_usage:
             yield _sse_event({**head, "choices": [], "usage": usage(running.num_prompt_tokens, num_new)})
-    except ApiError as error:  # the status is already sent
+    except ApiError as error:  # the HTTP status is already sent
         yield _sse_event(error.body())
     yield b"data: [DONE]\n\n"
 
@@ -50,7 +50,7 @@ class EventStream(Response):
 
     Args:
         events: the encoded events.
-        on_end: called once when the stream ends for any reason.
+        on_end: function called once when the stream ends, for any reason.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], on_end: Callable[[], None]) -> None:

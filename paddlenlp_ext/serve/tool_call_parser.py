@@ -76,12 +76,12 @@ class ToolCallParser(ABC):
         try:
             text, values = self._read(held)
             return text, tuple(map(self._call, values))[: self._max_calls]
-        except (ValueError, RecursionError):  # RecursionError: too deeply nested for json.dumps
+        except (ValueError, RecursionError):  # RecursionError: the arguments are nested too deeply for json.dumps
             return held, ()
 
     @abstractmethod
     def _calls_start(self) -> int:
-        """Return the index of the first call, or of text that may become one."""
+        """Return the index of the first call, or of text that may become a call."""
 
     @abstractmethod
     def _read(self, held: str) -> tuple[str, list[Any]]:
@@ -148,7 +148,7 @@ class BareJsonParser(ToolCallParser):
 
 def parser_class(template: str) -> type[ToolCallParser] | None:
     """Return the parser of the format that a Jinja template asks for; None if the format is unknown."""
-    template = template.replace('\\"', '"')  # a string of Jinja in double quotes
+    template = template.replace('\\"', '"')  # in a Jinja string in double quotes, quotes are escaped
     if _OPENING in template and '"arguments"' in template:
         return HermesParser
     return BareJsonParser if _BARE_EXAMPLE.search(template) else None
