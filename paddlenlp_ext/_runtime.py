@@ -22,14 +22,15 @@ _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # require
 
 
 def configure_runtime() -> None:
-    """Set threads, MKL code path and C allocator of this process, and hide a warning of Paddle's C++ extensions.
+    """Set threads, MKL code path and C allocator of this process, and hide a warning about Paddle's C++ extensions.
 
     Call this function before importing Paddle; afterwards, the MKL code path cannot be set. Importing paddlenlp_ext
     does not call this function. Environment variables of the user take precedence. A second call has no effect.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
     if "paddle" in sys.modules:
-        # Paddle reads the environment only on import, and has set OMP_NUM_THREADS=1 if the variable was unset.
+        # Paddle reads the environment only when it is imported, and has set OMP_NUM_THREADS=1 if the variable was
+        # unset.
         if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
             sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
@@ -122,7 +123,7 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers, because the page faults of a new buffer take longer than computing on it.
+    """Make glibc reuse freed buffers, because page faults in a new buffer take longer than the computation.
 
     Do nothing if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
     """
@@ -136,7 +137,7 @@ def _keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed heap memory to the system, such as buffers for reading weights.
+    """Return freed heap memory to the system, such as the buffers for reading weights.
 
     Do nothing if the C library is not glibc.
     """

@@ -143,7 +143,7 @@ def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[
 
 
 def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, paddle.Tensor]]:
-    """Return the optimizer state: kind, such as "moment1" -> parameter name -> tensor."""
+    """Return the optimizer state: kind (such as "moment1") -> parameter name -> tensor."""
     return optimizer._accumulators
 
 

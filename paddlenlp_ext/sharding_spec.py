@@ -41,8 +41,8 @@ class Shard:
         axis: the sharded axis.
         start, stop: first and last index + 1 of the slice in the full tensor.
         size: length of the full tensor along `axis`.
-        by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks;
-            otherwise the tensor is sharded over tensor-parallel ranks.
+        by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks; if
+            not, the tensor is sharded over tensor-parallel ranks only.
     """
 
     axis: int
@@ -111,7 +111,7 @@ def shard_of(tensor: Any) -> Shard | None:
 
 
 def is_expert_parallel(tensor: Any) -> bool:
-    """Return whether the tensor is a slice with some of the experts of a layer."""
+    """Return whether the tensor is a slice that holds some of a layer's experts."""
     shard = shard_of(tensor)
     return shard is not None and shard.by_experts
 
