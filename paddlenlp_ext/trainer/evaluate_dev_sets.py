@@ -19,7 +19,7 @@ from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
 
 TEST = "test"
-"""Prefix of the metrics of test rows, and part of the names of their files."""
+"""Prefix of metric names for test rows, and part of the names of the files with their results."""
 
 
 class Evaluator:

@@ -244,7 +244,7 @@ _OPTIONAL_TYPES = {
     "best_step": int,
     "interval": dict,
 }
-"""Type in the file of attributes with the default None, and of attributes stored as a dict."""
+"""Types of values in the file, for attributes with the default None and attributes stored as a dict."""
 
 
 def _part(default: _Part, values: dict[str, Any], key: str) -> _Part:

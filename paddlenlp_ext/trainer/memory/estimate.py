@@ -37,22 +37,23 @@ from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_paramete
 _PROCESS_BYTES = 370e6
 """Bytes that Python, Paddle, the tokenizer and their libraries take before the first tensor is allocated."""
 _LOSS_CHUNK = 256
-"""Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. The C++
-library takes chunks of 384 positions in bfloat16 without a rounded copy of the gradient, which needs as many bytes."""
+"""Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. In
+bfloat16, the C++ library takes chunks of 384 positions without a rounded copy of the gradient, and needs the same
+number of bytes."""
 _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of a C++ op's result for allocation in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
-"""Maximum free memory in the C++ library's blocks, as a fraction of their peak (ops/csrc/buffers.cpp)."""
+"""Maximum free memory in the C++ library's blocks, as a fraction of the blocks' peak (ops/csrc/buffers.cpp)."""
 _MMAP_THRESHOLD = 1 << 25
-"""Minimum bytes of an allocation that the C library maps separately. Freeing it returns the memory to the system
-(M_MMAP_THRESHOLD in mallopt(3))."""
+"""Minimum size in bytes of an allocation that the C library maps separately. Freeing such an allocation returns its
+memory to the system (M_MMAP_THRESHOLD in mallopt(3))."""
 _FREE_HEAP = 1.0
-"""Freed memory that the C heap retains, as a fraction of its peak without weights and optimizer state, if the C++
-library allocates the large results. Few freed chunks fit a later allocation."""
+"""Freed memory that the C heap retains if the C++ library allocates the large results, as a fraction of the heap's peak
+without weights and optimizer state. Few freed chunks fit a later allocation."""
 _FREE_PLAIN_HEAP, _FREE_PLAIN_HEAP_OF_ADAPTERS = 0.7, 1.75
-"""Freed memory that the C heap retains without the C++ library, as a fraction of its peak, for a model without and with
-adapters. Small results of adapter ops lie between large freed chunks and keep them from merging. Measured with two
-model shapes (docs/memory.md)."""
+"""Freed memory that the C heap retains without the C++ library, as a fraction of the heap's peak, for a model without
+and with adapters. Small results of adapter ops lie between large freed chunks and keep them from merging. Measured with
+two model shapes (docs/memory.md)."""
 
 
 @dataclass(frozen=True)
