@@ -32,9 +32,9 @@ from paddlenlp_ext.parallel.pipeline.stages import StagePlan
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 
 Message = tuple[paddle.Tensor, ...]
-"""Tensors sent from stage to stage: hidden states, with an auxiliary loss also `RoutedPass.sums`; or, in the backward
-pass, the gradient of the hidden states, with an auxiliary loss also `RoutedPass.slopes`. Empty if there is no sender.
-"""
+"""Tensors sent from stage to stage. Forward pass: hidden states, and with an auxiliary loss, `RoutedPass.sums`.
+Backward pass: the gradient of the hidden states, and with an auxiliary loss, `RoutedPass.slopes`. Empty if there is no
+sender."""
 
 Forward = Callable[[int, bool], paddle.Tensor | None]
 """Function that calls the model for a micro-batch.
