@@ -24,7 +24,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 
 NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-"""Norms before and after attention, before and after feed-forward; also fields of `DecodeLayer` in api.h."""
+"""Roles of norms: before and after attention, before and after feed-forward; also fields of `DecodeLayer` in api.h."""
 
 
 class DecoderLayer(nn.Layer):

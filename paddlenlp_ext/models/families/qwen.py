@@ -39,7 +39,7 @@ _KEYS = {
 }
 """Common key of config.json -> key of this family."""
 _GATE_AND_UP = "gate_and_up_size"
-"""Key of completed configs for the size that GGUF files store."""
+"""Key of completed configs for the size of gate and up together, which GGUF files store."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
