@@ -12,7 +12,7 @@ from paddlenlp_ext.utils.files import read_json_object
 
 FILE = "tokenizer.json"
 MAX_GROWTH = 128
-"""Maximum growth of a text in bytes.
+"""Maximum factor by which a text may grow in bytes.
 
 A space becomes the three bytes of "▁". The longest text in SentencePiece's normalization of a character has 33 bytes.
 """
