@@ -211,8 +211,7 @@ class RowsOfCache(ReservingCache):
         """Append new keys and values to the rows of a layer, and return the contents of the layer."""
         layer = self._cache.layers.setdefault(layer_index, _Layer())
         num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
-        # The first chunk of a prompt reserves the columns of the full prompt, because growing copies the keys and
-        # values.
+        # The first chunk reserves the columns of the full prompt, because growing copies the stored keys and values.
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, (k_BSKH, v_BSKE))
         views = k_RKCH[self._rows], v_RKCE[self._rows]

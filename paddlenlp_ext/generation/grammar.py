@@ -25,13 +25,13 @@ from numpy.typing import NDArray
 from paddlenlp_ext.utils.optional_packages import import_extra
 
 Grammar = Sequence[Mapping[str, Any]]
-"""Parts of a grammar. The first part is the start, and refers to another part as `@name`."""
+"""Parts of a grammar. The first part is the start, and refers to the other parts as `@name`."""
 MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write white space forever
 _END = "<|end of an answer with a grammar|>"
-"""End token for llguidance; the end tokens of the model depend on its template, and are added to each mask."""
+"""End token for llguidance; the model's end tokens depend on the chat template, and are added to each mask."""
 _DEAD_END = "no token of the vocabulary continues the answer within its grammar"
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,

@@ -30,7 +30,7 @@ _OPTIONS = (
     *("do_sample", "eos_token_id", "length_penalty", "max_length", "max_new_tokens", "min_new_tokens", "num_beams"),
     *("num_return_sequences", "pad_token_id", "repetition_penalty", "temperature", "top_k", "top_p"),
 )
-"""Options of a `GenerationConfig` of transformers that `generate_for` has."""
+"""Options of transformers' `GenerationConfig` that `generate_for` supports."""
 _DEFAULTS = {"max_new_tokens": 20, "top_k": 50}
 """Defaults of transformers that differ from the defaults of `generation.generate.generate`."""
 _UNAVAILABLE: dict[str, Any] = {
