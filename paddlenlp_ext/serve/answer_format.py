@@ -114,4 +114,4 @@ _KINDS: dict[str, tuple[str, Callable[[Any], bool], Callable[[Any], Grammar]]] =
     "regex": ("a regular expression, which is a string", lambda value: isinstance(value, str), regex_grammar),
     "choice": ("a list of at least one string", _is_texts, choice_grammar),
 }
-"""Kind of format -> what its field has, the check of the field, and its grammar."""
+"""Kind of format -> description of the field's value, check of the value, and function that returns the grammar."""

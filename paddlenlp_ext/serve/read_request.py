@@ -15,7 +15,7 @@ from paddlenlp_ext.serve.served_models import ModelCatalog, ServedModel
 from paddlenlp_ext.serve.tool_call_parser import answer_or_calls
 
 _MAX_ECHOED_LOGPROBS = 1 << 20
-"""Maximum number of log-probabilities of prompts in a response, about 130 MB in memory."""
+"""Maximum number of log-probabilities of prompt tokens in a response, about 130 MB in memory."""
 
 
 @dataclass(frozen=True)
