@@ -66,7 +66,7 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "generate_during_eval": ((False,), "is not available for preferences"),
     "padding_value": ((None,), "is not available; padding does not enter the loss"),
 }
-"""Argument without a field -> (accepted values, error text for other values); without values, any value is accepted."""
+"""Argument without a field -> (accepted values, error text for other values); an empty tuple accepts any value."""
 
 
 def _named(value: Any) -> str:
