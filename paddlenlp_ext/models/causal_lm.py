@@ -310,7 +310,7 @@ class CausalLM(TrainableModel):
         """
         if DecoderConfig.from_dict(read_model_config(folder)).ropes != self.config.ropes:
             raise ValueError(
-                f"{folder}: config.json has other rope settings than this model; set use_long_sequence_strategies "
+                f"{folder}: config.json and this model have different rope settings; set use_long_sequence_strategies "
                 "and its keys as in training"
             )
         load_weights(self, self.config.from_files(open_weights(folder)), self.remote_parameters)

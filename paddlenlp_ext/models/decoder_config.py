@@ -201,7 +201,7 @@ class DecoderConfig:
         return cls(**{**values, **family.differences(reader)})
 
     def value(self, key: str) -> Any:
-        """Return the value of a key of config.json, or the family's default; None if it is null or absent."""
+        """Return the value of a key of config.json, or the family's default; None if the value is null or absent."""
         family = FAMILIES.get(self.model_type)
         return _Reader(family.complete(self.source), family).value(key)
 

@@ -58,7 +58,7 @@ def _response_format(fields: Fields) -> AnswerFormat | None:
     if kind not in ("text", "json_object", "json_schema"):
         raise invalid("response_format.type", "send text, json_object or json_schema")
     if (schema is not None) != (kind == "json_schema"):
-        raise invalid("response_format.json_schema", "send it if the type is json_schema, and only then")
+        raise invalid("response_format.json_schema", "send json_schema if the type is json_schema, else leave it out")
     found = None
     if schema is not None:
         for name in ("name", "description"):

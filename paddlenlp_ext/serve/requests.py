@@ -215,7 +215,7 @@ def _stops(value: Any) -> tuple[str, ...]:
 def _biases(fields: Fields) -> dict[int, float]:
     given = fields.get("logit_bias") or {}
     if not isinstance(given, dict) or len(given) > _MAX_BIASES:
-        raise invalid("logit_bias", f"send an object from token ids to numbers, with at most {_MAX_BIASES} entries")
+        raise invalid("logit_bias", f"send an object with at most {_MAX_BIASES} pairs of a token id and a number")
     biases = {}
     for key, value in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 10):

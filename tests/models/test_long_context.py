@@ -193,7 +193,7 @@ def test_saved_model_keeps_its_strategy_and_decodes_with_it(strategy, tmp_path):
         for _ in range(20):
             ids.append(int(loaded(paddle.to_tensor([ids]))[0, -1].argmax()))
         assert answer == ids[len(prompt) :]
-    with pytest.raises(ValueError, match="other rope settings"):
+    with pytest.raises(ValueError, match="different rope settings"):
         model.load_weights(tmp_path / "plain")
 
 

@@ -202,7 +202,7 @@ def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool)
 
 
 def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] | None:
-    """Return the texts around the text of an answer with calls; None if the template omits or rejects this text.
+    """Return the text before and after the content of an answer with calls; None if the template rejects such content.
 
     Args:
         write: function that renders the template.

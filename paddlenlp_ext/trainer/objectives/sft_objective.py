@@ -54,7 +54,7 @@ class CrossEntropy(Objective):
         return loss, np.array([num_correct], np.float64)
 
     def step_metrics(self, sums: np.ndarray) -> dict[str, float]:
-        """Return an empty dict: a step has no metrics but the loss."""
+        """Return an empty dict: a step has no metrics except the loss."""
         return {}
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
