@@ -24,6 +24,7 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
+from paddlenlp_ext.ops.tensor_utils import contiguous
 
 QUERY_BLOCK = 128
 """Maximum queries per block: shorter blocks skip more masked scores, longer blocks need fewer matmuls."""
@@ -196,7 +197,9 @@ def blockwise_attention(
             paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
             for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
         )
-    return _BlockwiseAttention.apply(plan, scale, options, q_BSNH, k_BSKH, v_BSKH, *options.sink_tensors)
+    # A saved slice would keep all of the sliced tensor.
+    inputs = (contiguous(x) for x in (q_BSNH, k_BSKH, v_BSKH))
+    return _BlockwiseAttention.apply(plan, scale, options, *inputs, *options.sink_tensors)
 
 
 class _BlockwiseAttention(PyLayer):

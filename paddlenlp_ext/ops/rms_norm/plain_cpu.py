@@ -9,11 +9,14 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
+from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 def rms_norm_plain_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
     """Compute `rms_norm` with a custom gradient; matmuls compute the row sums, because Paddle's reductions are slow."""
-    return _RmsNorm.apply(x.reshape([-1, x.shape[-1]]), scale_of(weight_D, offset), epsilon).reshape(x.shape)
+    # A saved slice would keep all of the sliced tensor.
+    x_RD = contiguous(x).reshape([-1, x.shape[-1]])
+    return _RmsNorm.apply(x_RD, scale_of(weight_D, offset), epsilon).reshape(x.shape)
 
 
 class _RmsNorm(PyLayer):

@@ -23,28 +23,35 @@ def rope_plain_cpu(
     The result is bitwise equal to the reference. In Paddle on the CPU, slicing and concatenating the halves, or a
     broadcast product, would take ten times as long.
     """
-    if interleaved:
-        cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
     return _Rope.apply(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 
 class _Rope(PyLayer):
     @staticmethod
     def forward(ctx, x_BSNH, cos_BSR, sin_BSR, interleaved):
-        head_dim, rotary_dim = x_BSNH.shape[-1], cos_BSR.shape[-1]
-        cos_BSH, sin_BSH = _padded(cos_BSR, head_dim, 1.0), _padded(sin_BSR, head_dim, 0.0)
-        ctx.save_for_backward(cos_BSH, sin_BSH)
-        ctx.matrix = _rotation_matrix(head_dim, rotary_dim, interleaved)
-        cos, sin = _per_head(cos_BSH, x_BSNH), _per_head(sin_BSH, x_BSNH)
+        ctx.save_for_backward(cos_BSR, sin_BSR)  # which all layers share, unlike interleaved or padded tables
+        ctx.interleaved, ctx.matrix = interleaved, _rotation_matrix(x_BSNH.shape[-1], cos_BSR.shape[-1], interleaved)
+        cos, sin = _tables_by_head(cos_BSR, sin_BSR, x_BSNH, interleaved)
         turned = paddle.matmul(x_BSNH, ctx.matrix)
         return (x_BSNH * cos).add_(turned.multiply_(sin))
 
     @staticmethod
     def backward(ctx, gradient_BSNH):
-        cos_BSH, sin_BSH = ctx.saved_tensor()
-        cos, sin = _per_head(cos_BSH, gradient_BSNH), _per_head(sin_BSH, gradient_BSNH)
+        cos_BSR, sin_BSR = ctx.saved_tensor()
+        cos, sin = _tables_by_head(cos_BSR, sin_BSR, gradient_BSNH, ctx.interleaved)
         turned_back = paddle.matmul(gradient_BSNH * sin, ctx.matrix, transpose_y=True)
         return (gradient_BSNH * cos).add_(turned_back), None, None
+
+
+def _tables_by_head(
+    cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, like_BSNH: paddle.Tensor, interleaved: bool
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the tables [B, S, N, H], which keep the channels from R on unchanged."""
+    if interleaved:
+        cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
+    head_dim = like_BSNH.shape[-1]
+    padded = _padded(cos_BSR, head_dim, 1.0), _padded(sin_BSR, head_dim, 0.0)
+    return _per_head(padded[0], like_BSNH), _per_head(padded[1], like_BSNH)
 
 
 def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:

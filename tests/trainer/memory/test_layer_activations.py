@@ -103,11 +103,21 @@ def test_activations_of_a_layer_equal_the_estimate(method: PeftConfig | None):
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION, abs=4)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"model_type": "ernie4_5"}, {"model_type": "phi3", "partial_rotary_factor": 0.5}],
+    ids=["interleaved", "partial"],
+)
+def test_activations_with_interleaved_or_partial_rotation_equal_the_estimate(changes, monkeypatch):
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
+    assert measured_in_a_layer(None) == pytest.approx(predicted(None, OPS) + PER_POSITION, abs=4)
+
+
 @pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
 def test_activations_of_latent_attention_equal_the_estimate(method: PeftConfig | None, monkeypatch):
     changes = {**TINY_LATENT, "q_lora_rank": 24, "kv_lora_rank": 32, "first_k_dense_replace": 3}
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
-    scales = 2 * 4 * (OPS is CPU_CPP)  # of the norms of the latents
+    scales = 2 * 4  # of the norms of the latents
     assert measured_in_a_layer(method) == pytest.approx(predicted(method, OPS) + PER_POSITION + scales, abs=4)
 
 
