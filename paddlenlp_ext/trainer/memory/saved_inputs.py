@@ -69,7 +69,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,
-        gated=gated if experts is None else max(gated, 0.0 if numerics.cpp else 2 * numerics.product),
+        gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
         norms=1 if shares_norm else 2,
@@ -90,6 +90,24 @@ def _bytes_of_expert_input(layer: MixtureOfExperts, numerics: Numerics) -> float
     large as the input.
     """
     return numerics.attention * (2 if layer.shape.gates_shared else 1)
+
+
+def _bytes_of_gated(layer: MixtureOfExperts, of_shared: float, numerics: Numerics) -> float:
+    """Return the bytes that an expert layer saves per element of act(gate) * up, averaged over its experts.
+
+    Without the C++ library, the product with the router weights saves act(gate) * up. The down projection saves the
+    scaled rows if the down projection or its adapter trains.
+
+    Args:
+        layer: the expert layer.
+        of_shared: bytes per element of the shared expert.
+        numerics: dtypes and fused ops of the backend.
+    """
+    shape = layer.shape
+    trains = any(not parameter.stop_gradient for parameter in layer.experts.down_proj.parameters())
+    of_routed = 0.0 if numerics.cpp else (2 if trains else 1) * numerics.product
+    routed_size = shape.router.top_k * shape.intermediate_size
+    return (of_routed * routed_size + of_shared * shape.shared_size) / shape.active_size
 
 
 def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics: Numerics) -> float:
