@@ -242,7 +242,7 @@ def test_estimate_memory_is_near_the_peak_of_a_process(lora: bool):
         model, micro_batch_tokens=tokens, target_tokens=tokens, recompute=None, numerics=numerics
     )
     assert estimate.total == pytest.approx(measured, rel=0.12)
-    assert estimate.activations > 0.3 * measured  # otherwise the process itself would dominate the peak
+    assert estimate.process < 0.5 * measured  # otherwise the process itself would dominate the peak
 
 
 @pytest.mark.parametrize(("targets", "rows"), [(100_000, 2048), (1500, 1500)])
