@@ -51,7 +51,7 @@ class PredictorArguments(ModelArguments):
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
     seed: int = option(0, help="seed of the sampling")
-    json_schema: str | None = option(None, help="file with a JSON schema; every answer is a value that it accepts")
+    json_schema: str | None = option(None, help="file with a JSON schema; every answer conforms to the schema")
     regex: str | None = option(None, help="regular expression that every answer matches from start to end")
     mode: str = option(
         "dynamic",

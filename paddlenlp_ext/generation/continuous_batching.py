@@ -76,7 +76,7 @@ class _Batch:
         self.rows.append(row)
 
     def complete(self, row: RunningRow) -> None:
-        """Move a row whose prompt is prefilled to the complete rows."""
+        """Move a row to the complete rows after its prompt is prefilled."""
         index, target = self.rows.index(row), self.num_complete
         self.cache.swap_rows(index, target)
         self.rows[index], self.rows[target] = self.rows[target], self.rows[index]

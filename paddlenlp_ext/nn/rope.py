@@ -319,7 +319,7 @@ class RotaryEmbedding:
         return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
     def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the inverse frequencies [R / 2] for rows of `length` tokens, fp32, and the factor of the tables."""
+        """Return the inverse frequencies [R / 2] for rows of `length` tokens, fp32, and the factor of cos and sin."""
         return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
@@ -371,7 +371,7 @@ class RotaryEmbeddings:
         return tuple(length > _short_context(settings) for settings in self._long_ropes)
 
     def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
-        """Return the inverse frequencies and the factor of the tables for each distinct setting."""
+        """Return, for each distinct setting, the inverse frequencies and the factor of cos and sin."""
         return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:

@@ -1,4 +1,4 @@
-"""Linear layer with a 4-bit weight on a GPU, with Triton kernels for few positions.
+"""Linear layer with a 4-bit weight on a GPU, with Triton kernels for inputs of few tokens.
 
 Tested in Triton's interpreter on the CPU (tests/ops/quantized_linear/test_triton.py), except for `launch`.
 
@@ -23,7 +23,7 @@ _MAX_FUSED_POSITIONS = 2
 
 
 def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return x W^T [..., out]: from a fused kernel for few positions, otherwise from Paddle's matmul."""
+    """Return x W^T [..., out]: from a fused kernel for few tokens, otherwise from Paddle's matmul."""
     x = in_dtype(x, product_dtype(x))  # autocast does not cast the inputs of Triton kernels
     (out, width), leading = weight.shape, x.shape[:-1]
     positions = math.prod(leading)

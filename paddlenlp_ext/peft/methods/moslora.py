@@ -35,7 +35,7 @@ from paddlenlp_ext.sharding_spec import Style
 
 
 class MoSLoRAAdapter(Adapter):
-    """Adapter that saves the final adapter as a plain LoRA if `mixer_to_lora` is set."""
+    """MoSLoRA adapter; at the end of training, it is saved as a plain LoRA if `mixer_to_lora` is set."""
 
     peft_config: MoSLoRAConfig
 

@@ -58,7 +58,7 @@ class PTuningAdapter(PromptAdapter):
     """Adapter with prompt vectors that a trained network computes."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the last hidden states of the tokens, [B, S, D]; takes the arguments of `PromptAdapter`."""
+        """Return the last hidden states of the tokens [B, S, D]; see `PromptAdapter.hidden_states`."""
         decoder = self.base_model.model
         if self.base_model.training and self.peft_config.encoder_dropout and decoder.dropout_seed is not None:
             paddle.seed(seed_of(decoder.dropout_seed, len(decoder.layers)))  # all ranks must draw the same mask
