@@ -1,7 +1,8 @@
 """Run the commands that the documents print, with another model, other paths and lengths, and processes without GPUs.
 
 The documents' commands run in PaddleNLP's folder `llm/`, with its `config/` and the user's `data/`. Here that folder is
-temporary. Its configuration files are those of the repository with a tiny model and two optimizer steps.
+temporary. Its configuration files are those of the repository with a tiny model and two optimizer steps, in float32
+where matmuls in bfloat16 are not available on the CPU.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.ops.cpp import bf16
 from tests.common.models import write_tiny_data, write_tiny_model
 from tests.common.scripts import LLM, load_script, script_environment
 
@@ -36,6 +38,7 @@ SHORT_RUN = {
     "evaluation_strategy": "no",
     "load_best_model_at_end": False,
     "data_cache_dir": "./cache",
+    **({} if bf16.unavailable_reason() is None else {"bf16": False, "fp16_opt_level": "O1"}),
 }
 TRAINING = (
     "python run_finetune.py ./config/llama/lora_argument.json",
