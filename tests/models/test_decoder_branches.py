@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import paddle
 import pytest
@@ -19,6 +21,12 @@ CONFIGS = {
     "window": {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 9},
     "latent": MORE_FAMILIES["latent"],
 }
+ROUNDING = 2.0**-24 * math.sqrt(2 * 30 * 61)
+"""Relative difference of two float32 gradients whose sums have another order.
+
+A sum of up to 61 terms (the vocabulary) has an error of about sqrt(61) unit roundoffs. Errors of the about 30 matmuls,
+norms and softmaxes through which a gradient depends on the weights, in both computations, add up like random numbers.
+"""
 
 
 def build(config: str) -> CausalLM:
@@ -54,12 +62,9 @@ def test_loss_of_answers_after_a_shared_prompt_equals_that_of_separate_rows(conf
         measured.append((float(loss), {name: p.grad.numpy() for name, p in model.named_parameters()}))
     (shared, shared_gradients), (separate, gradients) = measured
     assert shared == pytest.approx(separate, rel=1e-6)
-    names = list(gradients)
-    actual, expected = (np.concatenate([x[name].ravel() for name in names]) for x in (shared_gradients, gradients))
-    assert np.linalg.norm(actual - expected) <= 1e-6 * np.linalg.norm(expected)
-    for name in names:
-        difference = np.linalg.norm(shared_gradients[name] - gradients[name])
-        assert difference <= 5e-6 * np.linalg.norm(gradients[name]), name
+    for name, gradient in gradients.items():
+        difference = np.linalg.norm(shared_gradients[name] - gradient)
+        assert difference <= ROUNDING * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize("backend", [None, "blocks"])
