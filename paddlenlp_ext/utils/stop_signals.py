@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import _thread
 import os
+import select
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.abc import MetaPathFinder
@@ -106,8 +106,11 @@ def stop_program(number: int, frame: FrameType | None) -> NoReturn:
         exit_at_once(number)
     _report(number)
     sys.unraisablehook = lambda _: _exit(number)  # the exception was lost, for example in a destructor
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     # `Thread.start` could wait for a lock that the interrupted code holds.
-    _thread.start_new_thread(_exit_later, (number,))
+    _thread.start_new_thread(_exit_later, (number, reader))
     raise ProgramStopped(128 + number)
 
 
@@ -132,9 +135,18 @@ def _report(number: int) -> None:
         os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
 
 
-def _exit_later(number: int) -> None:
-    time.sleep(_CLEANUP_SECONDS)
-    _exit(number)
+def _exit_later(number: int, next_signal: int) -> None:
+    """End the process at the next signal, or after the time for `finally` blocks.
+
+    The kernel may deliver the next signal to another thread than the main thread. A main thread that sleeps or waits
+    for a lock then runs no handler.
+
+    Args:
+        number: the first signal.
+        next_signal: descriptor from which the number of the next signal can be read.
+    """
+    is_readable, _, _ = select.select([next_signal], [], [], _CLEANUP_SECONDS)
+    _exit(os.read(next_signal, 1)[0] if is_readable else number)
 
 
 def _exit(number: int, frame: FrameType | None = None) -> NoReturn:

@@ -12,7 +12,7 @@ from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 from tests.common.scripts import script_environment
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from paddlenlp_ext.utils import stop_signals
 from paddlenlp_ext.utils.files import atomic_folder
@@ -38,7 +38,8 @@ def clean_up_slowly(argv):
     stop_signals._CLEANUP_SECONDS = 100.0
     try:
         wait()
-    finally:
+    finally:  # the kernel delivers the second signal to another thread, so that the sleep goes on
+        signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.STOP_SIGNALS)
         wait()
 
 def import_from(argv):
@@ -49,6 +50,8 @@ def import_paddle(argv):
     import paddle
     wait()
 
+for number in stop_signals.STOP_SIGNALS:  # a test run in the background may ignore some, and its children inherit that
+    signal.signal(number, signal.SIG_DFL)
 run_command(globals()[sys.argv[1]], sys.argv[2:])
 """
 
