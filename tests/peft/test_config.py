@@ -21,7 +21,7 @@ def own_members(owner: type, base: type) -> set[str]:
 
 def test_peft_config_interface_stays_small():
     hooks = own_members(PeftConfig, object) - {field.name for field in fields(PeftConfig)} - NO_HOOKS
-    assert len(hooks) <= 32, sorted(hooks)
+    assert len(hooks) <= 33, sorted(hooks)
 
 
 def test_adapter_layer_interface_stays_small():

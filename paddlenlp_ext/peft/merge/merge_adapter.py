@@ -159,7 +159,7 @@ def merge_adapter(
         difference = _largest(written - trained.adapted_logits)
         is_far = difference > effect / 2
         if is_far and target is trained and dtype != "float32":
-            raise ValueError(_LOST_IN_ROUNDING.format(effect, dtype, difference))
+            raise ValueError(_LOST_IN_ROUNDING.format(effect, dtype or "the base's dtype", difference))
         write_model_card(draft, stored, base_name, merged_into, effect, difference)
     if is_far and target is not trained:
         logger.warning(_FAR_FROM_TRAINED, effect, difference)

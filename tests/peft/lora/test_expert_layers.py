@@ -57,7 +57,8 @@ def test_lora_of_experts_comes_back_from_files_and_merges(dtype: str, tmp_path: 
     folder = save(model, tmp_path, dtype)
     loaded = PeftModel.from_pretrained(tiny_model("experts"), folder)
     np.testing.assert_array_equal(logits_of(loaded), logits_of(model))
-    merge_adapter(folder, tmp_path / "merged", AutoModelForCausalLM.from_pretrained)
+    # Rounding to bfloat16 changes the experts that tokens choose, and is refused.
+    merge_adapter(folder, tmp_path / "merged", AutoModelForCausalLM.from_pretrained, dtype="float32")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").state_dict()
     expected = adapted().merge_and_unload().state_dict()
     base = tiny_model("experts").state_dict()

@@ -190,7 +190,7 @@ def test_resume_reports_changed_keys_and_refuses_another_objective(run, caplog_p
 def test_trainer_damaged_best_checkpoint_is_not_loaded(tmp_path):
     keys = {"evaluation_strategy": "steps", "eval_steps": 1, "save_steps": 1, "load_best_model_at_end": True}
     trainer = make_trainer(tmp_path, DEV, **keys)
-    trainer._compute_metrics = iter([{"eval_loss": loss} for loss in (1.0, 2.0, 3.0, 4.0)]).__next__
+    trainer.evaluator.metrics = iter([{"eval_loss": loss} for loss in (1.0, 2.0, 3.0, 4.0)]).__next__
     save, kept = trainer._save, {}
 
     def save_and_damage():
