@@ -71,7 +71,7 @@ def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
     """
     are_paths = {_is_path(each) for each in (dataset.values() if isinstance(dataset, Mapping) else (dataset,))}
     if len(are_paths) > 1:
-        raise ValueError("eval_dataset: some dev sets are paths, and others are rows in memory; pass one of the two")
+        raise ValueError("eval_dataset: some dev sets are paths, others rows in memory; pass only paths or only rows")
     return None if True in are_paths else dataset
 
 

@@ -70,7 +70,7 @@ class AdaLoRAAdapter(Adapter):
         self._offer_allocation()
 
     def _offer_allocation(self) -> None:
-        """Add Hugging Face PEFT's method for training loops to the base model: `update_and_allocate(step)`."""
+        """Add `update_and_allocate(step)` to the base model, for training loops written for Hugging Face PEFT."""
         self.base_model.update_and_allocate = self.update_and_allocate
 
     def attach(self) -> None:

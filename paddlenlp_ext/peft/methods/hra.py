@@ -3,7 +3,7 @@
     W' = W H_1 H_2 ... H_r        H_i = I - 2 u_i u_i^T / |u_i|^2        U = [u_1, ..., u_r] [in, r]
 
 arXiv:2405.17484. H = H_1 ... H_r is orthogonal, so W H has the same row norms and angles between rows as W. H is
-applied in compact WY form with 2 * r * in multiplications per token (as many as LoRA for a square W):
+applied in compact WY form with `2 * r * in` multiplications per token (as many as LoRA for a square W):
 
     y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
     T^-1 = I / 2 + the strict upper triangle of D U^T U D
