@@ -29,7 +29,7 @@ from tests.common.scripts import ROOT, script_environment
 from tests.common.training import PreferenceRows, RewardRows, Rows, Tokenizer, make_config
 
 WORKER = ROOT / "tests" / "parallel" / "parallel_worker.py"
-NUM_STEPS = 20
+NUM_STEPS = 10
 
 
 @dataclass(frozen=True)
