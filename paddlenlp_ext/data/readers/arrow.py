@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from paddlenlp_ext.data.readers.base import READERS, Block, Cursor, FileReader
 from paddlenlp_ext.data.readers.column_batches import column_blocks
@@ -26,8 +27,19 @@ class ArrowReader(FileReader):
         try:
             with pyarrow.memory_map(self.name) as source:
                 table = ipc.open_stream(source).read_all()
-                yield from column_blocks(table.slice(row).to_batches(), self.name, row, len(table))
+                batches = map(_validated, table.slice(row).to_batches())
+                yield from column_blocks(batches, self.name, row, len(table))
         except (OSError, pyarrow.ArrowException) as error:
             raise ValueError(
                 f"{self.path}: not an Arrow stream, or damaged ({error}); save the dataset again"
             ) from error
+
+
+def _validated(batch: Any) -> Any:
+    """Return a record batch unless its buffers contradict each other: pyarrow would read outside of them.
+
+    Raises:
+        pyarrow.ArrowInvalid: offsets or indices lie outside their buffers, or text is not UTF-8.
+    """
+    batch.validate(full=True)
+    return batch

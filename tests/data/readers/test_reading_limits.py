@@ -85,11 +85,16 @@ def test_parquet_reader_of_a_row_group_beyond_the_limit_names_it_before_reading(
         list(open_reader(path).rows())
 
 
-@pytest.mark.parametrize("name", ["rows.parquet", "rows.arrow"])
-def test_reader_of_columns_that_are_not_utf8_names_the_rows(name, tmp_path):
-    texts = pyarrow.StringArray.from_buffers(
-        2, pyarrow.py_buffer(np.array([0, 1, 2], "int32")), pyarrow.py_buffer(b"a\xff")
-    )
-    path = write_columns(tmp_path / name, pyarrow.table({"src": texts}))
-    with pytest.raises(ValueError, match=f"{name}: rows 1 to 2: text that is not UTF-8"):
+@pytest.mark.parametrize(
+    ("name", "ends", "problem"),
+    [
+        ("rows.parquet", [1, 2], "rows 1 to 2: text that is not UTF-8"),
+        ("rows.arrow", [1, 2], "not an Arrow stream, or damaged .*Invalid UTF8 sequence at string index 1"),
+        ("rows.arrow", [3, 2], "not an Arrow stream, or damaged .*offset"),
+    ],
+)
+def test_reader_of_columns_with_wrong_buffers_raises(name, ends, problem, tmp_path):
+    buffers = pyarrow.py_buffer(np.array([0, *ends], "int32")), pyarrow.py_buffer(b"a\xff")
+    path = write_columns(tmp_path / name, pyarrow.table({"src": pyarrow.StringArray.from_buffers(2, *buffers)}))
+    with pytest.raises(ValueError, match=f"{name}: {problem}"):
         list(open_reader(path).rows())
