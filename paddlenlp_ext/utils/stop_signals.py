@@ -28,6 +28,8 @@ _CLEANUP_SECONDS = 3.0
 
 _received: int | None = None
 """First signal outside of training."""
+_line = b""
+"""Line about a signal that has not been written yet."""
 
 
 class ProgramStopped(SystemExit):
@@ -130,9 +132,18 @@ def exit_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
 
 def _report(number: int) -> None:
     """Print the line of a signal; the next signal ends the process, even if the reader of the line is stuck."""
+    global _line
+    _line = f"stopped by {signal.Signals(number).name}\n".encode()
     handle_stop_signals(_exit)
+    _write_line()
+
+
+def _write_line() -> None:
+    """Write the line about a signal to standard error, unless the code that this signal interrupts writes it."""
+    global _line
     with suppress(OSError):  # the terminal has been closed, or the reader of the pipe has ended
-        os.write(2, f"stopped by {signal.Signals(number).name}\n".encode())
+        line, _line = _line, b""
+        os.write(2, line)
 
 
 def _exit_later(number: int, next_signal: int) -> None:
@@ -150,4 +161,5 @@ def _exit_later(number: int, next_signal: int) -> None:
 
 
 def _exit(number: int, frame: FrameType | None = None) -> NoReturn:
+    _write_line()
     os._exit(128 + number)

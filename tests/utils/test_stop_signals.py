@@ -42,6 +42,14 @@ def clean_up_slowly(argv):
         signal.pthread_sigmask(signal.SIG_BLOCK, stop_signals.STOP_SIGNALS)
         wait()
 
+def stop_before_the_line(argv):
+    install = stop_signals.handle_stop_signals
+    def install_and_stop(handler):
+        install(handler)
+        signal.raise_signal(signal.SIGTERM)
+    stop_signals.handle_stop_signals = install_and_stop
+    wait()
+
 def import_from(argv):
     sys.path.insert(0, argv[0])
     import noisy
@@ -84,6 +92,10 @@ def test_signal_whose_exception_is_caught_ends_the_program():
 
 def test_second_signal_during_the_cleanup_ends_the_program():
     assert stop([signal.SIGTERM, signal.SIGINT], "clean_up_slowly") == (130, "stopped by SIGTERM\n")
+
+
+def test_second_signal_before_the_line_of_the_first_ends_the_program_after_the_line():
+    assert stop([signal.SIGUSR1], "stop_before_the_line") == (128 + signal.SIGTERM, "stopped by SIGUSR1\n")
 
 
 def test_signal_during_an_import_ends_the_program_without_messages_of_the_module(tmp_path):
