@@ -10,7 +10,7 @@ from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.audit.audit_splits import TRAIN
 from paddlenlp_ext.data.audit.findings import ERROR
-from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir

@@ -12,7 +12,7 @@ from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import open_dataset, title_of
 from paddlenlp_ext.data.readers.in_memory import Rows
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import choose_template

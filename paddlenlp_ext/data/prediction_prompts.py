@@ -12,9 +12,9 @@ from typing import Any, TypeVar
 from paddlenlp_ext.data.readers.dataset_files import read_rows
 from paddlenlp_ext.data.rows.conversation import ROLE_ORDER, TOOL, USER, Conversation
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row
 from paddlenlp_ext.data.rows.known_fields import without_training_fields
-from paddlenlp_ext.data.rows.messages import OPENAI_ROLES, SHAREGPT_ROLES
+from paddlenlp_ext.data.rows.parse_messages import OPENAI_ROLES, SHAREGPT_ROLES
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import InvalidRow, location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate
 

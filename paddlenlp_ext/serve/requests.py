@@ -14,7 +14,7 @@ from paddlenlp_ext.data.prediction_prompts import parse_prompt
 from paddlenlp_ext.data.rows.checked_values import dotted, type_name
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import OPENAI_ROLES
+from paddlenlp_ext.data.rows.parse_messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import LogitAdjustments
 from paddlenlp_ext.serve.answer_format import AnswerFormat, parse_answer_format

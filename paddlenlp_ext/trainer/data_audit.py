@@ -13,7 +13,7 @@ from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
 from paddlenlp_ext.data.audit.checks.tokens import CONTEXT_REMEDY
 from paddlenlp_ext.data.audit.html_page import render_page
-from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
 from paddlenlp_ext.data.preference.pair_dataset import open_pairs
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.gguf.ollama_tools import compact_json
 from paddlenlp_ext.cli.export_gguf import chat_delimiters
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from tests.data.templates.test_chat_templates import byte_tokenizer, decode, template_of
 from tests.golden import DATA
 from tests.golden.cases.ollama_cases import CHATS, TEMPLATES

@@ -12,7 +12,7 @@ from paddlenlp_ext.data.collate import collate
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.utils.json_reader import Location

@@ -14,7 +14,7 @@ from paddlenlp_ext.data.audit.findings import Kind, excerpt
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row, parse_text
+from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.text_encoder import special_token_pattern

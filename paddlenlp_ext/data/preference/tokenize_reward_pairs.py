@@ -12,13 +12,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from paddlenlp_ext.data.preference.answer_rows import FORMATS
+from paddlenlp_ext.data.preference.pair_formats import FORMATS
 from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, unknown_preference_fields
 from paddlenlp_ext.data.preference.tokenize_pairs import PairRow, PreferenceEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.checked_values import WRONG_TYPE
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, NOT_SUPPORTED, InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 

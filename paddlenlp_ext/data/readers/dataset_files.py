@@ -14,10 +14,10 @@ from pathlib import Path
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
+from paddlenlp_ext.data.readers.column_mapping import RenamedReader
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.readers.inflection import InflectionReader
-from paddlenlp_ext.data.readers.renamed import RenamedReader
 from paddlenlp_ext.data.readers.splits import SPLITS, MissingSplitError, choose_split
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.utils.files import read_json_object

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.mixture import next_source
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, DataError
 from paddlenlp_ext.data.streaming.source_cursor import Source, SourceCursor

@@ -14,7 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import REFUSED, SYSTEM, TOOL, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
+from paddlenlp_ext.data.rows.parse_messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
 
 _LABELS = re.compile(r"Zq\d+x")

@@ -9,7 +9,7 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, TOOL, USER, Conversation, Message, ToolCall
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THINK_TAGS
+from paddlenlp_ext.data.rows.parse_messages import THINK_TAGS
 from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 from paddlenlp_ext.data.templates.text_encoder import end_of_answer
 

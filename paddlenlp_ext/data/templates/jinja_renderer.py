@@ -14,7 +14,7 @@ from jinja2.exceptions import TemplateError
 
 from paddlenlp_ext.data.rows.conversation import REFUSED, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.messages import THINK_TAGS, split_reasoning
+from paddlenlp_ext.data.rows.parse_messages import THINK_TAGS, split_reasoning
 from paddlenlp_ext.data.templates.jinja_budget import limited
 from paddlenlp_ext.data.templates.jinja_sandbox import bound_template
 from paddlenlp_ext.data.templates.text_encoder import check_characters

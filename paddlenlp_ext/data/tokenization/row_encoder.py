@@ -18,8 +18,8 @@ import numpy as np
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, NO_TARGET, InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.known_fields import unknown_fields
+from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns

@@ -19,7 +19,7 @@ import zstandard
 from paddlenlp_ext.data.readers import base, column_batches, compression, csv_rows, json_array, json_lines, parquet
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 
 ROWS = [
     {

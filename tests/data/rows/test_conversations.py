@@ -13,7 +13,7 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.prediction_prompts import encode_truncated_prompt, parse_prompt
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.data.rows.errors import DataError, InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.templates.base import TemplateOptions
 from paddlenlp_ext.data.templates.load import load_template
 from tests.data.chat_rows import A1, A2, Q1, Q2, ROWS, SUN, T1, TOOL, answer, call, row, user

@@ -20,7 +20,7 @@ from paddlenlp_ext.data.prediction_prompts import parse_prompt
 from paddlenlp_ext.data.rows import known_fields as row_fields
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import NO_TARGET, DataError, InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row, parse_text
+from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from tests.data.tiny_tokenizers import CHATML, TEMPLATES, make_marking_tokenizer

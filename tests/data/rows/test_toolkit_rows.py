@@ -10,7 +10,7 @@ import pytest
 from paddlenlp_ext.data.prediction_prompts import Prompt, parse_prompt
 from paddlenlp_ext.data.rows.conversation import Conversation, Message, ToolCall
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row, parse_text
+from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 
 USER, ANSWER = {"role": "user", "content": "q1"}, {"role": "assistant", "content": "a1"}
 USER2, ANSWER2 = {"role": "user", "content": "q2"}, {"role": "assistant", "content": "a2"}

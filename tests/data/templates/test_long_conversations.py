@@ -6,7 +6,7 @@ import pytest
 
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.data.rows.formats import parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.templates import jinja_answer_spans, jinja_renderer
 from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 from tests.data.tiny_tokenizers import TEMPLATES, make_tokenizer

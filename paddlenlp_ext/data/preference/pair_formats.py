@@ -22,7 +22,6 @@ from paddlenlp_ext.data.rows.checked_values import (
     read_text,
 )
 from paddlenlp_ext.data.rows.errors import NOT_SUPPORTED, InvalidRowError
-from paddlenlp_ext.data.rows.formats import UNEQUAL_LISTS
 from paddlenlp_ext.data.rows.known_fields import (
     ALPACA,
     CONTEXT,
@@ -36,6 +35,7 @@ from paddlenlp_ext.data.rows.known_fields import (
     RowFormat,
 )
 from paddlenlp_ext.data.rows.loss_weights import loss_weights
+from paddlenlp_ext.data.rows.row_formats import UNEQUAL_LISTS
 
 SAME_ANSWERS = "same answers"
 _DIALOGUE_ROLES = {"Human": "user", "Assistant": "assistant"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.data.audit.lost_targets import check_losses
+from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 
 

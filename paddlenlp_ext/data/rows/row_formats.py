@@ -40,7 +40,7 @@ from paddlenlp_ext.data.rows.known_fields import (
     check_texts,
 )
 from paddlenlp_ext.data.rows.loss_weights import check_row_weights, context_turns, loss_weights
-from paddlenlp_ext.data.rows.messages import read_messages, read_tools
+from paddlenlp_ext.data.rows.parse_messages import read_messages, read_tools
 
 KNOWN_FORMATS = (
     '{"src", "tgt"}, {"messages"}, {"instruction", "output"} (alpaca), {"conversations"} (sharegpt), '
