@@ -49,7 +49,7 @@ class Adapter(TrainingHooks):
 
     # -- forward pass -------------------------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; takes the arguments of the base model."""
+        """Return the hidden states [B, S, D] after the final norm; takes the arguments of `CausalLM.hidden_states`."""
         return self.base_model.hidden_states(*args, **kwargs)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
@@ -102,7 +102,7 @@ class Adapter(TrainingHooks):
         return {**state, **self.replaced.values()}
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors`, with lazy tensors read from their files; by default, return `adapter_state()`."""
+        """Return `tensors`, with lazy tensors read from their files; if `tensors` is None, return `adapter_state()`."""
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -162,7 +162,7 @@ class Adapter(TrainingHooks):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json contains `fields` and the fields of all methods."""
+        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
         write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
 
     def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:

@@ -51,7 +51,7 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
     for field in dataclasses.fields(result):
         used, requested = getattr(result, field.name), getattr(config, field.name)
         if field.compare and used != requested:
-            logger.info("%s is %r, as in %s; %r of this run is ignored", field.name, used, stored.folder, requested)
+            logger.info("%s is %r, as in %s; this run's %r is ignored", field.name, used, stored.folder, requested)
     return result
 
 

@@ -44,7 +44,7 @@ class ShardGroup(Protocol):
 class AdapterLayer(nn.Layer):
     """Adapter layer that wraps a layer of any type, its `base`.
 
-    The tensors outside `base` are the adapter's tensors: the parameters are trained, and the state dict is saved. A
+    The tensors outside `base` belong to the adapter: its parameters are trained, and its state dict is saved. A
     subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
     layer returns the output of `base`.
 
@@ -273,7 +273,7 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Return the slices `ranks` of a tensor along `axis`, without rounding; `ranks` may be empty."""
+    """Return the slices of a tensor at the indices `ranks` (possibly none) along `axis`, without rounding."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 

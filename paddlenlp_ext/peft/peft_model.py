@@ -137,7 +137,7 @@ class PeftModel(TrainableModel):
         labels: paddle.Tensor | None = None,
         **inputs: Any,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or a `CausalLMOutput` if labels are given; takes the arguments of the base model.
+        """Return logits [B, S, V], or with labels a `CausalLMOutput`; takes the arguments of `CausalLM.forward`.
 
         The loss of the output does not include `auxiliary_loss`, which the trainer adds.
         """
@@ -321,7 +321,7 @@ class PeftModel(TrainableModel):
             logger.warning("%s: %s", folder, warning)
 
     def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
-        """Return `tensors`, with lazy tensors read from their files; by default, return `adapter_state()`."""
+        """Return `tensors`, with lazy tensors read from their files; if `tensors` is None, return `adapter_state()`."""
         return self.adapter.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
@@ -335,7 +335,7 @@ class PeftModel(TrainableModel):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json contains `fields` and the fields of all methods."""
+        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
         self.adapter.write_files(folder, peft_type, fields, tensors)
 
     @classmethod

@@ -108,7 +108,7 @@ def tokens_of_model(
         targets: names of the layers that the adapter's method adapts.
 
     Raises:
-        ValueError: an id is outside the vocabulary, two tied layers have different tokens, or a layer is also a target
+        ValueError: an id is outside the vocabulary, tied layers are given different tokens, or a layer is also a target
             or in `modules_to_save`.
     """
     tokens = tokens_by_table(value)
@@ -119,8 +119,8 @@ def tokens_of_model(
                 raise ValueError(f"{_KEY}: {table} is also {key}; remove {table} from one of the two options")
     if model.config.tie_word_embeddings and HEAD in tokens and tokens.pop(HEAD) != tokens.get(EMBEDDING):
         raise ValueError(
-            f"{_KEY}: the base ties lm_head to embed_tokens, but they have different tokens; list only the tokens of "
-            "embed_tokens, which lm_head shares"
+            f"{_KEY}: the base ties lm_head to embed_tokens, but different tokens are listed for them; list only the "
+            "tokens of embed_tokens, which lm_head shares"
         )
     if HEAD in tokens and model.lm_head is None:
         raise ValueError(f"{_KEY}: a reward model has no lm_head; list the tokens of embed_tokens only")

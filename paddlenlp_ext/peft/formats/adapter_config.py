@@ -38,7 +38,7 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: the folder has no adapter, only pickled weights, or a symbolic link to a file outside the folder.
+        ValueError: the folder has no adapter, has only pickled weights, or has a symbolic link to a file outside it.
     """
     folder = Path(folder).expanduser()
     paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}

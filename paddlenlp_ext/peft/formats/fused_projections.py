@@ -13,7 +13,7 @@ is dense. Each projection then gets its rows of B and a copy of A, which gives t
 | --- | --- |
 | LoRA, variants saved as LoRA (rsLoRA, PiSSA, ...), DoRA on all projections of a layer | fused |
 | modules to save, if they include all projections of a layer | fused |
-| others | single projections, which only this package reads |
+| all other adapters and modules | single projections, which only this package reads |
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
 
 
 class _Block(NamedTuple):
-    """Block of the projection `part` in the fused B: its rows, its columns (also rows of A), and its scale s."""
+    """Block of the projection `part` in the fused B: its rows, its columns (also the rows of A), and its scale s."""
 
     part: str
     rows: slice
@@ -154,7 +154,7 @@ def join_adapter(
 def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayers) -> bool:
     """Return whether the adapters of a layer's projections can be stored as one adapter of the fused layer.
 
-    DoRA must adapt all projections, because the magnitudes of other projections depend on the base's weight.
+    DoRA must adapt all projections, because the magnitudes of unadapted projections depend on the base's weight.
     """
     is_complete = parts.keys() == layers[fused.rpartition(".")[2]].keys()
     if all(each.keys() <= _FULL for each in parts.values()):

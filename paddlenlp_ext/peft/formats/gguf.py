@@ -2,7 +2,7 @@
 
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
-NAME is the name of the weight W in the base's file. The adapter can have any method with low-rank factors. The scale
+NAME is the name of the weight W in the base's file. Every method with low-rank factors is supported. The scale
 of each layer is multiplied into B, and alpha is set to r. If the base's file fuses several projections into one layer,
 A concatenates the projections' factors, and B is block-diagonal.
 """
@@ -80,7 +80,7 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
 def _fused(
     factors: Mapping[str, tuple[np.ndarray, np.ndarray]], layers: FusedLayers
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Return a dict from layer names in files to (A, B); factors of the projections of a fused layer are joined."""
+    """Return a dict from layer names in files to (A, B); the factors of a fused layer's projections are joined."""
     joined: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     groups: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {}
     for layer, pair in factors.items():

@@ -18,7 +18,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Replacement for `_codecs.encode`, called in pickle protocol 2 to build bytes; has no attributes to set."""
+    """Replacement for `_codecs.encode`, which pickle protocol 2 calls to build bytes; it accepts no attributes."""
 
     __slots__ = ()
 
@@ -45,7 +45,7 @@ class _EmptyArray:
         return np.empty(0, np.int8)
 
 
-# `__builtin__` is the name in Python 2. `_NUMPY_MODULES` has the names in NumPy 1 and 2.
+# `__builtin__` is the name of `builtins` in Python 2. `_NUMPY_MODULES` has the module names of NumPy 1 and 2.
 _KNOWN = {
     ("__builtin__", "tuple"): tuple,
     ("builtins", "tuple"): tuple,
@@ -85,7 +85,7 @@ def _check_opcodes(file: BinaryIO) -> None:
     with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for opcode, argument, _ in pickletools.genops(cast(IO[bytes], content)):
             if opcode.name in ("PUT", "LONG_BINPUT", "FRAME") and (argument or 0) > len(content):
-                raise ValueError(f"{opcode.name} of {argument:,} in a file of {len(content):,} bytes")
+                raise ValueError(f"{opcode.name} has the argument {argument:,} in a file of {len(content):,} bytes")
 
 
 class _ArrayUnpickler(pickle.Unpickler):
@@ -98,7 +98,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """Return the array in `value`: an array (bfloat16 as uint16), or a pair of Paddle's tensor name and an array."""
+    """Return the array in `value`: an array (bfloat16 as uint16), or a tuple of Paddle's tensor name and an array."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":

@@ -94,7 +94,7 @@ class AdapterFiles:
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the weight to quantize for a layer of the base; takes the arguments of the config's method."""
+        """Return the weight to quantize for a layer; takes the arguments of `PeftConfig.before_quantizing`."""
         return self.config.before_quantizing(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
@@ -228,7 +228,7 @@ def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> d
     """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array in the file `array`."""
     if array is not None:
         if not (folder / array).is_file():
-            raise ValueError(f"{folder}: {array} is missing, the only file that can be read for this method")
+            raise ValueError(f"{folder}: {array} is missing; no other file can be read for this method")
         return {array: np.load(folder / array, allow_pickle=False).astype(np.float32)}
     index = folder / "peft_model.safetensors.index.json"
     single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))

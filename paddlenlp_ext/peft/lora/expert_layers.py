@@ -115,7 +115,7 @@ def _initial_a(shape: tuple[int, int], rank: int, seed: int, name: str, gaussian
 def parameter_names(model: nn.Layer) -> dict[str, str]:
     """Return a dict from the parameter names of experts and routers to layer names, in the model's order.
 
-    The parameter names are the names in transformers. A stacked expert weight is named like its layer.
+    The parameter names are the names in transformers. A stacked expert weight has the same name as its layer.
     """
     names = {}
     for name, layer in model.named_sublayers():

@@ -141,7 +141,7 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
 
     Args:
         base: token embedding.
-        rank, scaling, seed, name: as for `LoRALinear`.
+        rank, scaling, seed, name: as in `LoRALinear`.
         dropout: dropout probability on the input of a tied lm_head during training; lookups have no dropout.
         adapts_tied_head: apply the update in a tied lm_head too.
     """

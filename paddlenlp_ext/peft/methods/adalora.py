@@ -192,7 +192,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     target_r: int = option(8, help="final rank of a layer's update, on average", minimum=1)
     lora_alpha: float | None = option(
         None,
-        help="scale of the update is alpha / init_r; unset: 2 * init_r",
+        help="the update is scaled by alpha / init_r; unset: 2 * init_r",
         above=0,
         arguments=("alpha",),
         key="adalora_alpha",
@@ -348,7 +348,7 @@ class AdaLoRALinear(LinearAdapter):
         return self.base(x) + paddle.matmul(inner, self.lora_B, transpose_y=True)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the factors s Λ Q and P; for rank 0, zeros of rank 1, because a LoRA file cannot have rank 0."""
+        """Return the factors s Λ Q and P; for rank 0, zero factors of rank 1, because LoRA files cannot have rank 0."""
         if self.rank == 0:
             return paddle.zeros([1, self.in_features]), paddle.zeros([self.out_features, 1])
         return self.lora_A.astype("float32") * (self.lora_E * self.scaling), self.lora_B.astype("float32")

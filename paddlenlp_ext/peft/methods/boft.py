@@ -101,7 +101,8 @@ class BOFTConfig(LinearTargetsConfig):
         size = in_features // requested if self.boft_block_size is None else requested
         if size == 1:
             raise ValueError(
-                f"{key}={requested} would rotate single features of {name} (in_features={in_features}); {remedy}"
+                f"{key}={requested} gives blocks of a single feature in {name} (in_features={in_features}), which "
+                f"cannot be rotated; {remedy}"
             )
         span = size * 2 ** (self.boft_n_butterfly_factor - 1)
         if self.boft_n_butterfly_factor > 1 and (size % 2 or in_features % span):

@@ -69,7 +69,7 @@ class BottleneckConfig(PeftConfig):
     )
     kind: str = option(
         "houlsby",
-        help="after the sublayer (houlsby) or in parallel to it (parallel)",
+        help="place of the adapter: after the sublayer (houlsby) or parallel to it (parallel)",
         choices=KINDS,
         key="adapter_type",
         aliases=("adapter_kind",),

@@ -115,7 +115,7 @@ class HRALinear(LinearAdapter):
         super().__init__(base)
         self.gram_schmidt = gram_schmidt
         pairs = rank % 2 == 0 and not gram_schmidt
-        # As in PEFT, the magnitudes are at most 1 / sqrt(columns). H does not depend on the scale of U.
+        # As in PEFT, initial values are at most 1 / sqrt(columns) in magnitude. H does not depend on the scale of U.
         start = kaiming_uniform((self.in_features, rank // 2 if pairs else rank), seed, f"{name}.hra_u")
         self.hra_u = self.new_parameter(np.repeat(start, 2, axis=1) if pairs else start)
 

@@ -71,7 +71,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return True for one iteration; with more, the factors of the second-to-last iteration are subtracted."""
+        """Return True for one iteration; with more iterations, earlier factors are subtracted from the weight."""
         return self.iters == 1
 
     def find_initial_factors(

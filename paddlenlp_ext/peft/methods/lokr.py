@@ -52,7 +52,7 @@ class LoKrConfig(LycorisConfig):
         arguments=("lora_dim", "rank"),
         key="lokr_rank",
     )
-    alpha: float | None = option(None, help="scale of the update is alpha / rank; unset or 0: rank", minimum=0)
+    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset or 0: rank", minimum=0)
     decompose_factor: int = option(
         -1,
         help="size of the first factor; -1: both factors as close to square as possible",

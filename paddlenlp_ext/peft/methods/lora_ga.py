@@ -137,7 +137,7 @@ class LoRAGALinear(LoRALinearWithInit):
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient of the unsharded weight: gather the shards of all ranks, or add their partial sums."""
+        """Return the gradient of the unsharded weight: gather the ranks' shards, or add the ranks' partial sums."""
         if self.shard_group is None:
             return shard
         if self.style == "replicated":

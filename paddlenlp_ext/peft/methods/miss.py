@@ -70,7 +70,7 @@ class MiSSConfig(LinearTargetsConfig):
     miss_dropout: float = dropout_option("miss_dropout")
 
     def __post_init__(self) -> None:
-        if self.init_weights is True:  # Hugging Face PEFT's init_weights
+        if self.init_weights is True:  # Hugging Face PEFT's value for the variant balance
             self.init_weights = "balance"
         super().__post_init__()
         if self.init_weights == "bat" and self.miss_dropout:

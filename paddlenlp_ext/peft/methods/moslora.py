@@ -66,7 +66,7 @@ class MoSLoRAConfig(RandomInitConfig):
     free_on_resume: ClassVar[frozenset[str]] = RandomInitConfig.free_on_resume | {"mixer_to_lora"}
 
     mixer_to_lora: bool = option(
-        False, help="save a finished run as a plain LoRA, with the mixer folded in", key="mixer_to_lora"
+        False, help="save the final adapter as a plain LoRA, with the mixer multiplied into B", key="mixer_to_lora"
     )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> MoSLoRALinear:

@@ -107,7 +107,8 @@ class OFTConfig(LinearTargetsConfig):
         if size == 1:
             key = "oft_num_blocks" if self.oft_block_size is None else "oft_block_size"
             raise ValueError(
-                f"{key}={requested} would rotate single features (in_features={in_features}); choose another divisor"
+                f"{key}={requested} gives blocks of a single feature (in_features={in_features}), which cannot be "
+                "rotated; choose another divisor"
             )
         return size
 
@@ -137,7 +138,7 @@ class OFTConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> OFTConfig:
         read = {"r", "oft_block_size", "block_share", "use_cayley_neumann", "num_cayley_neumann_terms"}
         read |= {"target_modules", "layers_to_transform", "layers_pattern"}
-        # Settings of initialization, of training, and of `coft`, which is rejected if it is on.
+        # These fields affect only initialization, training, and `coft`; files that enable `coft` are rejected.
         read |= {"init_weights", "module_dropout", "eps"}
         refuse_unread_fields(fields, read)
         version = [int(part) for part in re.findall(r"\d+", str(fields.get("peft_version") or "0.0"))[:2]]

@@ -57,7 +57,7 @@ class PromptAdapter(Adapter):
         cache: Any = None,
         document_parents: Any = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states of the tokens [B, S, D]; takes the arguments of the base model.
+        """Return the last hidden states of the tokens [B, S, D]; takes the arguments of `CausalLM.hidden_states`.
 
         Raises:
             ValueError: the sum of the document lengths differs from the row length.
@@ -99,7 +99,7 @@ class PromptAdapter(Adapter):
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_prompt:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between two layers: one sequence of the prompt vectors and all rows."""
+        """Return the shape of the hidden states between two layers: one sequence of prompt vectors and all tokens."""
         return [1, self.peft_config.num_virtual_tokens + batch * length, self.base_model.config.hidden_size]
 
 

@@ -276,10 +276,10 @@ def _open_original_weights(config: Any) -> WeightSource:
     remedy = "load the original model with weight_quantize_algo, or train with lora only"
     name_or_path = config.name_or_path
     if not name_or_path:
-        raise ValueError(f"qera: needs the original weights, but this model was not loaded from a directory; {remedy}")
+        raise ValueError(f"qera needs the original weights, but this model was not loaded from a directory; {remedy}")
     path = resolve_model(name_or_path)
     if from_quantization_config(read_model_config(path).get("quantization_config")) is not None:
-        raise ValueError(f"{name_or_path}: has quantized weights, but qera needs the original weights; {remedy}")
+        raise ValueError(f"{name_or_path} has quantized weights, but qera needs the original weights; {remedy}")
     return split_fused(open_weights(path), config.fused_layers)
 
 

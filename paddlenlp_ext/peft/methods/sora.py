@@ -113,7 +113,7 @@ class SoRAConfig(LinearTargetsConfig):
     r: int = option(
         16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("rank",), key="sora_rank"
     )
-    alpha: float | None = option(None, help="scale of the update is alpha / rank; unset: 2 * rank", above=0)
+    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
         0.5, help="proximal step: after each optimizer step, gates shrink by this value times their learning rate",

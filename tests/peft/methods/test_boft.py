@@ -87,10 +87,10 @@ def test_boft_weight_decay_spares_the_scales():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"block_size": 1}, "boft_block_size=1 would rotate single features of model.layers.0"),
+        ({"block_size": 1}, "boft_block_size=1 gives blocks of a single feature in model.layers.0"),
         ({"block_size": 8, "num_blocks": 2}, "boft_block_size=8 and boft_num_blocks=2"),
         ({"block_size": 5}, "boft_block_size=5 does not divide the 36 inputs of model.layers.0.self_attn.q_proj"),
-        ({"num_blocks": 36}, "boft_num_blocks=36 would rotate single features of model.layers.0"),
+        ({"num_blocks": 36}, "boft_num_blocks=36 gives blocks of a single feature in model.layers.0"),
         (
             {"num_blocks": 4, "butterfly_factors": 2},
             r"even block size b, .*=36 .* multiple of 2 \* b, but b is 9;",

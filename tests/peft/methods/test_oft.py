@@ -98,7 +98,7 @@ def test_oft_other_block_size_than_configured_is_logged(
         ({"num_blocks": 0}, "num_blocks: 0 is out of range"),
         ({"block_size": 8, "num_blocks": 2}, "oft_block_size=8 and oft_num_blocks=2"),
         ({"neumann_terms": 1}, "oft_neumann_terms=1"),
-        ({"num_blocks": 36}, "oft_num_blocks=36 would rotate single features"),
+        ({"num_blocks": 36}, "oft_num_blocks=36 gives blocks of a single feature"),
     ],
 )
 def test_oft_config_value_out_of_range_raises(settings: dict, message: str):
@@ -107,7 +107,7 @@ def test_oft_config_value_out_of_range_raises(settings: dict, message: str):
 
 
 def test_block_size_of_prime_inputs_raises():
-    with pytest.raises(ValueError, match="oft_block_size=2 would rotate single features"):
+    with pytest.raises(ValueError, match="oft_block_size=2 gives blocks of a single feature"):
         OFTConfig(block_size=2).wrap("x", Linear(37, 4), seed=0)
 
 
