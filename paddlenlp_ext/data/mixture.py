@@ -72,7 +72,7 @@ class MixedDataset:
         weights: fraction of the rows to read from each dataset, with sum 1.
 
     Attributes:
-        lengths, sequence_lengths: int64 [rows], as for `TokenizedDataset`.
+        lengths, sequence_lengths: int64 [rows], see `TokenizedDataset`.
         stats: counts of rows and tokens over all datasets.
         rows_per_epoch: number of rows that are read in an epoch.
     """

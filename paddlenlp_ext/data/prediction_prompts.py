@@ -1,4 +1,4 @@
-"""Read rows for prediction, which have the formats of training rows; only the last answer is optional."""
+"""Read rows for prediction, which have the formats of training rows except that the last answer is optional."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def read_prompts(path: str | os.PathLike[str]) -> list[Prompt]:
     """Return the prompt of every row in a data file.
 
     Raises:
-        ValueError: as for `parse_file`.
+        ValueError: see `parse_file`.
     """
     return parse_file(path, parse_prompt)
 
@@ -105,7 +105,7 @@ def parse_prompt(value: Any) -> Prompt:
     """Return the prompt of a row, which may lack the last answer; loss weights and ratings are ignored.
 
     Raises:
-        InvalidRowError: as for `formats.parse_row`.
+        InvalidRowError: see `row_formats.parse_row`.
     """
     if isinstance(value, dict):
         value = without_training_fields(value)

@@ -39,11 +39,11 @@ def load_rows(
     Args:
         config: `config.data` of a run.
         split: "train", "dev" or "test".
-        tokenizer, template, fingerprint: as for `load_dataset`.
+        tokenizer, template, fingerprint: see `load_dataset`.
         rows: rows in memory to use instead of `dataset_name_or_path`.
 
     Raises:
-        ValueError: as for `load_dataset`.
+        ValueError: see `load_dataset`.
     """
     if rows is not None:
         return load_split(config, split, open_dataset(config, split, rows=rows), tokenizer, template, fingerprint)

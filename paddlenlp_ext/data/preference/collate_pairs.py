@@ -72,7 +72,7 @@ def collate_pairs(
 
     Args:
         packs: packs of the micro-batch, each a list of rows.
-        pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
+        pad_to_multiple_of, pad_to_length, pad_token_id: see `collate`.
         reference_logps: float32 [rows of the dataset, 2], log-probabilities of the answers of each row under the
             reference model; None: unknown.
         with_mismatched: whether to add the batch of mismatched prompts and answers, for KTO.

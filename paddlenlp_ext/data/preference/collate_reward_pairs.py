@@ -19,10 +19,10 @@ from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 
 @dataclass(frozen=True, kw_only=True)
 class RewardBatch(PackedBatch):
-    """Arrays of a micro-batch of a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
+    """Arrays of a micro-batch for a reward model; pair i has the answers 2i (chosen) and 2i + 1 (rejected).
 
     Attributes:
-        scored: int64 [A], for each answer, the index in the flattened batch of the position with the score.
+        scored: int64 [A], for each answer, the index of the scored position in the flattened batch.
         margins: float32 [P], minimum difference between the rewards of each pair.
     """
 
@@ -42,7 +42,7 @@ def collate_reward_pairs(
 
     Args:
         packs: packs of the micro-batch, each a list of rows.
-        pad_to_multiple_of, pad_to_length, pad_token_id: as for `collate`.
+        pad_to_multiple_of, pad_to_length, pad_token_id: see `collate`.
         unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats the token as padding
             even if it is the end token, and scores the last token that differs from it.
 
@@ -79,7 +79,7 @@ def build_reward_collate(
         data: `config.data` of a run.
         pad_token_id: token at padding positions.
         vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
-        unscored_token_id: as for `collate_reward_pairs`.
+        unscored_token_id: see `collate_reward_pairs`.
     """
     pad_to_length = data.max_length if data.pad_to_max_length else None
 

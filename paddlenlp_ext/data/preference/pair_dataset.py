@@ -32,7 +32,7 @@ class PairDataset(TokenizedDataset):
     """Tokenized rows of preference data, memory-mapped from disk; an item is a `TokenizedPair`.
 
     Args:
-        arrays, stats, readers, template: as for `TokenizedDataset`.
+        arrays, stats, readers, template: see `TokenizedDataset`.
         encoder: encoder of the rows.
         cache_folder: folder of the cached tokens; its name contains the cache key.
 

@@ -83,7 +83,7 @@ class PreferenceEncoder(RowEncoder):
     """Encoder of preference data.
 
     Attributes:
-        share_prompt: as for `TokenizedPair`; `max_length` limits the tokens of a row with all copies of the prompt.
+        share_prompt: see `TokenizedPair`; `max_length` limits the tokens of a row, including every copy of the prompt.
     """
 
     share_prompt: bool = True

@@ -117,7 +117,7 @@ def num_positions(prompt_length: int, num_tokens: int, num_answers: int, share_p
         prompt_length: number of tokens of the prompt.
         num_tokens: number of tokens of the prompt and of all answers.
         num_answers: number of answers.
-        share_prompt: as for `TokenizedPair`.
+        share_prompt: see `TokenizedPair`.
     """
     num_prompts = 1 if share_prompt else num_answers
     return num_tokens - prompt_length + num_prompts * (prompt_length - 1)

@@ -1,1 +1,1 @@
-"""Readers of rows: file formats, which register under their suffixes, hub data sets, built-in data and memory."""
+"""Readers of rows from files (a reader for each suffix), hub data sets, built-in datasets and memory."""

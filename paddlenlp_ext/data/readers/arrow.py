@@ -36,7 +36,7 @@ class ArrowReader(FileReader):
 
 
 def _validated(batch: Any) -> Any:
-    """Return a record batch unless its buffers contradict each other: pyarrow would read outside of them.
+    """Return a record batch after checking its offsets and indices, because pyarrow would read out of bounds.
 
     Raises:
         pyarrow.ArrowInvalid: offsets or indices lie outside their buffers, or text is not UTF-8.

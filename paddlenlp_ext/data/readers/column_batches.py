@@ -1,7 +1,7 @@
 """Convert batches of Arrow columns to rows without exhausting memory.
 
-A few kilobytes of a Parquet or Arrow file can stand for terabytes of text, because rows refer to the strings of a
-dictionary by index. Dictionaries are therefore kept as they are until the size of the rows is known.
+A few kilobytes of a Parquet or Arrow file can expand to terabytes of text, because rows refer to the strings of a
+dictionary by index. Strings therefore stay encoded as indices until the size of the rows is known.
 """
 
 from __future__ import annotations

@@ -44,15 +44,15 @@ class RenamedBlock(Block):
 
 
 class RenamedReader(Reader):
-    """Reader that renames columns in the rows of another reader.
+    """Reader that wraps another reader and renames the columns of its rows.
 
     Args:
-        reader: the other reader.
+        reader: reader to wrap.
         mapping: `column_mapping`, column -> field of a row format.
 
     Raises:
-        ValueError: no format has a field of the mapping, two columns map to the same field, or no row of the first
-            block has a column of the mapping.
+        ValueError: the mapping contains a field that no format has, two columns map to the same field, or no row of
+            the first block has a column of the mapping.
     """
 
     def __init__(self, reader: Reader, mapping: Mapping[str, Any]) -> None:
@@ -73,12 +73,12 @@ class RenamedReader(Reader):
             )
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield blocks, starting at a cursor of the other reader."""
+        """Yield blocks, starting at a cursor of the wrapped reader."""
         for block in self._reader.blocks(start):
             yield RenamedBlock(block.end, block.fraction, block, self._mapping)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the fingerprint of the other reader, extended by the mapping of the columns."""
+        """Return the fingerprint of the wrapped reader, combined with the mapping of the columns."""
         name, digest = self._reader.fingerprint(observe)
         self.size = self._reader.size
         return name, f"{digest} {json.dumps(self._mapping, sort_keys=True)}"

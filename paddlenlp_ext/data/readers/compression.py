@@ -70,7 +70,7 @@ class ByteStream:
         """Return `count` bytes and the rest of the last line, or fewer bytes at the end of the file.
 
         Raises:
-            ValueError: as for `read`, or a line is longer than `MAX_ROW_BYTES`.
+            ValueError: `read` raises a ValueError, or a line is longer than `MAX_ROW_BYTES`.
         """
         content = self.read(count)
         if not content or content.endswith(b"\n"):
@@ -87,7 +87,7 @@ class ByteStream:
         """Skip `count` uncompressed bytes.
 
         Raises:
-            ValueError: as for `read`, or the file has become shorter.
+            ValueError: `read` raises a ValueError, or the file has become shorter.
         """
         if not self._compressed:
             self._file.seek(count, io.SEEK_CUR)

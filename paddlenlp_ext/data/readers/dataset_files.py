@@ -44,17 +44,19 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
     else:
         names = tuple(name.strip() for name in dataset_name_or_path.split(","))
     if not names or not all(names):
-        raise ValueError(f"dataset_name_or_path: {dataset_name_or_path!r} has an empty name; separate names by commas")
+        raise ValueError(
+            f"dataset_name_or_path: {dataset_name_or_path!r} has an empty name; separate names with commas"
+        )
     return names
 
 
 def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: Rows | None = None) -> list[Reader]:
     """Return the readers of a split of the configured datasets, or of rows in memory; `column_mapping` renames columns.
 
-    A dataset that is a single file holds training rows; if `eval_dataset_path` is set, it may also be a dev set.
+    A single file holds training rows; a single file that `eval_dataset_path` names holds evaluation rows.
 
     Raises:
-        ValueError: `dataset_name_or_path` is not set, or as for `open_splits` and `RenamedReader`.
+        ValueError: `dataset_name_or_path` is not set, or `open_splits` or `RenamedReader` raises a ValueError.
     """
     readers = _open_configured(config, split, is_stream) if rows is None else [InMemoryReader(rows)]
     mapping = config.column_mapping
@@ -97,10 +99,10 @@ def open_splits(
 
     Args:
         names: names of the datasets.
-        split, task_name, is_stream: as for `open_split`.
+        split, task_name, is_stream: see `open_split`.
 
     Raises:
-        ValueError: as for `open_split`, or no dataset has the split.
+        ValueError: `open_split` raises a ValueError, or no dataset has the split.
     """
     readers: list[Reader] = []
     missing: MissingSplitError | None = None
@@ -149,7 +151,7 @@ def open_reader(path: Path) -> Reader:
 
 
 def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
-    """Return the files of a split of a dataset, in reading order; a file is any split.
+    """Return the files of a split of a dataset, in reading order; a path to a single file is accepted for any split.
 
     Raises:
         ValueError: the path does not exist, the directory lacks the split or contains it twice, or files are missing.

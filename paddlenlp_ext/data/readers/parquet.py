@@ -44,7 +44,7 @@ def _text_columns(path: Path, footer: Any) -> list[str]:
     """Return the paths of columns of strings, which may be stored as indices into a dictionary.
 
     Raises:
-        ValueError: the footer names a row group that expands to too many bytes or values.
+        ValueError: a row group expands to too many bytes or values, according to the footer.
     """
     texts: dict[str, None] = {}
     for index in range(footer.num_row_groups):

@@ -31,8 +31,8 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
         found = [name for name in group if name in names]
         if len(found) > 1:
             raise ValueError(
-                f"{place}: {' and '.join(found)} are each an eval split; set eval_dataset_path to the file of one of "
-                "them, or keep one"
+                f"{place}: more than one eval split: {' and '.join(found)}; set eval_dataset_path to the "
+                "file of one split, or keep one"
             )
         if found:
             return found[0]

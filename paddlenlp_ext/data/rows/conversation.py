@@ -129,7 +129,7 @@ class Conversation:
         return [index for index, (before, message) in pairs if message.role == USER and before.role != USER]
 
     def from_message(self, index: int) -> Conversation:
-        """Return the conversation with the system messages before the first question and the messages from `index`."""
+        """Return the conversation with only the leading system messages and the messages from `index` on."""
         return replace(self, messages=self.messages[: self._num_leading_systems] + self.messages[index:])
 
     @property

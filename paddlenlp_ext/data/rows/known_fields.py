@@ -226,7 +226,7 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
 
 
 def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
-    """Yield the unknown fields of a row and its messages; the fields `lists` hold a list of messages or one message."""
+    """Yield the unknown fields of a row and its messages; the fields named in `lists` hold messages."""
     yield from _unknown(row, row_format.fields)
     for key in lists:
         if key in row_format.fields:

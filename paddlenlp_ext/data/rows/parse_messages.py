@@ -84,7 +84,7 @@ def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Me
 def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the tool specifications of a row in OpenAI's form.
 
-    They are in the field `tools` or `functions`, as a list or as a string of JSON.
+    They are in the field `tools` or `functions`, as a list or as JSON text.
 
     Raises:
         InvalidRowError: a specification has no name or the wrong type, or both fields are set.
@@ -95,7 +95,7 @@ def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     if not given:
         return ()
     field: FieldPath = (given[0],)
-    # Values inside a string of JSON cannot be located separately.
+    # Values inside a JSON string cannot be located separately.
     is_text = isinstance(row[given[0]], str)
     tools = []
     for index, tool in enumerate(read_list(read_json(row[given[0]], field), field)):
@@ -151,7 +151,7 @@ def _read_message(item: Any, path: FieldPath, row_format: RowFormat, roles: dict
 
 
 def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], path: FieldPath) -> None:
-    """Check that a message that is not an answer has no loss weight 1, reasoning or tool calls."""
+    """Check that a message other than an answer has no loss weight of 1, no reasoning and no tool calls."""
     for name, is_target in weights.items():
         if is_target:
             problem = f"{name} makes a {role} message a target, but only assistant messages can be targets; remove it"
@@ -206,7 +206,7 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
 
 
 def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[ToolCall]]:
-    """Return content, reasoning and tool calls of a message whose content is optional reasoning, then JSON text."""
+    """Return content, reasoning and tool calls of a message whose content is optional reasoning followed by JSON."""
     thought, rest = split_reasoning(text)
     value = read_json(rest, path)
     calls = value if isinstance(value, list) else [value]

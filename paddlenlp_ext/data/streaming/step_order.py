@@ -23,7 +23,7 @@ class StreamOrder:
         stream: stream of rows.
         micro_batches_per_step: `gradient_accumulation_steps` times the number of data-parallel ranks.
         batch_size: number of packs of a micro-batch.
-        packing, capacity, seed: as for `PackingPlan`.
+        packing, capacity, seed: see `PackingPlan`.
         max_steps: number of optimizer steps of the run.
 
     Attributes:

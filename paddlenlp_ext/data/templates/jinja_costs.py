@@ -188,7 +188,7 @@ _COSTS: dict[str, Callable[..., int]] = {
 
 
 def charge(budget: Budget, name: str, value: Any, options: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-    """Charge a filter or a method in advance, and return its value; an iterator may become a list.
+    """Charge a filter or a method in advance, and return `value`; an iterator may become a list.
 
     Args:
         budget: budget of the rendering.

@@ -105,7 +105,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     """Environment of a bounded template.
 
     Attributes:
-        num_written: number of characters of the template, an upper bound of its text in one iteration.
+        num_written: length of the template, an upper bound on the literal characters that one iteration writes.
     """
 
     num_written: int
@@ -221,7 +221,7 @@ def _is_constant(node: nodes.Node) -> bool:
 
 
 def _is_short(node: nodes.Compare) -> bool:
-    """Return whether a comparison of two operands reads no more than a constant."""
+    """Return whether a comparison of two operands is cheap, because one operand is a constant."""
     (operand,) = node.ops
     return _is_constant(operand.expr) or (operand.op not in ("in", "notin") and _is_constant(node.expr))
 

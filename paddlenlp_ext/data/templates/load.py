@@ -78,8 +78,8 @@ def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
         tokenizer.init_kwargs[_SAVED] = {"chat_template": template.text}
         return template
     logger.info(
-        "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; transformers and vLLM "
-        "cannot render its prompts, the programs of this library can",
+        "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; the programs of this "
+        "library can render its prompts, but transformers and vLLM cannot",
         config.chat_template,
     )
     tokenizer.chat_template = None

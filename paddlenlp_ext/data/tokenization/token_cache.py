@@ -1,8 +1,8 @@
 """Cache of tokenized splits, with a directory for each cache key.
 
 A directory holds a file for each array of `TokenArrays`, the statistics of the split (account.json), and the checksums
-of these files (sums.json). All checksums are verified when a cache is opened. CRC-32 processes about 4 GB/s, which
-takes a thousandth of the time of tokenization.
+of these files (sums.json). All checksums are verified when a cache is opened. CRC-32 runs at about 4 GB/s and takes
+a thousandth of the time of tokenization.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of the tokens of a row: dropped, truncated, doubled and missing tokens."""
+"""Checks of the tokens of a row for dropped, truncated, duplicated and missing tokens."""
 
 from __future__ import annotations
 
