@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paddlenlp_ext.checkpoint.gguf.write_file import OUTTYPES
+from paddlenlp_ext.checkpoint.gguf.tensor_types import OUTTYPES
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.options import option, options_of
 from paddlenlp_ext.inference.arguments import ModelArguments

@@ -67,7 +67,7 @@ def export_gguf(
         tensors: checkpoint tensors of the model (`DecoderConfig.to_files`).
         tokenizer: the model's tokenizer.
         end_tokens: token ids that end an answer.
-        outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/write_file.py).
+        outtype: type of the matrices, one of `OUTTYPES` (checkpoint/gguf/tensor_types.py).
         name: value of the GGUF key `general.name`.
 
     Raises:

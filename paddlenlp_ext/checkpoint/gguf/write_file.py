@@ -1,13 +1,4 @@
-"""Write a GGUF file in F32, F16, BF16, Q8_0, Q4_0 or Q4_1, with one tensor in memory at a time.
-
-As in llama.cpp, some tensors are stored in a format that differs from the requested format:
-
-| tensor | format |
-| --- | --- |
-| vectors, biases, routers, RoPE factors | F32 |
-| requested format is quantized, row width is not a multiple of 32 | F16 |
-| requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if output.weight is tied | Q8_0 |
-"""
+"""Write a GGUF file in F32, F16, BF16, Q8_0, Q4_0 or Q4_1, with one tensor in memory at a time."""
 
 from __future__ import annotations
 
@@ -20,19 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import require_gguf
+from paddlenlp_ext.checkpoint.gguf.tensor_types import rounding_bound, type_of
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType, GGUFWriter
 
-OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 _FILE_TYPES = {"f32": 0, "f16": 1, "bf16": 32, "q8_0": 7, "q4_0": 2, "q4_1": 3}
 """Values of `general.file_type` (enum llama_ftype of llama.cpp)."""
-_BLOCK = 32
-_BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
-_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
 _CHUNK = 1 << 22
-_HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
-"""Maximum relative error of rounding to float16, and maximum absolute error for subnormal values."""
 
 
 @dataclass(frozen=True)
@@ -49,23 +35,6 @@ class StoredTensor:
     parts: Sequence[Callable[[], np.ndarray]]
 
 
-def type_of(name: str, shape: Sequence[int], outtype: str, has_output: bool) -> str:
-    """Return the GGUF type in which a tensor is stored.
-
-    Args:
-        name: GGUF name of the tensor.
-        shape: shape of the tensor, rows first.
-        outtype: requested format, one of `OUTTYPES`.
-        has_output: whether the model has a tensor output.weight.
-    """
-    kind = outtype.upper()
-    if len(shape) == 1 or not name.endswith(".weight") or name.endswith(_ROUTERS):
-        return "F32"
-    if kind in ("Q4_0", "Q4_1") and name == ("output.weight" if has_output else "token_embd.weight"):
-        kind = "Q8_0"
-    return "F16" if kind in _BLOCK_TYPES and shape[-1] % _BLOCK else kind
-
-
 def write_gguf(
     path: Path, architecture: str, metadata: Mapping[str, Any], tensors: Mapping[str, StoredTensor], outtype: str
 ) -> None:
@@ -76,7 +45,7 @@ def write_gguf(
         architecture: value of `general.architecture`.
         metadata: all other keys -> values; the items of a list have the same type.
         tensors: GGUF name -> tensor.
-        outtype: requested format, one of `OUTTYPES`.
+        outtype: requested format, one of `OUTTYPES` (tensor_types.py).
 
     Raises:
         ValueError: a tensor has values that are not finite or that are outside the range of its format.
@@ -145,28 +114,3 @@ def _encode(name: str, rows: np.ndarray, kind: GGMLQuantizationType) -> bytes:
             f"{name} has values up to {np.abs(rows).max():.3g}, outside the range of {kind.name}; choose --outtype bf16"
         )
     return encoded.tobytes()
-
-
-def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Return the maximum rounding error in a format, broadcastable to [rows, width].
-
-    Args:
-        rows: float32 [rows, width].
-        kind: name of the GGUF type.
-    """
-    if kind == "F32":
-        return np.zeros((1, 1), np.float32)
-    if kind == "BF16":
-        return np.abs(rows) * 2.0**-8 + 2.0**-134
-    if kind == "F16":
-        return np.abs(rows) * _HALF_ULP + _HALF_TINY
-    blocks = rows.reshape(len(rows), -1, _BLOCK).astype(np.float64)
-    largest, span = np.abs(blocks).max(-1), np.ptp(blocks, axis=-1)
-    # Half a quantization step, plus the error from rounding the scale to float16. Q4_0 needs a full step, because one
-    # end of its symmetric range has no code.
-    bound = {
-        "Q8_0": largest * (0.5 / 127 + _HALF_ULP) + 127 * _HALF_TINY,
-        "Q4_0": largest * (1 / 8 + _HALF_ULP) + 8 * _HALF_TINY,
-        "Q4_1": span / 30 + (span + largest) * _HALF_ULP + 16 * _HALF_TINY,
-    }[kind]
-    return np.repeat(bound * (1 + 1e-5), _BLOCK, axis=-1)

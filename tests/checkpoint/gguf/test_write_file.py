@@ -8,7 +8,8 @@ import pytest
 from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
-from paddlenlp_ext.checkpoint.gguf.write_file import OUTTYPES, StoredTensor, type_of, write_gguf
+from paddlenlp_ext.checkpoint.gguf.tensor_types import OUTTYPES, type_of
+from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor, write_gguf
 from tests.common.arrays import normal
 
 LARGEST_ERROR = {"F32": 0.0, "F16": 2.0**-11, "BF16": 2.0**-8, "Q8_0": 0.5 / 112, "Q4_0": 1 / 7.9, "Q4_1": 1 / 14.9}
