@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 
 _EXPONENTS = tuple(step / 20 for step in range(20))
 _SHRINKS = tuple(1 - step / 20 for step in range(11))

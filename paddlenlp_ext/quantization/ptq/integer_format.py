@@ -1,4 +1,4 @@
-"""Integer formats with a scale and a zero point for each group of inputs: rounding to nearest, and packing.
+"""Integer formats with a scale and a zero point for each group of inputs: codes, ranges, and packing.
 
     code = clip(round(w / scale) + zero, -2^(bits - 1), 2^(bits - 1) - 1)        w ~ (code - zero) scale
 
@@ -128,22 +128,3 @@ class IntegerWeight:
             *(paddle.to_tensor(codes), paddle.to_tensor(self.scales.reshape(-1))),
             zeros=None if integers.symmetric else paddle.to_tensor(zeros),
         )
-
-
-def round_to_nearest(
-    weight_OI: np.ndarray, integers: IntegerFormat, shrink_OG: float | np.ndarray = 1.0
-) -> IntegerWeight:
-    """Round each weight to the nearest value of the format.
-
-    Args:
-        weight_OI: the weight, float32.
-        integers: format of the result.
-        shrink_OG: clipping factor of each group's range.
-
-    Raises:
-        ValueError: the weight does not fit the format (`IntegerFormat`).
-    """
-    values_OGK = weight_OI.reshape(len(weight_OI), -1, integers.group_of(weight_OI.shape[1]))
-    scales, zeros = integers.fit(values_OGK, shrink_OG)
-    codes = integers.codes(values_OGK, scales[..., None], zeros[..., None])
-    return IntegerWeight(codes.reshape(weight_OI.shape).astype(np.int8), scales, zeros)

@@ -12,7 +12,8 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.quantization.ptq.awq import output_error, search_clipping
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 
 METHODS = ("rtn", "gptq", "awq")
 

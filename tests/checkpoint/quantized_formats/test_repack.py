@@ -20,7 +20,8 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.checkpoint_tensors import read_stored, stored_layers
 from paddlenlp_ext.quantization.config_json import from_quantization_config
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from tests.common.golden import ArrayWeights
 from tests.golden import DATA

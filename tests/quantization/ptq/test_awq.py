@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.quantization.ptq.awq import search_clipping, search_scales
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 from tests.quantization.ptq.test_gptq import HESSIAN, IN, OUT, WEIGHT, X
 
 FORMATS = [IntegerFormat(bits=4, group_size=30), IntegerFormat(bits=4, group_size=50, symmetric=False)]

@@ -9,7 +9,8 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.awq import output_error
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 from paddlenlp_ext.quantization.quantize_weight import quantize
 
 OUT, IN, ROWS = 7, 150, 400

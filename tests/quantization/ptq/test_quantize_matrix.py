@@ -10,8 +10,9 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.ptq.awq import search_clipping
 from paddlenlp_ext.quantization.ptq.gptq import InverseFactor, gptq
 from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics
-from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat, round_to_nearest
+from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions, quantize_matrix
+from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 from tests.quantization.ptq.test_gptq import IN, WEIGHT, X
 
 INTEGERS = IntegerFormat(bits=4, group_size=30, symmetric=False)
