@@ -32,7 +32,6 @@ from paddlenlp_ext.serve.responses import (
     TokenTexts,
     error_response,
     full_response,
-    model_entry,
 )
 from paddlenlp_ext.serve.running_request import RunningRequest
 from paddlenlp_ext.serve.served_models import ModelCatalog
@@ -74,13 +73,13 @@ class Service:
 
     async def models(self, request: Request) -> Response:
         """List the models."""
-        entries = [model_entry(name, self._models.base, self._created) for name in self._models.by_name]
+        entries = [self._models.entry(name, self._created) for name in self._models.by_name]
         return JSONResponse({"object": "list", "data": entries})
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
         found = self._models.find(request.path_params["name"])
-        return JSONResponse(model_entry(found.name, self._models.base, self._created))
+        return JSONResponse(self._models.entry(found.name, self._created))
 
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""

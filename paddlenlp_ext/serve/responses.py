@@ -1,4 +1,4 @@
-"""Format responses as OpenAI's API does: chat and text completions, stream chunks, models and errors."""
+"""Format responses as OpenAI's API does: chat and text completions, stream chunks and errors."""
 
 from __future__ import annotations
 
@@ -201,12 +201,6 @@ def error_response(error: ApiError, headers: Mapping[str, str] | None = None) ->
 def usage(num_prompt: int, num_new: int) -> dict[str, int]:
     """Return the token counts of a request."""
     return {"prompt_tokens": num_prompt, "completion_tokens": num_new, "total_tokens": num_prompt + num_new}
-
-
-def model_entry(name: str, base: str, created: int) -> dict[str, Any]:
-    """Return the entry of a model in the list of /v1/models."""
-    parent = None if name == base else base
-    return {"id": name, "object": "model", "created": created, "owned_by": "paddlenlp-ext", "parent": parent}
 
 
 def _finite(value: float) -> float:

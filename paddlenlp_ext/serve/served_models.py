@@ -123,6 +123,11 @@ class ModelCatalog:
             raise ApiError(404, f"model: there is no model {name[:100]!r}{known}", "model_not_found", "model")
         return self.by_name[name]
 
+    def entry(self, name: str, created: int) -> dict[str, Any]:
+        """Return the entry of a model in the list of /v1/models; `created` is a time in seconds since 1970."""
+        parent = None if name == self.base else self.base
+        return {"id": name, "object": "model", "created": created, "owned_by": "paddlenlp-ext", "parent": parent}
+
     def max_new_tokens(self, num_prompt: int, requested: int | None) -> int:
         """Return the maximum number of new tokens after a prompt of `num_prompt` tokens.
 
