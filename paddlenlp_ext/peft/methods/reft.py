@@ -3,14 +3,8 @@
     LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
 h is the output of a decoder layer at the first n and last m positions of each prompt. The adapter changes no weights,
-so it cannot be merged. `method_internals/reft_interventions.py` implements the variants.
-
-    position "f2+l1"     padding   prompt                answer
-    tokens                 _  _    t0  t1  t2  t3  t4    a0  a1
-    changed                        ^^  ^^          ^^
-
-Positions are counted within each document, from the first token of the prompt; padding does not count. In a prompt
-with fewer than n + m tokens, every position is changed once.
+so it cannot be merged. `method_internals/reft_interventions.py` implements the variants, and
+`method_internals/reft_positions.py` selects the positions.
 
 | pass | prompt |
 | --- | --- |
@@ -29,7 +23,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import numpy as np
 import paddle
 from paddle import nn
 from paddle.nn import functional as F
@@ -37,7 +30,7 @@ from paddle.nn import functional as F
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
-from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
+from paddlenlp_ext.ops.attention import DocumentParents
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer
@@ -47,122 +40,13 @@ from paddlenlp_ext.peft.method_internals.reft_interventions import (
     TINY,
     build_intervention,
 )
+from paddlenlp_ext.peft.method_internals.reft_positions import (
+    cached_documents,
+    packed_documents,
+    parse_positions,
+    selected_indices,
+)
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-
-
-@dataclass(frozen=True)
-class PositionSpec:
-    """Number of positions to change at the start (`first`) and at the end (`last`) of a prompt."""
-
-    first: int
-    last: int
-
-
-@dataclass(frozen=True)
-class Document:
-    """Location of a document in the flattened batch of a forward pass.
-
-    Attributes:
-        origin: index of position 0 in the flattened batch; out of range if position 0 is in the cache.
-        begin, end: first position that the forward pass computes, and last position plus 1.
-        prompt_length: number of positions of the prompt.
-    """
-
-    origin: int
-    begin: int
-    end: int
-    prompt_length: int
-
-
-def parse_positions(text: str) -> PositionSpec:
-    """Parse the option `position`: "f7+l7", "f7" or "l3".
-
-    Raises:
-        ValueError: the text has another format, or selects no position.
-    """
-    counts: dict[str, int] = {}
-    for part in text.replace(" ", "").split("+"):
-        match = re.fullmatch(r"([fl])(\d+)", part)
-        if match is None or match[1] in counts:
-            break
-        counts[match[1]] = int(match[2])
-    else:
-        if any(counts.values()):
-            return PositionSpec(counts.get("f", 0), counts.get("l", 0))
-    raise ValueError(
-        f'position={text!r} selects no positions; use "f7" for the first 7 of the prompt, "l7" for its last 7, or '
-        '"f7+l7" for both'
-    )
-
-
-def packed_documents(
-    document_lengths: Sequence[Sequence[int]],
-    prompt_lengths: Sequence[Sequence[int]] | None,
-    document_parents: DocumentParents | None = None,
-) -> list[Document]:
-    """Return the documents of a forward pass without a cache.
-
-    Args:
-        document_lengths: lengths of the documents in each row of the batch.
-        prompt_lengths: prompt length of each document; 0: no position is changed; None: the full document is prompt.
-            If a document continues a parent document, the length includes the positions of the parent. The length of a
-            parent includes the prompt positions in the documents that continue it.
-        document_parents: parent of each document: the document that it continues, or None.
-
-    Raises:
-        ValueError: the prompt lengths do not match the documents, or are missing although documents have parents.
-    """
-    layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
-    starts, lengths = (x.tolist() for x in layout.documents())
-    begins = layout.first_positions().tolist()
-    ends = [begin + length for begin, length in zip(begins, lengths, strict=True)]
-    if prompt_lengths is None and layout.document_parents is not None:
-        raise ValueError("documents that continue another need prompt_lengths; pass the prompt length of each document")
-    rows = document_lengths if prompt_lengths is None else prompt_lengths
-    prompts = [length for row in rows for length in row]
-    if [len(row) for row in rows] != [len(row) for row in document_lengths] or any(
-        not 0 <= prompt <= length for prompt, length in zip(prompts, layout.sequence_lengths(), strict=True)
-    ):
-        raise ValueError(f"prompt_lengths {rows} do not match documents of {document_lengths} tokens")
-    return [
-        Document(start - begin, begin, end, prompt)
-        for start, begin, end, prompt in zip(starts, begins, ends, prompts, strict=True)
-    ]
-
-
-def cached_documents(
-    key_starts: Sequence[int], num_seen: int, num_new: int, prompt_ends: Sequence[int]
-) -> list[Document]:
-    """Return the documents of a forward pass with a cache, one document per row.
-
-    Args:
-        key_starts: column of the first token of each row.
-        num_seen: number of columns in the cache before the forward pass.
-        num_new: number of columns that the forward pass computes.
-        prompt_ends: column at which the prompt of each row ends.
-    """
-    return [
-        Document(
-            origin=row * num_new + start - num_seen,
-            begin=num_seen - start,
-            end=num_seen + num_new - start,
-            prompt_length=prompt_end - start,
-        )
-        for row, (start, prompt_end) in enumerate(zip(key_starts, prompt_ends, strict=True))
-    ]
-
-
-def selected_indices(documents: Sequence[Document], positions: PositionSpec) -> np.ndarray:
-    """Return the selected positions as indices into the flattened batch, int64, ascending and unique."""
-    chosen: list[int] = []
-    for document in documents:
-        head_end = min(positions.first, document.prompt_length)
-        tail_begin = max(head_end, document.prompt_length - positions.last)
-        for begin, end in ((0, head_end), (tail_begin, document.prompt_length)):
-            begin, end = max(begin, document.begin), min(end, document.end)
-            chosen.extend(range(document.origin + begin, document.origin + end))
-    return np.array(chosen, dtype=np.int64)
-
 
 _INTERVENTION_ALIASES = {"LoReftIntervention": "LoreftIntervention"}
 _FIELDS = ("layers", "position", "intervention_type", "rank", "act_fn", "add_bias", "dropout")
