@@ -108,7 +108,7 @@ class RopeSettings:
 
     @property
     def max_context(self) -> int:
-        """Length of the context that the frequencies cover, scaling included."""
+        """Length of the context that the scaled frequencies cover."""
         if self.rope_type not in ("linear", "dynamic", "yarn"):
             return self.max_position_embeddings
         trained = self.number("original_max_position_embeddings", self.max_position_embeddings)
@@ -276,7 +276,7 @@ def yarn_temperature(factor: float, weight: float = 1.0) -> float:
 
 
 def _table_factor(settings: RopeSettings, factor: float) -> float:
-    """Return YaRN's factor of the cosine and sine tables."""
+    """Return the factor by which YaRN multiplies all cosines and sines."""
     if settings.scaling.get("attention_factor") is not None:
         return settings.number("attention_factor")
     if settings.scaling.get("mscale") and settings.scaling.get("mscale_all_dim"):
@@ -319,7 +319,10 @@ class RotaryEmbedding:
         return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
     def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the inverse frequencies [R / 2] for rows of `length` tokens, fp32, and the factor of cos and sin."""
+        """Return the fp32 inverse frequencies [R / 2] for rows of `length` tokens, and a factor.
+
+        All cosines and sines are multiplied by the factor.
+        """
         return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
@@ -371,7 +374,7 @@ class RotaryEmbeddings:
         return tuple(length > _short_context(settings) for settings in self._long_ropes)
 
     def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
-        """Return, for each distinct setting, the inverse frequencies and the factor of cos and sin."""
+        """Return `RotaryEmbedding.inverse_frequencies` for each distinct setting."""
         return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
