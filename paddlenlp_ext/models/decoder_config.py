@@ -207,7 +207,7 @@ class DecoderConfig:
 
     @property
     def max_context(self) -> int:
-        """Context length that RoPE covers in the layers with full attention, including RoPE scaling."""
+        """Context length that RoPE, after scaling, covers in the layers with full attention."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
 
@@ -343,7 +343,7 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 
 
 class _Reader:
-    """Reader of config values. config.json precedes the defaults of the family, which precede the common defaults."""
+    """Reader of config values: values in config.json, else the family's defaults, else the common defaults."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:
         self._layers = (source, family.defaults, _COMMON_DEFAULTS)

@@ -101,7 +101,7 @@ def require(config: ConfigReader, key: str, *supported: Any) -> None:
     if config.value(key) not in supported:
         known = ", ".join(repr(value) for value in supported if value is not None)
         raise ValueError(
-            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; only {known}"
+            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; supported: {known}"
         )
 
 

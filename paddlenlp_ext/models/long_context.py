@@ -153,7 +153,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     if rope.rope_type != "default":
         raise ValueError(
             f"strategy_name {name}: the model's config.json already has rope type {rope.rope_type!r} and a context of "
-            f"{rope.max_context}; set use_long_sequence_strategies to false, or remove it from config.json"
+            f"{rope.max_context}; set use_long_sequence_strategies: false, or remove the rope scaling from config.json"
         )
     parameters = dict(given)
     trained = parameters.pop(_TRAINED, rope.max_position_embeddings)

@@ -115,8 +115,8 @@ def _check(shape: ExpertShape) -> None:
         raise ValueError(f"config.json: a token uses {router.top_k} experts, but a layer has only {shape.num_experts}")
     if shape.num_experts % router.num_groups or not 1 <= router.chosen_groups <= router.num_groups:
         raise ValueError(
-            f"config.json: {router.chosen_groups} of {router.num_groups} groups of {shape.num_experts} experts; the "
-            "groups must have equal sizes, and at least one must be chosen"
+            f"config.json divides {shape.num_experts} experts into {router.num_groups} groups, and chooses "
+            f"{router.chosen_groups} of them; the groups must have equal sizes, and at least one must be chosen"
         )
 
 

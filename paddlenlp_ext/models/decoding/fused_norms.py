@@ -69,9 +69,9 @@ class FusedLayer:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Run the layer. Its hidden states [B, S, D], given and returned, are a sum of two terms, x and addend.
+        """Run the layer. Hidden states [B, S, D] are passed and returned as two terms, x and addend.
 
-        The next fused norm adds the two returned terms. None stands for an addend of zero.
+        The next fused norm adds the two returned terms. None means an addend of zero.
         """
         if addend_BSD is not None and not self._attention.is_fused:
             x_BSD, addend_BSD = x_BSD + addend_BSD, None
