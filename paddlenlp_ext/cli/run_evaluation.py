@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paddlenlp_ext.evaluation.arguments import EvaluationArguments
+from paddlenlp_ext.evaluation.build_tasks import build_tasks
 from paddlenlp_ext.evaluation.compare_models import find_candidates, measure
-from paddlenlp_ext.evaluation.open_tasks import open_tasks
 from paddlenlp_ext.evaluation.plot_scores import plot_scores
 from paddlenlp_ext.evaluation.report import Evaluation, print_tables, write_report
 from paddlenlp_ext.evaluation.task_options import TaskOptions
@@ -35,7 +35,7 @@ def run_evaluation(arguments: EvaluationArguments, options: Sequence[TaskOptions
 
 def _run(arguments: EvaluationArguments, options: Sequence[TaskOptions], folder: Path) -> None:
     base, adapter = find_model_and_adapter(arguments)
-    candidates, tasks = find_candidates(arguments, base, adapter), open_tasks(options)
+    candidates, tasks = find_candidates(arguments, base, adapter), build_tasks(options)
     measured = {each.label: measure(each, tasks, arguments, [adapter, base]) for each in candidates}
     models = {each.label: {"base": each.base, "adapter": each.adapter, "merged": each.is_merged} for each in candidates}
     evaluation = Evaluation(tasks, list(models), measured, arguments.seed, {"models": models})

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddlenlp_ext.evaluation.compare_models import context_of, progress
-from paddlenlp_ext.evaluation.generation import cut_at
+from paddlenlp_ext.evaluation.generation_task import cut_at
 from paddlenlp_ext.evaluation.log_likelihood import Continuation, Likelihood, log_likelihoods
-from paddlenlp_ext.evaluation.perplexity import rolling_windows
+from paddlenlp_ext.evaluation.perplexity_task import rolling_windows
 from paddlenlp_ext.evaluation.prompt_encoder import split_pair
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_model, load_tokenizer

@@ -13,6 +13,7 @@ from paddlenlp_ext.config.json_settings import read_file
 from paddlenlp_ext.config.known_keys import program_options
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.evaluation.prompt_template import fields_of
 from paddlenlp_ext.utils.json_reader import Location
 
 MULTIPLE_CHOICE, GENERATION, PERPLEXITY = "multiple_choice", "generation", "perplexity"
@@ -113,19 +114,6 @@ class TaskOptions(OptionGroup):
     def title(self) -> str:
         """Name of the task in the report."""
         return self.name or Path(self.data_file or "").stem
-
-
-_FIELD = re.compile(r"\{(\w+)\}")
-
-
-def fields_of(text: str) -> list[str]:
-    """Return the field names that occur as {field} in a text."""
-    return _FIELD.findall(text)
-
-
-def fill_fields(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {field} in a text with its value. Other braces are kept."""
-    return _FIELD.sub(lambda match: values[match[1]], text)
 
 
 def read_task(path: str | os.PathLike[str]) -> TaskOptions:

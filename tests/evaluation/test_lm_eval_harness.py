@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.evaluation.lm_eval_harness import LMEvalModel, generation_options, register_lm_eval_model
 from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
-from paddlenlp_ext.evaluation.perplexity import rolling_windows
+from paddlenlp_ext.evaluation.perplexity_task import rolling_windows
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from tests.evaluation.tiny_model import MAX_LENGTH, write_model

@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from paddlenlp_ext.evaluation.generation import cut_at
+from paddlenlp_ext.evaluation.generation_task import cut_at
 from paddlenlp_ext.evaluation.metrics import extract, f1, last_number, score_answers
 from paddlenlp_ext.trainer.metrics.rouge_bleu import text_metrics
 

@@ -8,7 +8,7 @@ import pytest
 
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.evaluation.arguments import parse_arguments
-from paddlenlp_ext.evaluation.open_tasks import open_tasks
+from paddlenlp_ext.evaluation.build_tasks import build_tasks
 from paddlenlp_ext.evaluation.task_options import TaskOptions, read_task
 
 
@@ -65,15 +65,15 @@ def test_task_options_that_contradict_each_other_raise(keys, message):
 
 
 def test_general_task_has_a_hundred_questions_with_four_choices():
-    (task,) = open_tasks([read_task("general")])
+    (task,) = build_tasks([read_task("general")])
     assert len(task.prompts) == 100
     assert {len(question.choices) for question in task.questions} == {4}
     assert len({question.prompt for question in task.questions}) == 100
 
 
-def test_open_tasks_with_one_name_twice_raise():
+def test_build_tasks_with_one_name_twice_raise():
     with pytest.raises(ValueError, match="two tasks have the name 'general'"):
-        open_tasks([read_task("general")] * 2)
+        build_tasks([read_task("general")] * 2)
 
 
 def test_parse_arguments_takes_one_task_from_the_command_line():

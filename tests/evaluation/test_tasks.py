@@ -11,8 +11,8 @@ import pytest
 
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
-from paddlenlp_ext.evaluation.open_tasks import open_tasks
-from paddlenlp_ext.evaluation.perplexity import rolling_windows
+from paddlenlp_ext.evaluation.build_tasks import build_tasks
+from paddlenlp_ext.evaluation.perplexity_task import rolling_windows
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder, split_pair
 from paddlenlp_ext.evaluation.task_options import TaskOptions
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -33,7 +33,7 @@ def model():
 def open_task(tmp_path, rows, **keys):
     file = tmp_path / "rows.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return open_tasks([TaskOptions(data_file=str(file), **keys)])[0]
+    return build_tasks([TaskOptions(data_file=str(file), **keys)])[0]
 
 
 def measure(task, model, encoder):
@@ -197,7 +197,7 @@ def test_perplexity_of_texts_is_that_of_their_windows(model, encoder, tmp_path):
 def test_perplexity_of_a_text_file_counts_windows(model, encoder, tmp_path):
     file = tmp_path / "book.txt"
     file.write_text("ok, " * 60)
-    (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file))])
+    (task,) = build_tasks([TaskOptions(task="perplexity", data_file=str(file))])
     assert len(measure(task, model, encoder).scores["perplexity"].values) == 3
 
 
@@ -205,7 +205,7 @@ def test_bits_per_byte_of_a_text_file_counts_the_bytes_of_the_text(model, encode
     """Check characters of two bytes at the border of windows, which decode to the three bytes of U+FFFD."""
     file = tmp_path / "book.txt"
     file.write_text("a" + "é" * 100, encoding="utf-8")
-    (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(file), metrics=["bits_per_byte"])])
+    (task,) = build_tasks([TaskOptions(task="perplexity", data_file=str(file), metrics=["bits_per_byte"])])
     scores = measure(task, model, encoder).scores["bits_per_byte"]
     assert len(scores.weights) == 4 and scores.weights.sum() == pytest.approx(201)
 
@@ -215,7 +215,7 @@ def test_scores_of_a_text_file_in_other_windows_are_not_compared(model, encoder,
     found = []
     for text in ("é" + "a" * 79, "é" + "a" * 79, "a" * 79 + "é"):
         (tmp_path / "book.txt").write_text(text, encoding="utf-8")
-        (task,) = open_tasks([TaskOptions(task="perplexity", data_file=str(tmp_path / "book.txt"))])
+        (task,) = build_tasks([TaskOptions(task="perplexity", data_file=str(tmp_path / "book.txt"))])
         found.append(measure(task, model, replace(encoder, max_length=40)).scores["perplexity"])
     first, same, other = found
     assert len(first.values) == len(other.values) == 3
@@ -244,4 +244,4 @@ def test_perplexity_of_a_text_file_with_faults_raises(tmp_path, content, keys, m
     file = tmp_path / "book.txt"
     file.write_bytes(content)
     with pytest.raises(ValueError, match=message):
-        open_tasks([TaskOptions(task="perplexity", data_file=str(file), **keys)])
+        build_tasks([TaskOptions(task="perplexity", data_file=str(file), **keys)])

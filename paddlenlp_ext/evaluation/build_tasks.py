@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.evaluation.generation import Generation
-from paddlenlp_ext.evaluation.multiple_choice import MultipleChoice
-from paddlenlp_ext.evaluation.perplexity import Perplexity
+from paddlenlp_ext.evaluation.generation_task import Generation
+from paddlenlp_ext.evaluation.multiple_choice_task import MultipleChoice
+from paddlenlp_ext.evaluation.perplexity_task import Perplexity
 from paddlenlp_ext.evaluation.task import Task
 from paddlenlp_ext.evaluation.task_options import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, TaskOptions
 
@@ -14,7 +14,7 @@ KINDS: dict[str, type[Task]] = {MULTIPLE_CHOICE: MultipleChoice, GENERATION: Gen
 """Kind of a task (`TaskOptions.task`) -> its class."""
 
 
-def open_tasks(options: Sequence[TaskOptions]) -> list[Task]:
+def build_tasks(options: Sequence[TaskOptions]) -> list[Task]:
     """Create all tasks; each task reads and checks its rows.
 
     Raises:

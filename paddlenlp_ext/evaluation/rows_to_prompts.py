@@ -1,43 +1,17 @@
-"""Read the prompt and the reference answers from a row of a task."""
+"""Convert the rows of a task to prompts, which are conversations or plain text, and to reference answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from paddlenlp_ext.data.prediction_prompts import Prompt, parse_prompt
-from paddlenlp_ext.data.rows.checked_values import FieldPath, dotted, read_member, read_object, read_text, type_name
+from paddlenlp_ext.data.rows.checked_values import dotted, read_member, read_object, type_name
 from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.evaluation.task_options import TaskOptions, fields_of, fill_fields
+from paddlenlp_ext.evaluation.prompt_template import as_text, fill_from_row
+from paddlenlp_ext.evaluation.task_options import TaskOptions
 
 INVALID_ANSWER = "invalid answer"
-
-
-def read_field(row: dict[str, Any], name: str) -> str:
-    """Return a field of a row as text; a number is converted to text.
-
-    Raises:
-        InvalidRowError: the field is missing, or is neither a string nor a number.
-    """
-    return as_text(read_member(row, name, ()), (name,))
-
-
-def as_text(value: Any, path: FieldPath) -> str:
-    """Return a string unchanged, or a number as text.
-
-    Raises:
-        InvalidRowError: the value is neither a string nor a number.
-    """
-    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else read_text(value, path)
-
-
-def fill_from_row(text: str, row: dict[str, Any]) -> str:
-    """Replace each {field} in a text with the value of the field in a row.
-
-    Raises:
-        InvalidRowError: a field is missing, or is neither a string nor a number.
-    """
-    return fill_fields(text, {name: read_field(row, name) for name in fields_of(text)})
 
 
 def read_prompt(value: Any, options: TaskOptions) -> Prompt | str:

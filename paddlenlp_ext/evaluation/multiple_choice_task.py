@@ -21,17 +21,11 @@ from paddlenlp_ext.data.rows.checked_values import read_list, read_member, read_
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
+from paddlenlp_ext.evaluation.prompt_template import as_text, fill_from_row
 from paddlenlp_ext.evaluation.row_scores import SHARE, Scores
+from paddlenlp_ext.evaluation.rows_to_prompts import INVALID_ANSWER, prompt_text, read_answers, read_prompt
 from paddlenlp_ext.evaluation.task import Measured, Task
 from paddlenlp_ext.evaluation.task_options import TaskOptions
-from paddlenlp_ext.evaluation.task_rows import (
-    INVALID_ANSWER,
-    as_text,
-    fill_from_row,
-    prompt_text,
-    read_answers,
-    read_prompt,
-)
 
 INVALID_CHOICES = "invalid choices"
 
