@@ -115,7 +115,7 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
 
 
 def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = False) -> None:
-    """Check that the base's config has the values that the adapter was trained with, such as `rope_scaling`.
+    """Check that keys of the base's config, such as `rope_scaling`, have the same values as in the adapter's training.
 
     Args:
         stored: stored adapter.

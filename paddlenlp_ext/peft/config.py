@@ -326,7 +326,7 @@ def field_or(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 
 def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
-    """Check that the fields of a config file that a method does not read have no effect.
+    """Check that the config-file fields that a method does not read have no effect.
 
     Raises:
         ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}.

@@ -115,7 +115,7 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
 
 
 def _trained_tables(config: PeftConfig) -> list[str]:
-    """Return the names of the layers, embedding or lm_head, that are trained in full."""
+    """Return which of the embedding and lm_head are trained in full, by name."""
     return [name for name in TABLES if covers(config.modules_to_save, name)]
 
 

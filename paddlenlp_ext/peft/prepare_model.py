@@ -19,7 +19,7 @@ def prepare_model_for_kbit_training(
     Args:
         model: base model from `AutoModelForCausalLM`, quantized or not.
         use_gradient_checkpointing: recompute the activations of every layer in the backward pass.
-        gradient_checkpointing_kwargs: as for `gradient_checkpointing_enable`.
+        gradient_checkpointing_kwargs: see `CausalLM.gradient_checkpointing_enable`.
 
     Raises:
         ValueError: `gradient_checkpointing_kwargs` has an unknown option.

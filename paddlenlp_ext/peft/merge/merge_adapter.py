@@ -116,9 +116,9 @@ def merge_adapter(
 
     Raises:
         ValueError: the base model is not found; the adapter belongs to another model, has no effect or cannot be
-            merged; rounding the merged weights loses most of the training; `output` exists; `merge_base` is "original"
-            for a base that is stored quantized; or logits differ by more than the tolerance. After an error, nothing
-            is written.
+            merged; rounding the merged weights loses most of the adapter's effect; `output` exists; `merge_base` is
+            "original" for a base that is stored quantized; or logits differ by more than the tolerance. After an error,
+            nothing is written.
     """
     stored = read_adapter(adapter, allow_pickle)
     require_mergeable_method(stored.config)

@@ -60,7 +60,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     iters: int = option(
         1,
-        help="LoftQ: number of iterations; each quantizes the weight and takes the SVD of the error",
+        help="LoftQ: number of iterations; each quantizes the weight and computes an SVD of the error",
         key="loftq_iters",
         minimum=1,
         maximum=100,
