@@ -80,7 +80,7 @@ def _by_backend(
 
 
 def global_norm(gradients: Iterable[paddle.Tensor]) -> float:
-    """Return the Euclidean norm of all gradients, concatenated to one vector, or 0 without gradients."""
+    """Return the Euclidean norm of all gradients, concatenated into one vector, or 0 without gradients."""
     return math.sqrt(sum_of_squares(gradients))
 
 

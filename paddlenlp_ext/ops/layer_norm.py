@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 
 def layer_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """Normalize the last axis in float32, for any input dtype."""
-    # Paddle's kernel gets no scale: on the CPU, the gradient of x would ignore a frozen scale.
+    # Paddle's kernel is called without the scale: on the CPU, its gradient of x would ignore a frozen scale.
     normed = F.layer_norm(x.astype("float32"), weight_D.shape, epsilon=epsilon)
     return (normed * weight_D.astype("float32")).astype(x.dtype)
 

@@ -7,7 +7,7 @@ A launch reads a table with a row per tensor, and a map from programs to tensors
 
     table      int64 [N, 13]: fields of `launch_tables.TableRow`
     numbers    float32 [N, 4]: weight decay factor, learning rate, and two values that depend on the kernel
-    blocks     int32 [M, 2]: index of the tensor, and of the span of SPAN values within it, per program
+    blocks     int32 [M, 2]: for each program, the index of a tensor and the index of a span of SPAN values in it
 
 ROUNDING: "none" for a float32 weight; "nearest" for a half-precision weight with a float32 master copy; "groups" and
 "single" for a bfloat16 weight that is updated in float32 and rounded stochastically (ops/stochastic_rounding.py).
@@ -173,7 +173,7 @@ def _dequantized(stored, scales, levels, at, block, is_block):
 
 @triton.jit
 def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
-    """Store each block's scale, which is its largest magnitude, and the codes of the nearest levels."""
+    """Store each block's scale, which is its largest magnitude, and for each value the code of the nearest level."""
     scale = tl.max(tl.abs(numbers), axis=1)
     ratio = tl.math.div_rn(numbers, tl.maximum(scale, _SMALLEST)[:, None])
     below = tl.load(codes + (ratio.to(tl.uint32, bitcast=True) >> _DROPPED_BITS).to(tl.int32)).to(tl.int32)

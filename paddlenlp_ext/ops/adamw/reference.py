@@ -38,7 +38,7 @@ def adamw_bf16_reference(updates: Sequence[Bf16Update], beta1: float, beta2: flo
 
 
 def adamw_8bit_reference(updates: Sequence[AdamW8BitUpdate]) -> None:
-    """Dequantize the moments of each parameter, update both in fp32, and quantize the moments again."""
+    """For each parameter, dequantize the moments, update values and moments in fp32, and requantize the moments."""
     for update in updates:
         update_in_fp32(update, _update_by_slices)
 

@@ -31,7 +31,7 @@ def attend_in_copies(
     copy of its parent; otherwise it reads the keys of the parent in place.
 
     Args:
-        attend: attention of q, k and v under a layout.
+        attend: function that computes the attention of q, k and v under a layout.
         tensors: q [B, S, N, H], k [B, S, K, H] and v [B, S, K, E].
         layout: documents of the batch.
         prefix: keys and values before every document.

@@ -50,7 +50,7 @@ def linear_cross_entropy(
         weight_VD: [V, D]; no gradient is computed if it is frozen.
         labels_T: [T]; -100 marks positions without a target.
         chunk: target positions per chunk; the logits [chunk, V] are the largest tensor. None: 384 positions in C++ with
-            bfloat16, with Triton as many positions as fit 512 MB, otherwise 256.
+            bfloat16, with Triton as many positions as fit in 512 MB, otherwise 256.
         implementation: "cpp", "triton" or "reference"; None selects the best available one.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.

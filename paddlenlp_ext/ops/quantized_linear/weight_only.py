@@ -1,4 +1,4 @@
-"""Linear layer with int8 and int4 weights by the weight-only kernel of `paddle.nn.quant`, for GPUs with tensor cores.
+"""Linear layer with int8 or int4 weights in Paddle's weight-only kernel (`paddle.nn.quant`), on GPUs with tensor cores.
 
 The kernel needs the codes in an undocumented order, which only `paddle.nn.quant.weight_quantize` produces.
 `weight_quantize` therefore gets the codes as float values. If the largest magnitude of every block is 127 (int8) or 7

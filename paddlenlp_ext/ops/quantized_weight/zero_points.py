@@ -54,5 +54,5 @@ def block_shifts(weight: QuantizedWeight) -> paddle.Tensor:
 
 
 def _plain(weight: QuantizedWeight) -> QuantizedWeight:
-    """Return the weight without zero points and column order, with the same kernel cache."""
+    """Return the weight without its zero points and column order, but with the same kernel cache."""
     return dataclasses.replace(weight, zeros=None, order=None)

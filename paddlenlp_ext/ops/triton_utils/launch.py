@@ -55,7 +55,7 @@ def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
-    """Run a kernel in Paddle's current stream, on the GPU of the first kernel argument.
+    """Run a kernel on Paddle's current stream, on the GPU of the first kernel argument.
 
     The current device of the process, which may be another GPU, does not change. Multiply-adds are fused by default;
     `enable_fp_fusion=False` disables fusion. Triton's own default depends on the Triton release. Binding the arguments

@@ -6,7 +6,7 @@ Key j is visible to the queries j, ..., start_row[j] - 1 of its row. A tile of q
     full        if its first query does not precede its last key, and its last query precedes the smallest start row
     partial     otherwise
 
-Shapes: B rows of a batch, S positions, M tiles of queries, N tiles of keys, W longest list.
+Shapes: B rows of a batch, S positions, M tiles of queries, N tiles of keys, W length of the longest list.
 """
 
 from __future__ import annotations
