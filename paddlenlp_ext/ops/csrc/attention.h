@@ -81,8 +81,8 @@ struct Tile {
     }
 };
 
-// Keys or values of one document or of the prefix, for one head. A packed element holds two neighbors of a row in the
-// row_major copy, and two neighbors of a column in the col_major copy. With float elements, both copies are the same
+// Keys or values of one document or of the prefix, for one head. A packed element holds two neighbors in a row in the
+// row_major copy, and two neighbors in a column in the col_major copy. With float elements, both copies are the same
 // array.
 template <class Element>
 struct Copies {
@@ -94,7 +94,7 @@ template <class Element>
 struct KeysValues {
     Copies<Element> k, v;
     i64 length;
-    i64 position;  // position of the first key: 0; with a parent, its length; for the prefix, minus its length
+    i64 position;  // position of the first key: 0, or the parent's length; for the prefix, minus its length
 };
 
 template <class Element>

@@ -43,8 +43,8 @@ double exponentials(float* row, i64 columns, float best, bool in_place) {
     });
 }
 
-// Writes the gradient, times `derivatives` unless it is null. `to` may be the row itself: bfloat16 values overwrite
-// only floats that have been read.
+// Writes the gradient, multiplied by `derivatives` unless that pointer is null. `to` may be the row itself: bfloat16
+// values overwrite only floats that have been read.
 template <class Value>
 void subtract_target(float* row, i64 columns, i64 target, double total, const float* derivatives, Value* to) {
     float scale = float(1.0 / total);

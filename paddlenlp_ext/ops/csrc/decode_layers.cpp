@@ -95,7 +95,7 @@ class Worker {
         });
     }
 
-    // Computes this thread's part of the tables, which are read after a barrier.
+    // Computes this thread's part of the rotation tables, which are read after a barrier.
     void fill(const DecodeRope& rope) const {
         const i64 half = rope.rotated / 2;
         for (i64 at = thread_; at < positions_ * half; at += threads_) {
@@ -267,8 +267,8 @@ class Worker {
     const Private own_;
 };
 
-// Runs the layers on all threads. Every thread calls begin(worker) before them, to write the worker's hidden states,
-// and end(worker) after them, which reads the weight of `following` unless it is null.
+// Runs the layers on all threads. Every thread calls begin(worker) before the layers, to write the worker's hidden
+// states, and end(worker) after the layers. end() reads the weight of `following` unless `following` is null.
 template <class Begin, class End>
 void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, const DecodeMatrix* following,
          Begin&& begin, End&& end) {

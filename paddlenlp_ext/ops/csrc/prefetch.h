@@ -15,8 +15,8 @@ struct ReadingOrder {
     const void* end;
     const void* next;  // null: unknown
 
-    // Returns the address that is read L2_LEAD bytes after `block`. If that is beyond `end` and the next weight is
-    // unknown, returns `block`, whose prefetch has no effect.
+    // Returns the address that is read L2_LEAD bytes after `block`. If that address is beyond `end` and the next weight
+    // is unknown, returns `block`, whose prefetch has no effect.
     const char* ahead(const void* block) const {
         const char* const at = static_cast<const char*>(block) + L2_LEAD;
         const i64 beyond = at - static_cast<const char*>(end);
