@@ -10,7 +10,15 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-HEADINGS = ("", "program", "tokens/s", "spread", "peak memory", "our speed : peer's", "our memory : peer's")
+HEADINGS = (
+    "",
+    "program",
+    "tokens/s",
+    "spread",
+    "peak memory",
+    "our speed / peer's speed",
+    "our memory / peer's memory",
+)
 
 
 def summarize(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:

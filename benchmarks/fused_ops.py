@@ -146,8 +146,8 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
                 f"{memory[case] - memory[NOTHING]:+.2f}",
                 ", ".join(f"{loss:.3f}" for loss in losses[case]),
             ]
-    heads = ["steps", "s a step", ": fused", "tokens/s", "peak GB", "- fused", "losses"]
-    return markdown(heads, rows, "in plain Paddle")
+    heads = ["steps", "s per step", "time / fused", "tokens/s", "peak GB", "peak GB - fused", "losses"]
+    return markdown(heads, rows, "replaced group")
 
 
 def _measure(args: argparse.Namespace, keys: Sequence[str]) -> None:

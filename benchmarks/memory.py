@@ -150,7 +150,7 @@ PAGE = """\
 
 To lower the peak:
 
-| component | key |
+| component | keys that reduce it |
 |---|---|
 | activations | `"recompute": true`, then `"offload_recompute_inputs": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
 | optimizer | `"optim": "adamw_8bit"`, `"adamw_mini"` or `"muon"` ([optimizers.md](optimizers.md)), or an adapter |
@@ -159,7 +159,7 @@ To lower the peak:
 
 Memory peaks at one of two points:
 
-| point | activations | gradients |
+| point | activations in memory | gradients in memory |
 |---|---|---|
 | start of the backward pass | all | few |
 | optimizer step | none | all, and temporary tensors of an update |
@@ -170,10 +170,11 @@ The measured value is the peak resident memory of a process that loads a model a
 
 - the model is SmolLM2-135M if no family is named; models of other families have random weights, 12 layers and a
   hidden size of 512;
-- with several processes, the value is for the process with the largest peak, and each replica has the listed
+- with several processes, the value is for the process with the largest peak; each replica processes the listed
   documents;
-- documents are random and in one batch row, and every token is a target token;
-- LoRA has rank 8 on all linear layers;
+- "double" means double quantization of the scales, and "tensor 2" and "pipeline 2" are parallel degrees;
+- the documents consist of random tokens and are packed into one batch row; every token is a target token;
+- LoRA has rank 8 and adapts all linear layers;
 - 1 GB is 10^9 bytes.
 
 `python -m benchmarks.memory docs/memory.md` writes this page.
@@ -192,19 +193,19 @@ Predicted components, GB:
 | weights | model and adapter; quantized weights in their packed form |
 | optimizer | moments of the trained weights; 8 bytes per weight with AdamW |
 | activations | tensors that the forward pass saves for the backward pass; proportional to the tokens of a micro-batch |
-| working | the larger of two temporary amounts: hidden states of the target positions and logits of one chunk of target positions (256 positions, or up to 512 MiB with Triton); or the backward pass of one layer with its recomputed activations |
+| working | the larger of two temporary amounts: either the hidden states of the target positions with the logits of one chunk of target positions (256 positions, or up to 512 MiB with Triton), or the backward pass of one layer with its recomputed activations |
 | gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
 | allocator_cache | freed memory that the allocator retains |
 
 The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap,
-where few freed blocks fit a later request. Blocks of 32 MiB or more are returned to the system. The estimate
-therefore counts smaller heap blocks twice, which overestimates the peak. Without the C++ library
+where few freed blocks fit a later request. Only blocks of 32 MiB or more are returned to the system. The
+estimate therefore counts smaller heap blocks twice, which overestimates the peak. Without the C++ library
 ([cpu.md](cpu.md)), all tensors are on the heap, and a frozen linear layer saves its input. For full fine-tuning, the
-estimate then adds 0.7 times the memory in use. For adapters, whose small tensors fragment the freed memory, it adds
-1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank
+estimate then adds 0.7 times the memory in use. For adapters, whose small tensors fragment the freed memory, the estimate
+adds 1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank
 8, a vocabulary of 8,000):
 
-| hidden x layers | tokens | trained | measured | estimate |
+| hidden size x layers | tokens | trained weights | measured | estimated |
 |---|---|---|---|---|
 | 256 x 16 | 2,048 | all weights | 1,524 MB | 1,515 MB |
 | 256 x 16 | 2,048 | LoRA | 2,093 MB | 2,002 MB |
@@ -229,17 +230,17 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
     2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and b4b3582 (one document)
 
 - `TMPDIR` sets the folder of the temporary file. The folder must be on a disk, because files of a tmpfs are in main
-  memory. The log warns of a tmpfs.
+  memory. The log warns if the folder is on a tmpfs.
 - The file is unlinked, so the system removes it after an error or a killed process. A full disk stops the run with
   an error.
-- Offloading needs `recompute_granularity` `full`. Inputs of layers in `no_recompute_layers` and regions of
+- Offloading needs `recompute_granularity: full`. Inputs of layers in `no_recompute_layers` and regions of
   `refined_recompute` stay in memory.
 
 ## Limits
 
 - Adapters that are not fused with their linear layers, such as DoRA and PiSSA, save more activations per token than
-  LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` has a table.
-- The prediction for GPUs has not been compared with a run. It does not include the cache of the allocator. It
+  LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` lists these activations by method.
+- The prediction for GPUs has not been compared with a run. The prediction does not include the cache of the allocator. It
   includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that these kernels
   do not save.
 """
@@ -294,9 +295,12 @@ def main(argv: Sequence[str]) -> None:
     args = parser.parse_args(argv)
     found = json.loads(args.measured.read_text()) if args.measured.exists() else {}
     names = [part.name for part in fields(MemoryEstimate)]
-    rows = ["| documents | what | predicted GB | measured GB | error | session |", "|---" * 6 + "|"]
+    rows = [
+        "| documents x tokens | training | predicted GB | measured GB | error | session (below) |",
+        "|---" * 6 + "|",
+    ]
     sessions: list[dict[str, str]] = []
-    parts = [f"| documents | what | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
+    parts = [f"| documents x tokens | training | {' | '.join(names)} |", "|---" * (2 + len(names)) + "|"]
     print(*rows, sep="\n")
     errors: list[float] = []
     singles = [(*case, *[None] * (5 - len(case)), 1) for case in (*CASES, *FAMILY_CASES)]

@@ -157,7 +157,7 @@ def measured_tables() -> str:
         parts = memory(config, layout, step, counted[full]["stage"])
         cells = [f"{value / 1e6:.0f}" for value in parts.values()]
         held.append([name, *cells, f"{sum(parts.values()) / 1e6:.0f}", f"{counted[full]['grown'] / 1e6:.0f}"])
-    bytes_table = table(["layout", "processes", "tensor", "pipeline", "data and sharding"], sent)
+    bytes_table = table(["layout", "processes", "sent: tensor", "sent: pipeline", "sent: data and sharding"], sent)
     heads = ["layout", "weights", "gradients", "optimizer", "activations", "loss", "sum", "measured"]
     return MEASURED.format(bytes=bytes_table, memory=table(heads, held), where=json.dumps(environment("paddlepaddle")))
 
@@ -222,8 +222,8 @@ def paper_table() -> str:
         total = sum(fullest.values()) / 1e9
         cells = [f"{number:,.1f}" for number in (*most, static, fullest["activations"] / 1e9)]
         rows.append([size, gpus, name, *cells, f"{total:,.0f}{' (over 80)' if total > 80 else ''}"])
-    heads = ["model", "GPUs", "layout", "sent: tensor", "pipeline", "data and sharding"]
-    heads += ["state", "activations", "memory"]
+    heads = ["model", "GPUs", "layout", "GB sent: tensor", "GB sent: pipeline", "GB sent: data and sharding"]
+    heads += ["GB of state", "GB of activations", "GB of memory"]
     return table(heads, rows)
 
 
@@ -235,13 +235,13 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |
-| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times per layer and micro-batch, once for the embedding, and for the target tokens at the lm_head; with full recompute 6 times per layer, 5 or 4 with `refined_recompute` of the `row` regions |
-| with sequence parallelism | the same, with reduce-scatter and all-gather instead of all-reduce; plus an all-gather at each end of the model, and the gradients of the norms |
-| pipeline | b · T · D per micro-batch for every end of a chunk that is not an end of the model, with sequence parallelism b · T/t · D; the tied embedding's gradient once per step |
-| data, r replicas | 2(r-1)/r · b · trained |
+| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times per layer and micro-batch, once per micro-batch for the embedding, and once for the target tokens at the lm_head. With full recompute 6 times per layer, or 5 or 4 times if `refined_recompute` saves one or both `row` regions |
+| tensor parallelism with sequence parallelism, t ranks | the same as for tensor parallelism, with reduce-scatter and all-gather instead of all-reduce; plus an all-gather at each end of the model, and the gradients of the norms |
+| pipeline parallelism | b · T · D per micro-batch (with sequence parallelism b · T/t · D) for every end of a chunk that is not an end of the model; the gradient of a tied embedding once per step |
+| data parallelism, r replicas | 2(r-1)/r · b · trained |
 | sharding stage 1, s ranks | the same as for data parallelism, plus (s-1)/s · b · trained to broadcast updated values |
-| stage 2 | (s-1)/s · b · trained per micro-batch, and the same once to broadcast updated values |
-| stage 3 | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
+| sharding stage 2, s ranks | (s-1)/s · b · trained per micro-batch, and the same amount once per step to broadcast updated values |
+| sharding stage 3, s ranks | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
 b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. Bytes are
 for ring collectives. With LoRA, only the adapter is trained, and stages 2 and 3 do not shard its gradients.
@@ -252,8 +252,8 @@ MEASURED = """
 The model is a Llama with 8 layers, D 256, and a tied vocabulary of 4,096. Each run has two steps of 4 micro-batches
 of 128 tokens, distributed over the replicas, in fp32 with AdamW, over gloo on one machine.
 
-**Communication** in MB per step, formula / counted, for the process that sends the most. The count is the size of
-the arguments of the collectives in the second step, not the traffic of gloo.
+**Communication** in MB per step, as "formula / counted", for the process that sends the most. The counted value is the
+size of the arguments of the collectives in the second step, not the traffic of gloo.
 
 {bytes}
 
@@ -277,13 +277,13 @@ The table contains estimates, not measurements. Assumptions:
 
 Communication is in GB (10^9 bytes) per step, for the GPU that sends the most. Memory is for the GPU that needs the
 most, without libraries and fragmentation. "over 80" marks layouts that do not fit into a GPU with 80 GB. The bandwidth
-between GPUs is ignored (tensor parallelism needs links within a machine).
+between GPUs is ignored; in practice, tensor parallelism needs the fast links within a machine.
 
 The formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a run is
 higher:
 
-- unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding has twice an even share
-  (2 GB more);
+- unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding stores twice as much as an
+  even shard (2 GB more);
 - in the backward pass of stages 2 and 3, every process also has the gradients of the embedding, the lm_head and one or two
   layers, and in stage 3 their gathered values.
 
