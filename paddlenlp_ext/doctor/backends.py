@@ -1,15 +1,16 @@
-"""Determine the backend of each op on each target, and why faster backends are unavailable."""
+"""Determine the backend of each op on each target, and why faster backends are unavailable; force the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import paddle
 
-from paddlenlp_ext.doctor.targets import Target, on_device, paddle_dtype, unavailable_reason
-from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, NotApplicable
+from paddlenlp_ext.doctor.devices_and_dtypes import Target, on_device, paddle_dtype, unavailable_reason
+from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, NotApplicable, dispatched_ops
 
 
 class Choice(NamedTuple):
@@ -45,3 +46,12 @@ def probe(target: Target) -> Any:
         return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
     with on_device(target.device):
         return paddle.zeros([1], paddle_dtype(target.dtype))
+
+
+@contextmanager
+def reference_ops() -> Iterator[None]:
+    """Use the reference backend of every op within the block."""
+    with ExitStack() as references:
+        for op in dispatched_ops():
+            references.enter_context(op.restricted_to("reference"))
+        yield

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.doctor.devices_and_dtypes import Target
 
 
 class Difference(NamedTuple):

@@ -11,8 +11,9 @@ import functools
 import numpy as np
 import paddle
 
+from paddlenlp_ext.doctor.backends import reference_ops
 from paddlenlp_ext.doctor.check import Check, Difference
-from paddlenlp_ext.doctor.targets import Target, on_device, paddle_dtype, reference_ops
+from paddlenlp_ext.doctor.devices_and_dtypes import Target, on_device, paddle_dtype
 from paddlenlp_ext.doctor.tiny_run import TINY_MODEL
 from paddlenlp_ext.doctor.training_checks import LIMITS, REFERENCE
 from paddlenlp_ext.generation.generate import generate

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from paddlenlp_ext.doctor.backends import Choice
 from paddlenlp_ext.doctor.check import Result
-from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 
 

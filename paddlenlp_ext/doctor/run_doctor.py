@@ -12,13 +12,13 @@ from datetime import date
 from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments
 from paddlenlp_ext.doctor.backends import choices
 from paddlenlp_ext.doctor.check import Check, Result, run_checks
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS, Target, unavailable_reason
 from paddlenlp_ext.doctor.environment import describe_environment
 from paddlenlp_ext.doctor.generation_checks import generation_checks
-from paddlenlp_ext.doctor.layout_checks import layout_checks, layout_target
 from paddlenlp_ext.doctor.op_checks import op_checks
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
+from paddlenlp_ext.doctor.parallel_layout_checks import layout_checks, layout_target
 from paddlenlp_ext.doctor.report import backend_section, result_section, table, verdict
-from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, unavailable_reason
 from paddlenlp_ext.doctor.training_checks import training_checks
 from paddlenlp_ext.ops.dispatch import dispatched_ops
 

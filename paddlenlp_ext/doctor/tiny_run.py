@@ -19,7 +19,7 @@ from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
-from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods

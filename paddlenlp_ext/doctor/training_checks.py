@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paddlenlp_ext.doctor.backends import reference_ops
 from paddlenlp_ext.doctor.check import Check, Difference, relative_difference
-from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS, Target, reference_ops
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS, Target
 from paddlenlp_ext.doctor.tiny_run import STEPS, precision_keys, run_training
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.doctor.check import Check, Difference, relative_difference, run_checks
-from paddlenlp_ext.doctor.targets import CPU_TARGETS
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS
 
 
 @pytest.mark.parametrize(

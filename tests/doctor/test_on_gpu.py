@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.doctor.check import Check, run_checks
-from paddlenlp_ext.doctor.layout_checks import layout_checks, layout_target
-from paddlenlp_ext.doctor.targets import GPU_TARGETS, unavailable_reason
+from paddlenlp_ext.doctor.devices_and_dtypes import GPU_TARGETS, unavailable_reason
+from paddlenlp_ext.doctor.parallel_layout_checks import layout_checks, layout_target
 from paddlenlp_ext.doctor.training_checks import training_checks
 
 TRAINING = [check for target in GPU_TARGETS if unavailable_reason(target) is None for check in training_checks(target)]

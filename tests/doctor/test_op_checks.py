@@ -14,11 +14,11 @@ import paddlenlp_ext.ops
 from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments, parse_arguments
 from paddlenlp_ext.doctor.backends import choices
 from paddlenlp_ext.doctor.check import Check, Difference, run_checks
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.doctor.op_checks import op_checks
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
 from paddlenlp_ext.doctor.report import backend_section
 from paddlenlp_ext.doctor.run_doctor import ordered_checks, run_doctor, run_with_progress
-from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.ops.attention import attention_op
 from paddlenlp_ext.ops.dispatch import DispatchedOp, anywhere
 from paddlenlp_ext.ops.gates import swiglu_op

@@ -9,9 +9,9 @@ import pytest
 
 from paddlenlp_ext.doctor import generation_checks
 from paddlenlp_ext.doctor.check import Check, run_checks
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS
 from paddlenlp_ext.doctor.generation_checks import measure_generation
-from paddlenlp_ext.doctor.layout_checks import layout_checks, layout_target
-from paddlenlp_ext.doctor.targets import CPU_TARGETS, GPU_TARGETS
+from paddlenlp_ext.doctor.parallel_layout_checks import layout_checks, layout_target
 from paddlenlp_ext.doctor.training_checks import LIMITS, measure_training, training_checks, training_runs
 from paddlenlp_ext.ops.dispatch import anywhere
 from paddlenlp_ext.ops.gates import swiglu_op

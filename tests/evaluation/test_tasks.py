@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.templates.load import load_template
-from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.build_tasks import build_tasks
+from paddlenlp_ext.evaluation.log_likelihood import Continuation, log_likelihoods
 from paddlenlp_ext.evaluation.perplexity_task import rolling_windows
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder, split_pair
 from paddlenlp_ext.evaluation.task_options import TaskOptions

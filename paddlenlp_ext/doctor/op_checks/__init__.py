@@ -6,10 +6,10 @@ import functools
 
 import numpy as np
 
-from paddlenlp_ext.doctor.backends import probe
+from paddlenlp_ext.doctor.backends import probe, reference_ops
 from paddlenlp_ext.doctor.check import Check, Difference, relative_difference
+from paddlenlp_ext.doctor.devices_and_dtypes import Target, on_device
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs, OpCase
-from paddlenlp_ext.doctor.targets import Target, on_device, reference_ops
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
 
 AREA = "ops"

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.doctor.targets import Target, paddle_dtype
+from paddlenlp_ext.doctor.devices_and_dtypes import Target, paddle_dtype
 from paddlenlp_ext.utils.registry import Registry
 
 ALL_DTYPES = ("float32", "bfloat16", "float16")

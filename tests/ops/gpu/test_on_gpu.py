@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from paddlenlp_ext.doctor.check import Check, run_checks
+from paddlenlp_ext.doctor.devices_and_dtypes import GPU_TARGETS, unavailable_reason
 from paddlenlp_ext.doctor.op_checks import op_checks
-from paddlenlp_ext.doctor.targets import GPU_TARGETS, unavailable_reason
 
 CHECKS = [check for target in GPU_TARGETS if unavailable_reason(target) is None for check in op_checks(target)]
 

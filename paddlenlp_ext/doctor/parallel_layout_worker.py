@@ -1,4 +1,4 @@
-"""Worker process of layout_checks.py: train in each layout and write FOLDER/results.json."""
+"""Worker process of parallel_layout_checks.py: train in each layout and write FOLDER/results.json."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from paddlenlp_ext._runtime import configure_runtime
 
 def main(folder: Path, device: str) -> None:
     """Train in each layout; rank 0 writes the losses and gradient norms to FOLDER/results.json."""
-    from paddlenlp_ext.doctor.layout_checks import LAYOUTS
-    from paddlenlp_ext.doctor.targets import Target
+    from paddlenlp_ext.doctor.devices_and_dtypes import Target
+    from paddlenlp_ext.doctor.parallel_layout_checks import LAYOUTS
     from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
     from paddlenlp_ext.utils.distributed_env import is_main_rank
 

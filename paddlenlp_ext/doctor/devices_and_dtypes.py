@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import paddle
 
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.ops.cpp import bf16
-from paddlenlp_ext.ops.dispatch import dispatched_ops
 
 
 class Target(NamedTuple):
@@ -55,12 +54,3 @@ def on_device(device: str) -> Iterator[None]:
         yield
     finally:
         paddle.set_device(before)
-
-
-@contextmanager
-def reference_ops() -> Iterator[None]:
-    """Use the reference backend of every op within the block."""
-    with ExitStack() as references:
-        for op in dispatched_ops():
-            references.enter_context(op.restricted_to("reference"))
-        yield

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import paddle
 
 from paddlenlp_ext.doctor.check import Check, Difference
-from paddlenlp_ext.doctor.targets import Target
+from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
 from paddlenlp_ext.doctor.training_checks import LIMITS, difference_of_steps
 
@@ -79,7 +79,7 @@ def launch(target: Target) -> dict[str, list[float]]:
     paths = os.pathsep.join(filter(None, [str(_PACKAGE.parent), os.environ.get("PYTHONPATH")]))
     threads = {} if target.device == "gpu" else {"MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
-        worker = [str(Path(__file__).with_name("layout_worker.py")), folder, target.device]
+        worker = [str(Path(__file__).with_name("parallel_layout_worker.py")), folder, target.device]
         command = [sys.executable, "-m", "paddle.distributed.launch", *where, "--log_dir", f"{folder}/log", *worker]
         environment = {**os.environ, "PYTHONPATH": paths, **threads}
         done = subprocess.run(
