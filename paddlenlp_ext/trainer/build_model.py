@@ -116,10 +116,10 @@ def weight_dtype(config: RunConfig) -> str:
     | CPU | compute dtype if `fp16_opt_level` is O2 or the matrices are frozen (adapters), else float32 |
     | accelerator | compute dtype if `fp16_opt_level` is O2, else float32 |
 
-    On a CPU without the C++ library's bf16 products, `fp16: true` has no effect.
+    On a CPU without the C++ library's bf16 matmuls, `fp16: true` has no effect.
 
     Raises:
-        ValueError: `bf16: true` on a CPU without the C++ library's bf16 products.
+        ValueError: `bf16: true` on a CPU without the C++ library's bf16 matmuls.
     """
     precision = config.precision
     on_cpu = precision.device == "cpu"

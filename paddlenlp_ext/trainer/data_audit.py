@@ -37,7 +37,7 @@ _COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_t
 def check_training_rows(config: RunConfig, data: RunData) -> None:
     """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
 
-    The target tokens of a stream are checked not here but while the rows of the stream are read.
+    The target tokens of a stream are checked later, while its rows are read.
 
     Raises:
         ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
@@ -76,7 +76,7 @@ def audit_run(
     Args:
         config: the run's configuration.
         data: data of the run. If `data` has training rows, the audit is compared with the statistics of these rows.
-        train_rows, eval_rows: rows in memory, as for `load_data`.
+        train_rows, eval_rows: rows in memory; see `load_data`.
 
     Raises:
         ValueError: a dataset does not exist, or a file is damaged.

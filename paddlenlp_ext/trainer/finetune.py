@@ -55,8 +55,8 @@ def finetune(
 ) -> FinetuneResult:
     """Fine-tune a model. `llm/run_finetune.py` takes the same keys.
 
-    On a CPU, call `configure_runtime()` before Paddle is imported. This call sets the threads and the allocator of the
-    process, which `finetune` does not change, and makes training several times faster.
+    On a CPU, call `configure_runtime()` before Paddle is imported. The call makes training several times faster: it
+    sets the number of threads and the memory allocator of the process, which `finetune` does not change.
 
     Args:
         config: keys and values of a run (docs/configuration.md), or the path of a JSON file.
@@ -153,7 +153,7 @@ def run_training(
 
     Args:
         config: configuration of the run.
-        train_rows, eval_rows: rows in memory, as for `load_data`.
+        train_rows, eval_rows: rows in memory; see `load_data`.
 
     Raises:
         ValueError: the model, adapter, data or output_dir cannot be used; the message names it.

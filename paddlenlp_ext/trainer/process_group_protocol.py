@@ -23,8 +23,8 @@ class ProcessGroup(Protocol):
         index: index of this process's replica. All processes of a replica have the same index and micro-batches.
         size: number of replicas.
         is_main: whether this process writes files and logs.
-        forward_is_collective: whether the forward pass has collectives of all replicas. ZeRO-3 gathers parameters, and
-            expert parallelism exchanges tokens. All replicas must then run the same number of forward passes.
+        forward_is_collective: whether the forward pass has collectives over all replicas. ZeRO-3 gathers parameters,
+            and expert parallelism exchanges tokens. All replicas must then run the same number of forward passes.
     """
 
     index: int

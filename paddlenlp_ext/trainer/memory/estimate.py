@@ -272,7 +272,7 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token that the gate's backward op needs, the op of a layer that needs the most memory.
+    """Return the elements per token in the backward op of the gate, which needs the most memory of all ops in a layer.
 
     While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
     states before and after the feed-forward layer.

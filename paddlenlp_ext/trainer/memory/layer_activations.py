@@ -38,7 +38,7 @@ class Numerics:
 
     @property
     def result(self) -> float:
-        """Bytes per element of the attention output that o_proj saves, besides the copy that attention saves."""
+        """Bytes per element of the attention output that o_proj saves, in addition to the copy that attention saves."""
         return 0.0 if self.product == self.attention else self.product
 
     @property
@@ -67,7 +67,7 @@ class SavedInputs:
 
     Attributes:
         attention: bytes per element of the input of q, k and v.
-        result: bytes per element of the input of o_proj, besides the copy that attention saves.
+        result: bytes per element of the input of o_proj, in addition to the copy that attention saves.
         feed_forward: bytes per element of the input of gate and up.
         gated: bytes per element of the input of down_proj.
         latents: bytes per element of the latents of multi-head latent attention, which linear layers read.

@@ -42,7 +42,7 @@ def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Prefer
 
 
 class PreferenceObjective(Objective):
-    """Objective of preference training. Its metric sums are `PreferenceMetrics.to_vector`.
+    """Objective of preference training. `PreferenceMetrics.to_vector` returns its metric sums.
 
     Args:
         config: the run's configuration, with the section `preference`.
@@ -99,7 +99,7 @@ class PreferenceObjective(Objective):
 
     # -- batches ------------------------------------------------------------------------------------------------------
     def prepare(self, batches: Sequence[PreferenceBatch]) -> Sequence[PreferenceBatch]:
-        """Return the batches; if required, add log-probabilities of the current reference model and KTO baseline."""
+        """Return the batches; if needed, add log-probabilities of the current reference model and the KTO baseline."""
         if self.options.follows_model:
             logps = self._logps(batches, self._reference())
             batches = [_replaced(batch, reference_logps=own) for batch, own in zip(batches, logps, strict=True)]

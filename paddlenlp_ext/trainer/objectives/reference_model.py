@@ -83,7 +83,7 @@ def reference_logps(
     rounds = range(0, len(batches), process_group.size)
     shows_bar = process_group.is_main and sys.stderr.isatty()
     for first in track(rounds, "reference model", disable=not shows_bar):
-        # With ZeRO-3, all replicas must run the same number of passes. Without a batch, a replica repeats the last.
+        # With ZeRO-3, all replicas must run equally many passes. A replica without a batch repeats the last batch.
         number = first + process_group.index
         batch = collate_rows(batches[min(number, len(batches) - 1)])
         logps_A = answer_logps(batch)

@@ -35,7 +35,7 @@ def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> 
 
 
 class RewardObjective(Objective):
-    """Objective of a reward model. Its metric sums are `reward_sums`.
+    """Objective of a reward model. `reward_sums` computes its metric sums.
 
     Args:
         config: the run's configuration, with the section `reward`.

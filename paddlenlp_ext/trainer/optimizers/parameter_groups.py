@@ -29,7 +29,7 @@ def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
 def parameter_groups(model: TrainableModel, weight_decay: float) -> list[dict[str, Any]]:
     """Group the parameters of `updated_parameters` by weight decay and learning rate scale (the ratio of LoRA+).
 
-    The `learning_rate` of a group is a factor of the run's learning rate, as in Paddle's optimizers.
+    The `learning_rate` of a group multiplies the run's learning rate, as in Paddle's optimizers.
     """
     groups: dict[tuple[bool, float], list[paddle.Tensor]] = {}
     for name, parameter in updated_parameters(model).items():
