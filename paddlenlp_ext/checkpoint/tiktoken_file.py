@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, pre_tokenizers
 
-from paddlenlp_ext.checkpoint.gguf.pre_tokenizers import word_rule
+from paddlenlp_ext.checkpoint.gguf.read_tokenizer import as_transformers_tokenizer, byte_level_bpe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -42,18 +41,9 @@ def tokenizer_from_tiktoken(folder: Path) -> PreTrainedTokenizerFast:
     letters = _letters()
     written = {token: "".join(letters[byte] for byte in token) for token in ranks}
     merges = [(written[left], written[right]) for left, right in _merges(ranks)]
-    rule = word_rule("qwen2")
-    tokenizer = Tokenizer(models.BPE(vocab={written[token]: rank for token, rank in ranks.items()}, merges=merges))
-    normalizer = rule.normalizer()
-    assert normalizer is not None, "Qwen normalizes text"
-    tokenizer.normalizer = normalizer
-    tokenizer.pre_tokenizer = rule.pre_tokenizer()
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer = byte_level_bpe("qwen2", {written[token]: rank for token, rank in ranks.items()}, merges)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import PreTrainedTokenizerFast
-
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, eos_token=_END)
+    return as_transformers_tokenizer(tokenizer, eos_token=_END)
 
 
 def _read_ranks(file: Path) -> dict[bytes, int]:

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.symlinks import check_links
-from paddlenlp_ext.checkpoint.tokenizer_config import check_tokenizer_config
-from paddlenlp_ext.checkpoint.tokenizer_json import check_tokenizer_json
+from paddlenlp_ext.checkpoint.tokenizer_files import check_tokenizer_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -97,17 +95,14 @@ def _from_gguf(file: Path) -> PreTrainedTokenizerBase:
 
 
 def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
+    check_tokenizer_files(folder)
     found = [name for name in _TOKENIZER_FILES if (folder / name).is_file()]
     if found in ([], ["tokenizer_config.json"]) and any(folder.glob("*.tiktoken")):
         from paddlenlp_ext.checkpoint.tiktoken_file import tokenizer_from_tiktoken
 
-        check_links(folder)
         return tokenizer_from_tiktoken(folder)
     if not found:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
-    check_links(folder)
-    check_tokenizer_config(folder)
-    check_tokenizer_json(folder)
     # transformers would log that PyTorch is missing, which is intended.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer

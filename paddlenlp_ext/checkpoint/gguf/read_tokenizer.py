@@ -7,7 +7,7 @@ An unknown name is an error, because another pre-tokenizer would return wrong to
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
@@ -29,43 +29,50 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
         ValueError: the file has no tokenizer, or the tokenizer metadata are damaged or not supported.
     """
     fields = read_tokenizer_fields(file)
-    tokenizer = byte_level_bpe(fields) if fields.model == "gpt2" else sentencepiece_bpe(fields)
+    tokenizer = _byte_level_bpe(fields) if fields.model == "gpt2" else sentencepiece_bpe(fields)
     _add_special_tokens(tokenizer, fields)
     _add_bos_and_eos(tokenizer, fields)
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
-    from transformers import PreTrainedTokenizerFast
-
-    wrapped = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        clean_up_tokenization_spaces=False,
-        model_max_length=fields.max_length,
-        **fields.special,
-    )
+    wrapped = as_transformers_tokenizer(tokenizer, model_max_length=fields.max_length, **fields.special)
     wrapped.chat_template = fields.chat_template
     return wrapped
 
 
-def byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
-    """Build a byte-level BPE tokenizer, as introduced by GPT-2, with the pre-tokenizer that the file names.
+def as_transformers_tokenizer(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
+    """Wrap a tokenizer in the class of transformers; `options` are arguments of the class, such as `eos_token`."""
+    # transformers would log that PyTorch is missing, which is intended.
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, clean_up_tokenization_spaces=False, **options)
+
+
+def _byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
+    """Build the byte-level BPE tokenizer of a file, with the pre-tokenizer that the file names.
 
     Raises:
         ValueError: the file names no pre-tokenizer or an unknown pre-tokenizer.
     """
     try:
-        rule = word_rule(fields.pre)
+        return byte_level_bpe(fields.pre, {token: index for index, token in enumerate(fields.tokens)}, fields.merges)
     except ValueError as error:
         raise ValueError(
             f"{fields.path}: {error}; use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
         ) from error
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={token: index for index, token in enumerate(fields.tokens)},
-            merges=fields.merges,
-            fuse_unk=False,
-            byte_fallback=False,
-            ignore_merges=rule.ignores_merges,
-        )
-    )
+
+
+def byte_level_bpe(pre: str | None, vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
+    """Build a byte-level BPE tokenizer, as introduced by GPT-2.
+
+    Args:
+        pre: value of `tokenizer.ggml.pre`, the name of the pre-tokenizer.
+        vocabulary: token -> token id.
+        merges: pairs of tokens; earlier pairs are merged first.
+
+    Raises:
+        ValueError: the name is unknown or None.
+    """
+    rule = word_rule(pre)
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignores_merges))
     normalizer = rule.normalizer()
     if normalizer is not None:
         tokenizer.normalizer = normalizer
