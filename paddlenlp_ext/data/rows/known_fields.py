@@ -78,6 +78,7 @@ EMPTY = (None, "", [], {})
 """Values of a field that is not set."""
 NOTHING = (*EMPTY, "[]", False)
 """Values of a field that does not enable its feature."""
+_ANYWHERE = "row, message, part of `content`"
 
 
 @dataclass(frozen=True)
@@ -121,11 +122,11 @@ REFUSALS = (
         "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
         "write the better answer as the answer, and remove the field",
     ),
-    Refusal((*TOOLS, "chat_template_kwargs", *KWARGS), "is read in a conversation's row only", "move it there"),
+    Refusal((*TOOLS, "chat_template_kwargs", *KWARGS), "is read in a conversation's row only", "move it to the row"),
     Refusal((*CALLS, "tool_call_id"), "is read in a message only", "write the row as messages"),
     Refusal(REASONING, "is read in an answer among messages only", "write the row as messages, or remove the field"),
     Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
-    Refusal(("parallel_tool_calls",), "is neither true nor false", "change it", accepted=(*NOTHING, True)),
+    Refusal(("parallel_tool_calls",), "is neither true nor false", "write true or false", accepted=(*NOTHING, True)),
     Refusal(("rejected_tools",), "is not supported: both answers have the same tools"),
     Refusal(
         (
@@ -251,34 +252,46 @@ def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
 
 def markdown_table() -> str:
     """Return the table of known fields and their effects in docs/data.md."""
-    lines = ["| fields | in | effect |", "|---|---|---|"]
+    lines = ["| fields | place | effect |", "|---|---|---|"]
 
     def add(names: tuple[str, ...], holder: str, effect: str) -> None:
         lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {holder} | {effect} |")
 
     for row_format in CONVERSATION_FORMATS:
-        add(row_format.fields, f"row: {row_format.name}", "read")
-    add(TEXT.fields, f"row: {TEXT.name}", "read: the first one present")
+        add(row_format.fields, f'row in the format "{row_format.name}"', "read")
+    add(
+        TEXT.fields,
+        f'row in the format "{TEXT.name}"',
+        "read; if a row has several of these fields, only the first one",
+    )
     for row_format in (MESSAGES, SHAREGPT, PROMPT):
-        add(row_format.message, f"message: {row_format.name}", "read")
-    add(PART, "part of `content`", 'read: `text` or `value`, if `type` is "text"; other types are invalid')
-    add(LOSS_WEIGHTS, "answer", "1: target; 0: context, which does not count in the loss; other values are invalid")
+        add(row_format.message, f'message of a row in the format "{row_format.name}"', "read")
+    add(PART, "part of `content`", '`text` or `value` is read if `type` is "text"; other types are invalid')
     add(
         LOSS_WEIGHTS,
-        "other message",
+        "answer (message of the assistant)",
+        "1: target; 0: context, which does not count in the loss; other values are invalid",
+    )
+    add(
+        LOSS_WEIGHTS,
+        "message that is not an answer",
         "0: no effect; other values are invalid, because only assistant messages can be targets",
     )
     add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
     add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
-    add(("label",), f"row: {SRC_TGT.name}", "a list: the weight of each turn, 1 or 0; other values as below")
+    add(
+        ("label",),
+        f'row in the format "{SRC_TGT.name}"',
+        "a list: the weight of each turn, 1 or 0; other values: as in the next row",
+    )
     for refusal in REFUSALS:
         condition = "set and not true" if refusal is RATINGS else "set"
-        place = "row, message, part" if refusal not in MISPLACED else "where it is not read"
+        place = _ANYWHERE if refusal not in MISPLACED else "place where the format does not read the field"
         add(refusal.names, place, f"invalid if {condition}: {refusal.remedy}")
-    add(TEXTS, "row of another conversation format", "invalid if set: remove the field")
-    add(("prompt",), f"row: {QUERY.name}", "invalid if set: remove the field")
-    add(METADATA, "row, message, part", "ignored")
+    add(TEXTS, "row in a format that does not read the field", "invalid if set: remove the field")
+    add(("prompt",), f'row in the format "{QUERY.name}"', "invalid if set: remove the field")
+    add(METADATA, _ANYWHERE, "ignored")
     lines.append(
-        "| others that are not empty | row, message, part | ignored, and named in the log, once for each file |"
+        f"| other fields that are not empty | {_ANYWHERE} | ignored, and named in the log, once for each file |"
     )
     return "\n".join(lines) + "\n"
