@@ -93,7 +93,7 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
-    """Send the tensor that the main process requested, or the shard of it that this process holds."""
+    """Send the tensor that the main process requested, or this process's shard of the tensor."""
     full, shard = None, shard_of(own)
     if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)

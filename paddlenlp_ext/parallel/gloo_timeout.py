@@ -137,7 +137,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
-    """Connect all processes of a group pairwise: each process connects to the lower ranks and accepts the higher ranks.
+    """Connect all processes of a group pairwise: each process connects to all processes of lower rank.
 
     Args:
         store: key-value store of the group.

@@ -9,7 +9,7 @@ from paddlenlp_ext.paddle_compat import free_storage, has_storage, own_buffers, 
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.sharding_spec import Shard, Style, is_on_stage, set_placement, shard_of
 
-AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab": 0}  # of a weight [out, in]
+AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab": 0}  # for a weight [out, in]
 
 
 def own_tensors(layer: nn.Layer) -> dict[str, paddle.Tensor]:
@@ -107,7 +107,7 @@ def local_shard(size: int, shard_axis: int, axis: ProcessAxis) -> Shard:
 
 
 def shard_sizes(size: int, parts: int) -> list[int]:
-    """Divide an axis of length `size` into `parts` shards; return the lengths. The first shards may have one more."""
+    """Divide an axis of length `size` into `parts` shards; return the lengths. The first shards may be longer by 1."""
     return [size // parts + (index < size % parts) for index in range(parts)]
 
 

@@ -190,11 +190,11 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
         expression = re.escape(pattern).replace(r"\*", "[^.]+")
         found = [name for name in names if re.fullmatch(expression, name)]
         if not found and not (pattern == "lm_head" and model.lm_head is None):
-            raise ValueError(f"the tensor plan contains {pattern}, which matches no layer of this model")
+            raise ValueError(f"the tensor-parallel plan contains {pattern}, which matches no layer of this model")
         styles |= dict.fromkeys(found, style)
     unnamed = [name for name, layer in names.items() if isinstance(layer, Linear) and name not in styles]
     if unnamed:
-        raise ValueError(f"the tensor plan has no style for {', '.join(unnamed[:8])}")
+        raise ValueError(f"the tensor-parallel plan has no entry for {', '.join(unnamed[:8])}")
     return styles
 
 

@@ -169,7 +169,7 @@ def test_styles_by_name_with_a_plan_of_another_model_raises():
     with pytest.raises(ValueError, match=r"contains model.layers.\*.mlp.wi, which matches no layer"):
         styles_by_name(model, {**plan, "model.layers.*.mlp.wi": "colwise"})
     without = {name: style for name, style in plan.items() if not name.endswith("up_proj")}
-    with pytest.raises(ValueError, match=r"no style for model.layers.0.mlp.up_proj, model.layers.1"):
+    with pytest.raises(ValueError, match=r"no entry for model.layers.0.mlp.up_proj, model.layers.1"):
         styles_by_name(model, without)
 
 

@@ -88,8 +88,8 @@ def build_schedule(process: int, degree: int, num_chunks: int, num_micro: int, t
 def _start_times(degree: int, num_chunks: int, num_micro: int, training: bool) -> dict[Pass, int]:
     """Return the start time of each pass, by a greedy simulation of all processes.
 
-    The next pass of a process is the pass that can start earliest; if two can start at the same time, the backward
-    pass. `_max_in_flight` limits the micro-batches in flight.
+    Each process next runs the pass that can start earliest; in a tie, the backward pass goes first. `_max_in_flight`
+    limits the micro-batches in flight.
     """
     waiting = [_own_passes(process, degree, num_chunks, num_micro, training) for process in range(degree)]
     limits = [
