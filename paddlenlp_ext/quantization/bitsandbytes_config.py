@@ -1,4 +1,4 @@
-"""`BitsAndBytesConfig`, with the arguments of the class in transformers."""
+"""`BitsAndBytesConfig`, with the arguments of the class of the same name in transformers."""
 
 from __future__ import annotations
 

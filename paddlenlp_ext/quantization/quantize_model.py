@@ -57,7 +57,7 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    A layer is replaced by a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Only one
+    A layer is replaced with a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Only one
     weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages are
     not loaded.
 

@@ -61,7 +61,7 @@ class QuantizedGroupedLinear(QuantizedLayer):
         return layer
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return the output of each fused projection, [N, O / P]; takes the arguments of `ops.grouped_linear`."""
+        """Return the output of each fused projection, [N, O / P]; see `ops.grouped_linear` for the arguments."""
         return quantized_grouped_linear(x_NI, self.stored, starts)
 
     def forward_group(self, x_NI: paddle.Tensor, group: int) -> tuple[paddle.Tensor, ...]:

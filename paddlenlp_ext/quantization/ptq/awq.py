@@ -35,7 +35,7 @@ def search_scales(
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
         integers: format of the rounded weight.
-        channel_of_input: channel of each input, int [I]; in o_proj, query heads of one value head share channels.
+        channel_of_input: channel of each input, int [I]; in o_proj, query heads with one value head share channels.
 
     Raises:
         ValueError: the weight does not fit the format (`IntegerFormat`).
