@@ -19,7 +19,7 @@ from paddlenlp_ext.generation.request import RunningRow
 
 
 class ClientQueues:
-    """Queues of waiting requests, one for each client. Only the counting methods may be called from another thread."""
+    """Queues of waiting requests, one for each client. Only `counts` may be called outside the engine's thread."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[RunningRow]] = {}

@@ -130,7 +130,8 @@ class Engine:
 
     Args:
         models: base model and adapters.
-        max_rows: maximum number of requests in the batch; one more may join if its client has no request in the batch.
+        max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
+            batch.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
             this number if several clients have requests.
     """

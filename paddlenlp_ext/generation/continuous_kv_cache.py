@@ -167,7 +167,7 @@ class RowsOfCache(ReservingCache):
 
     @property
     def key_starts(self) -> paddle.Tensor:
-        """Column of the first token of each row, int64 [B]: the negative number of stored tokens."""
+        """Column of the first token of each row, int64 [B]: minus the number of stored tokens."""
         return paddle.to_tensor(-self._lengths_B)
 
     @property

@@ -87,7 +87,8 @@ class DecodingOptions:
             raise ValueError(f"beam_search cannot use {name}; use another strategy")
         if self.min_new_tokens:
             raise ValueError(
-                f"min_new_tokens {self.min_new_tokens} with {name}: an answer ends when its grammar does; set it to 0"
+                f"min_new_tokens {self.min_new_tokens} with {name}: an answer ends when its grammar does; "
+                "set min_new_tokens to 0"
             )
 
 

@@ -94,7 +94,7 @@ def generate_for(
 
     Returns:
         Lists of new tokens if the prompts are lists. For a padded batch, the prompts followed by the new tokens,
-        int64 [B * R, S + N]; the R sequences of a row are neighbors.
+        int64 [B * R, S + N]; the R sequences of a row are adjacent.
 
     Raises:
         ValueError: two arguments contradict each other, an option of transformers is not available, or `generate`
@@ -160,7 +160,7 @@ def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dic
     """Return the options, except options whose name or value has no effect.
 
     Raises:
-        ValueError: an option of transformers that is not available has an effect.
+        ValueError: an option of transformers that has an effect is not available.
     """
     for name, value in options.items():
         if name in _UNAVAILABLE and value is not None and value != _UNAVAILABLE[name]:
