@@ -61,7 +61,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
         return resolve_model(name)
     except ValueError as error:
         raise ValueError(
-            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path counts from the "
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the "
             f"current folder): {error}. If it is elsewhere: {remedy}"
         ) from error
 

@@ -143,7 +143,7 @@ def _num_bytes(text: Any) -> int:
 def _longest_replacement(charsmap: Any) -> int:
     """Return the length of the longest text in a character map of SentencePiece.
 
-    The map has the size of its trie in four bytes, the trie, and texts that end with a zero byte.
+    The map consists of the size of its trie in four bytes, the trie, and zero-terminated texts.
     """
     try:
         data = base64.b64decode(charsmap or "")

@@ -271,7 +271,7 @@ def test_sharded_safetensors_link_out_of_the_folder_raises(tmp_path):
     file = folder / index["weight_map"]["a"]
     file.rename(tmp_path / "other.safetensors")
     file.symlink_to(tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match=rf"{file.name}: a link out of its folder, to {tmp_path}"):
+    with pytest.raises(ValueError, match=rf"{file.name}: a symlink to a file outside its folder, {tmp_path}"):
         open_weights(folder)
 
 

@@ -27,7 +27,7 @@ def test_readers_of_a_link_out_of_the_folder_raise(name, tmp_path):
     folder.mkdir()
     (folder / name).symlink_to("../private")
     with pytest.raises(
-        ValueError, match=rf"{name}: a link out of its folder, to {tmp_path}/private; copy the file here"
+        ValueError, match=rf"{name}: a symlink to a file outside its folder, {tmp_path}/private; replace it"
     ):
         READERS[name](folder)
 
@@ -37,7 +37,7 @@ def test_check_links_of_templates_out_of_the_folder_raises(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "additional_chat_templates").symlink_to(tmp_path / "home")
-    with pytest.raises(ValueError, match="a link out of its folder"):
+    with pytest.raises(ValueError, match="a symlink to a file outside its folder"):
         check_links(folder)
 
 

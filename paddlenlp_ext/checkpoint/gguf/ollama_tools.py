@@ -114,7 +114,7 @@ class ToolDelimiters:
     def go_calls(self) -> str:
         """Return the Go template of an answer with calls.
 
-        Ollama recognizes the model's calls by the first text after `.ToolCalls`, so this text is not an action.
+        Ollama recognizes the model's calls by the first text after `.ToolCalls`, which is therefore not a Go action.
         """
         content = ""
         if self.content is not None:
@@ -241,7 +241,7 @@ def _parts(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str | Place, ...
 
 
 def _spans(text: str, tools: Sequence[dict[str, Any]]) -> tuple[slice, slice] | None:
-    """Return the places of both tools as JSON."""
+    """Return the places of the JSON of both tools in a text."""
     first, second = (_find(text, tool) for tool in tools)
     return (first, second) if first and second else None
 
@@ -252,7 +252,7 @@ def _find(text: str, value: dict[str, Any]) -> slice | None:
 
 
 def _find_call(text: str) -> slice | None:
-    """Return the place of the first call as JSON."""
+    """Return the place of the JSON of the first call in a text."""
     return _find_json(text, lambda found: _ARGUMENTS in found.values() and set(_NAMES) & set(map(str, found.values())))
 
 

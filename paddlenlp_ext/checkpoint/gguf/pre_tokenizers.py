@@ -110,5 +110,5 @@ def word_rule(name: str | None) -> WordRule:
 
 
 def adds_bos_by_default(name: str | None) -> bool:
-    """Return whether llama.cpp by default adds bos to a text, for a value of `tokenizer.ggml.pre`."""
+    """Return whether llama.cpp adds bos by default in a file with this value of `tokenizer.ggml.pre`."""
     return name in _BY_NAME and _BY_NAME[name].adds_bos

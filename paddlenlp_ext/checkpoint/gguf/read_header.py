@@ -77,7 +77,7 @@ class _Cursor:
             ValueError: the file is too short.
         """
         if count > self.size - self.at:
-            raise ValueError(f"{count} bytes at {self.at} of a file of {self.size}")
+            raise ValueError(f"{count} bytes needed at offset {self.at}, but the file has {self.size} bytes")
         start, self.at = self.at, self.at + count
         return self.content[start : self.at]
 
@@ -177,10 +177,12 @@ def _locate(
         stored = GGMLQuantizationType(kind)
         block, block_bytes = GGML_QUANT_SIZES[stored]
         if shape[-1] % block:
-            raise ValueError(f"tensor {name} has rows of {shape[-1]} weights, not of full blocks of {block}")
+            raise ValueError(f"tensor {name} has rows of {shape[-1]} weights, not a multiple of the block size {block}")
         num_bytes = math.prod(shape) // block * block_bytes
         if data_start + offset + num_bytes > size:
-            raise ValueError(f"tensor {name} ends at byte {data_start + offset + num_bytes} of a file of {size}")
+            raise ValueError(
+                f"tensor {name} ends at byte {data_start + offset + num_bytes}, but the file has {size} bytes"
+            )
         tensors[name] = GgufTensor(stored.name, shape, path, data_start + offset, num_bytes)
     end, last = data_start, ""
     for name, tensor in sorted(tensors.items(), key=lambda item: item[1].start):

@@ -83,7 +83,7 @@ def array(kind: int, count: int) -> bytes:
         (header(magic=b"GGML"), "it does not begin with GGUF"),
         (header(version=1), "version 1"),
         (header(version=3 << 24), "big-endian"),
-        (header(keys=[struct.pack("<Q", 2**63)]), f"{2**63} bytes at 32 of a file"),
+        (header(keys=[struct.pack("<Q", 2**63)]), f"{2**63} bytes needed at offset 32"),
         (header(keys=[array(0, 2**62)]), f"an array of {2**62} items"),
         (header(keys=[array(8, 2**40)]), f"an array of {2**40} items"),
         (header(keys=[array(9, 1)]), "array item type 9"),
@@ -93,12 +93,12 @@ def array(kind: int, count: int) -> bytes:
         (header(keys=[text("general.alignment") + struct.pack("<II", 4, 0)]), "general.alignment is 0"),
         (header(tensors=[tensor("a", (2**32, 2**32))]), "tensor a ends at byte"),
         (header(tensors=[tensor("a", (4,), offset=2**63)]), "tensor a ends at byte"),
-        (header(tensors=[tensor("a", (33,), kind=2)]), "rows of 33 weights, not of full blocks of 32"),
+        (header(tensors=[tensor("a", (33,), kind=2)]), "rows of 33 weights, not a multiple of the block size 32"),
         (header(tensors=[tensor("a", (1,) * 5)]), "tensor a has 5 axes"),
         (header(tensors=[tensor("a", (1,), kind=999)]), "999"),
         (header(tensors=[tensor("a", (4,)), tensor("b", (4,), offset=8)]), "tensors a and b overlap"),
         (header(tensors=[tensor("a", (4,)), tensor("a", (1,), offset=32)]), "tensor a occurs twice"),
-        (struct.pack("<4sIQQ", b"GGUF", 3, 2**64 - 1, 2**64 - 1), "bytes at 24"),
+        (struct.pack("<4sIQQ", b"GGUF", 3, 2**64 - 1, 2**64 - 1), "bytes needed at offset 24"),
     ],
 )
 def test_read_header_with_lengths_that_do_not_fit_the_file_raises_at_once(content, message, tmp_path):
