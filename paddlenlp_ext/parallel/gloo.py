@@ -32,7 +32,7 @@ import paddle
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.parallel.gloo_timeout import Arrivals, WaitingLog, connect_arrivals
 from paddlenlp_ext.utils.distributed_env import world_size
-from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, default_stop_signals
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
@@ -256,13 +256,9 @@ def uses_gloo() -> bool:
 
 
 def connect_processes() -> None:
-    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes.
-
-    A stop signal meanwhile ends this process without a message.
-    """
+    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes."""
     if world_size() > 1 and uses_gloo():
-        with default_stop_signals():
-            launcher_store()
+        launcher_store()
 
 
 def gloo_barrier() -> None:
