@@ -214,9 +214,9 @@ adds 1.75 times the memory in use. The table shows peaks of two steps in plain P
 
 ## Offloading the inputs of recomputed layers
 
-`"recompute": true` saves one input per layer: 4 bytes x hidden size per token, 566 MB for 8,192 tokens of SmolLM2-135M.
-`"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU, and to pinned host
-memory if training on a GPU (not run on a GPU). Results are bitwise equal.
+`"recompute": true` saves only the input of each layer: 4 bytes x hidden size per token, 566 MB for 8,192 tokens of
+SmolLM2-135M. `"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU, and to
+pinned host memory if training on a GPU (not run on a GPU). Results are bitwise equal.
 
 The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, with 5 % target tokens:
 

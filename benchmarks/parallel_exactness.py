@@ -201,10 +201,10 @@ The tables show the largest relative differences from a run in one process after
 {model}:
 fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches per step.
 
-- losses: |got - want| / |want|, the maximum over steps;
-- weights: |got - want| / |want| of full tensors, the maximum over all saved tensors;
+- losses: |loss - reference| / |reference|, the maximum over steps;
+- weights: ‖tensor - reference‖ / ‖reference‖ of full tensors, the maximum over all saved tensors;
 - "-": the layout does not support the method ([parallel.md](parallel.md#supported-combinations));
-- an empty cell was not run.
+- an empty cell: the run was not made.
 
 The first row of each table shows the effect of rounding: a run in one process whose initial weights differ by a
 relative {move:.0e}. Adam divides a gradient by its magnitude, which turns rounding errors of near-zero gradients
