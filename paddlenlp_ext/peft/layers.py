@@ -15,7 +15,6 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
@@ -159,7 +158,7 @@ class LinearAdapter(WeightAdapter):
     def delta_weight(self) -> paddle.Tensor:
         """Return the update that merging adds to the base's weight, float32 [out, in], without side effects.
 
-        Methods without `low_rank_factors` override this.
+        Adapter layers without `low_rank_factors` override this method.
         """
         factors = self.low_rank_factors()
         assert factors is not None, "a method without low-rank factors overrides delta_weight"
@@ -247,6 +246,20 @@ def as_linear(layer: nn.Layer) -> Linear | QuantizedLinear:
     """Return `layer` with the static type of linear layers, after asserting that it is linear."""
     assert isinstance(layer, (Linear, QuantizedLinear)), f"{type(layer).__name__} is not a linear layer"
     return layer
+
+
+def new_parameter(layer: nn.Layer, value: np.ndarray, dtype: paddle.dtype | str) -> paddle.Tensor:
+    """Create a parameter of `layer` with the values of an array, rounded to `dtype`.
+
+    Under `paddle.LazyGuard`, the parameter has the array's shape and no values.
+    """
+    # Paddle's Assign initializer converts every value to a Python object: ten million values take one second.
+    zeros = nn.initializer.Constant(0.0)
+    parameter = layer.create_parameter(list(value.shape), dtype=dtype, default_initializer=zeros)
+    if has_storage(parameter):
+        tensor = paddle.to_tensor(np.ascontiguousarray(value, np.float32))
+        parameter.set_value(tensor.astype(parameter.dtype))
+    return parameter
 
 
 class Factor(nn.Layer):

@@ -25,12 +25,11 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.paddle_compat import has_storage, own_parameters
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers
+from paddlenlp_ext.peft.layers import AdapterLayer, adapter_layers, new_parameter
 from paddlenlp_ext.peft.trainable_token_indices import TABLES
 from paddlenlp_ext.utils.suggest import did_you_mean
 

@@ -24,11 +24,10 @@ import paddle
 from paddlenlp_ext.nn.causal_lm_forward import AdaptedHead
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.linear import linear
-from paddlenlp_ext.peft.layers import WeightAdapter, has_values
+from paddlenlp_ext.peft.layers import WeightAdapter, has_values, new_parameter
 from paddlenlp_ext.sharding_spec import shard_of
 from paddlenlp_ext.utils.json_reader import JsonError, read_document
 

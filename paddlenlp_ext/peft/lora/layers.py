@@ -23,11 +23,18 @@ from paddle.nn import functional as F
 from paddlenlp_ext.nn.causal_lm_forward import AdaptedHead
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, WeightAdapter, factor_axes, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.layers import (
+    Factor,
+    LinearAdapter,
+    WeightAdapter,
+    factor_axes,
+    generator_for,
+    kaiming_uniform,
+    new_parameter,
+)
 from paddlenlp_ext.sharding_spec import Style
 
 LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")

@@ -38,8 +38,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.nn.parameters import new_parameter
-from paddlenlp_ext.peft.layers import kaiming_uniform
+from paddlenlp_ext.peft.layers import kaiming_uniform, new_parameter
 
 
 class OrthonormalColumns(nn.Layer):

@@ -28,10 +28,9 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform
+from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform, new_parameter
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 KINDS = ("houlsby", "parallel")

@@ -30,12 +30,11 @@ from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import generator_for
+from paddlenlp_ext.peft.layers import generator_for, new_parameter
 from paddlenlp_ext.peft.methods.prompt_tuning import (
     EMBEDDING,
     STORED,

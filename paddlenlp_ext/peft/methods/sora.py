@@ -29,12 +29,11 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.options import option
-from paddlenlp_ext.nn.parameters import new_parameter
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import adapter_layers, adapter_layers_of, generator_for, take_ranks
+from paddlenlp_ext.peft.layers import adapter_layers, adapter_layers_of, generator_for, new_parameter, take_ranks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.lora.layers import LoRALinear
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

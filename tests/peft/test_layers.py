@@ -9,7 +9,7 @@ import paddle
 import pytest
 from paddle import nn
 
-from paddlenlp_ext.nn.parameters import new_parameter
+from paddlenlp_ext.peft.layers import new_parameter
 from tests.common.arrays import normal
 
 
