@@ -15,6 +15,7 @@ import copy
 import functools
 import json
 import math
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
@@ -29,6 +30,15 @@ Grammar = Sequence[Mapping[str, Any]]
 MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
+_STEP = Fraction(1, 10**9)
+"""Distance between an exclusive bound and the inclusive bound in its place, as a fraction of the bound unless it is 0.
+
+llguidance 1.9 confuses bounds with 15 digits in common.
+"""
+_MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
+"""Keywords whose value maps names to schemas."""
+_KEYWORDS_WITH_VALUES = frozenset({"const", "enum", "default", "examples"})
+"""Keywords whose value is data, not a schema."""
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write white space forever
 _END = "<|end of an answer with a grammar|>"
 """End token for llguidance; the model's end tokens depend on the chat template, and are added to each mask."""
@@ -53,8 +63,7 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
     Keys are written in the order of the schema.
 
     Raises:
-        GrammarError: multiples are too large, or an exclusive bound cannot be enforced; other errors are found when the
-            grammar is compiled.
+        GrammarError: multiples are too large; other errors are found when the grammar is compiled.
     """
     objects = list(_objects(schema))
     multiples = [number for each in objects if (number := _number(each.get("multipleOf")))]
@@ -64,9 +73,7 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
             f"the least common multiple of all multipleOf is above {_MAX_MULTIPLE} units of their last digit; remove "
             "multipleOf, or use smaller values"
         )
-    for each in objects:
-        _check_exclusive_bounds(each)
-    return [{"json_schema": {**schema, "x-guidance": {"whitespace_pattern": _WHITESPACE}}}]
+    return [{"json_schema": {**_with_inclusive_bounds(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE}}}]
 
 
 def _objects(value: Any) -> Iterator[dict[str, Any]]:
@@ -84,20 +91,33 @@ def _number(value: Any) -> Fraction | None:
     return Fraction(value) if isinstance(value, int) else Fraction(str(value)) if math.isfinite(value) else None
 
 
-def _check_exclusive_bounds(schema: Mapping[str, Any]) -> None:
-    """Reject a range narrower than 1 next to an exclusive integer bound, which llguidance 1.9 would allow as a value.
+def _with_inclusive_bounds(schema: Any) -> Any:
+    """Return a schema that has inclusive bounds of numbers in place of exclusive bounds, at a distance of `_STEP`.
 
-    Raises:
-        GrammarError: the schema has such a range.
+    The digits of a number in an answer are not limited. A reader that rounds to float64 would otherwise read the
+    excluded 2 from 2.0000000000000000001.
     """
-    low, high = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
-    for name, others in (("exclusiveMinimum", high), ("exclusiveMaximum", low)):
-        bound = _number(schema.get(name))
-        if bound is None or bound.denominator != 1 or schema.get("type") == "integer":
+    if isinstance(schema, list):
+        return [_with_inclusive_bounds(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    changed: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _MAPS_OF_SCHEMAS and isinstance(value, dict):
+            changed[key] = {name: _with_inclusive_bounds(each) for name, each in value.items()}
+        else:
+            changed[key] = value if key in _KEYWORDS_WITH_VALUES else _with_inclusive_bounds(value)
+    if schema.get("type") == "integer":
+        return changed
+    for exclusive, inclusive, sign in (("exclusiveMinimum", "minimum", 1), ("exclusiveMaximum", "maximum", -1)):
+        bound, given = _number(schema.get(exclusive)), _number(schema.get(inclusive))
+        if bound is None or abs(bound) > sys.float_info.max / 2:  # llguidance rejects such a bound
             continue
-        limits = [limit for other in others if (limit := _number(schema.get(other))) is not None]
-        if any(abs(limit - bound) < 1 for limit in limits):
-            raise GrammarError(f"{name} {bound}: a range of less than 1 cannot be enforced; make the bound inclusive")
+        nearest = float(bound + sign * _STEP * abs(bound or 1))
+        if given is None or sign * (nearest - given) > 0:
+            changed[inclusive] = nearest
+        del changed[exclusive]
+    return changed
 
 
 def regex_grammar(pattern: str) -> Grammar:

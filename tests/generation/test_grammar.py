@@ -139,6 +139,43 @@ def test_allowed_tokens_without_any_raises_error():
         grammar.allowed_tokens(4, [3])
 
 
+def is_answer(compiler, schema, text: str) -> bool:
+    state = compiler.compile(json_schema_grammar(schema))
+    for token in TOKENIZER(text)["input_ids"]:
+        if not state.allowed_tokens(VOCAB, [END])[token]:
+            return False
+        state.advance(token)
+    return bool(state.allowed_tokens(VOCAB, [END])[END])
+
+
+@pytest.mark.parametrize(
+    ("schema", "outside", "inside"),
+    [
+        ({"exclusiveMinimum": 2, "maximum": 2.5}, ["2", "2.0", "2.00000000000000001"], ["2.00000001", "2.5"]),
+        ({"exclusiveMinimum": 987, "maximum": 988.5}, ["987", "987.00000000000000001"], ["987.001", "988"]),
+        ({"minimum": -2.5, "exclusiveMaximum": -2.0}, ["-2", "-2.00000000000000001", "-1"], ["-2.00000001", "-2.5"]),
+        ({"exclusiveMinimum": 0}, ["0", "0.0", "-1"], ["0.00000001", "17"]),
+        ({"exclusiveMinimum": 0.5, "minimum": 0.7}, ["0.6"], ["0.7"]),
+        ({"exclusiveMinimum": 0.5, "minimum": 0.1}, ["0.50000000000000001", "0.4"], ["0.51"]),
+        ({"type": "integer", "exclusiveMinimum": 10**12}, [str(10**12)], [str(10**12 + 1)]),
+    ],
+)
+def test_numbers_at_exclusive_bound_are_excluded_even_after_rounding(compiler, schema, outside, inside):
+    schema = {"type": "number", **schema}
+    assert not any(is_answer(compiler, schema, text) for text in outside)
+    assert all(is_answer(compiler, schema, text) for text in inside)
+
+
+def test_exclusive_bounds_in_data_are_kept():
+    """A property may be named like a keyword, and a constant may look like a schema."""
+    data = {"exclusiveMinimum": 2}
+    schema = {"properties": {"const": data, "exclusiveMinimum": data}, "const": data, "items": [data]}
+    ((part,),) = [each.values() for each in json_schema_grammar(schema)]
+    changed = {"minimum": 2 + 2e-9}
+    assert part["properties"] == {"const": changed, "exclusiveMinimum": changed} and part["items"] == [changed]
+    assert part["const"] == data
+
+
 def test_combined_grammar_keeps_definitions_of_each_part(compiler):
     schemas = {
         name: {"$ref": "#/$defs/x", "$defs": {"x": {"const": number}}} for number, name in enumerate(("one", "two"))
@@ -161,8 +198,11 @@ def test_combined_grammar_keeps_definitions_of_each_part(compiler):
         (lambda: json_schema_grammar({"$ref": "#"}), "no text matches"),
         (lambda: json_schema_grammar({"multipleOf": 99991}), "multipleOf"),
         (lambda: json_schema_grammar({"allOf": [{"multipleOf": 4999}, {"multipleOf": 0.03}]}), "multipleOf"),
-        (lambda: json_schema_grammar({"exclusiveMinimum": 2, "maximum": 2.5}), "exclusiveMinimum 2: a range"),
-        (lambda: json_schema_grammar({"minimum": -2.5, "exclusiveMaximum": -2.0}), "exclusiveMaximum -2: a range"),
+        (
+            lambda: json_schema_grammar({"type": "number", "exclusiveMinimum": 2, "maximum": 2}),
+            "minimum .2.000000002. is greater",
+        ),
+        (lambda: json_schema_grammar({"exclusiveMaximum": 10**400}), "number out of range"),
         (lambda: json_schema_grammar({"enum": ["a" * MAX_GRAMMAR_CHARS]}), f"the limit is {MAX_GRAMMAR_CHARS}"),
         (lambda: json_schema_grammar({"properties": {f"k{i}": {} for i in range(3000)}}), "too big"),
     ],
