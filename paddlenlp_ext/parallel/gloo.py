@@ -31,8 +31,8 @@ import paddle
 
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.parallel.gloo_timeout import Arrivals, WaitingLog, connect_arrivals
-from paddlenlp_ext.utils.distributed_env import world_size
-from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
+from paddlenlp_ext.utils.distributed_env import uses_gloo, world_size
+from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, default_stop_signals
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
@@ -250,15 +250,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
 _barrier_numbers = itertools.count()
 
 
-def uses_gloo() -> bool:
-    """Return whether the run communicates over gloo."""
-    return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
-
-
 def connect_processes() -> None:
-    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes."""
+    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes.
+
+    A stop signal meanwhile ends this process without a message.
+    """
     if world_size() > 1 and uses_gloo():
-        launcher_store()
+        with default_stop_signals():
+            launcher_store()
 
 
 def gloo_barrier() -> None:

@@ -84,6 +84,22 @@ class _HandlerKeeper(MetaPathFinder):
 
 
 @contextmanager
+def default_stop_signals() -> Iterator[None]:
+    """Let the system end the process at a stop signal within the block.
+
+    The block is a call of Paddle that holds the interpreter's lock, so that no handler in Python could run.
+    """
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
+    handle_stop_signals(signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in handlers.items():
+                signal.signal(number, handler or signal.SIG_DFL)  # None: Paddle's handler
+
+
+@contextmanager
 def keyboard_interrupts() -> Iterator[None]:
     """Let Ctrl-C raise KeyboardInterrupt within the block, whatever its handler outside."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)

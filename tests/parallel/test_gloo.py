@@ -1,12 +1,19 @@
-"""Barrier over the launcher's key-value store."""
+"""Connections and barriers over the launcher's key-value store."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
 
+import pytest
 from paddle.base import core
 
 from paddlenlp_ext.parallel import gloo
+from tests.common.scripts import script_environment
+from tests.stress.forked_processes import ranks_of
 
 
 class Store:
@@ -38,3 +45,41 @@ def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
         assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == masked
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+CONNECT = """
+import signal
+from paddlenlp_ext.parallel.gloo import connect_processes
+from paddlenlp_ext.utils.run_command import run_command
+
+def connect(argv):
+    print("ready", flush=True)
+    connect_processes()
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a job in the background inherits ignored signals
+run_command(connect, [])
+"""
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_connect_processes_while_another_rank_is_late_ends_at_a_signal(rank):
+    environment = script_environment(**ranks_of(2)[rank])
+    command = [sys.executable, "-W", "ignore", "-c", CONNECT]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "ready\n"
+        ends = time.monotonic() + 30
+        while handles(process.pid) and time.monotonic() < ends:
+            time.sleep(0.01)
+        process.terminate()
+        assert process.wait(30) == -signal.SIGTERM
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def handles(process):
+    """Return whether a process has a handler for SIGTERM."""
+    (caught,) = (line for line in Path(f"/proc/{process}/status").read_text().splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)

@@ -222,7 +222,12 @@ class Unbroken:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
             run_finetune(argv, sections)
 
-        return lambda: run_command(main, [str(run_file)])
+        def run() -> None:
+            for number in STOP_SIGNALS:  # a job in the background inherits ignored signals
+                signal.signal(number, signal.SIG_DFL)
+            run_command(main, [str(run_file)])
+
+        return run
 
 
 def watch(run: Path, last: int | None) -> list[int]:
