@@ -27,9 +27,9 @@ from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, atten
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
 QUERY_BLOCK = 128
-"""Maximum queries per block: shorter blocks skip more masked scores, longer blocks need fewer matmuls."""
+"""Maximum number of queries per block: shorter blocks skip more masked scores, longer blocks need fewer matmuls."""
 TILE_SCORES = 1 << 22
-"""Maximum scores in a tile, unless the block of a single document needs more."""
+"""Maximum number of scores in a tile, unless the block of a single document needs more."""
 MIN_RELATIVE_LENGTH = 0.8
 """Minimum length of a document relative to the longest document in its tile; the difference is padding."""
 SHORT = 32

@@ -82,4 +82,4 @@ dequantize_op = DispatchedOp(
     plain_cpu=(dequantize_rows_plain_cpu, on_cpu),
     reference=dequantize_rows_reference,
 )
-"""Op with backends (weight, first, last, dtype); a backend may ignore `dtype` and return float32."""
+"""Op whose backends take (weight, first, last, dtype); a backend may ignore `dtype` and return float32."""

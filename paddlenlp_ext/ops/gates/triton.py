@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class _Activation(NamedTuple):
-    """Activation of a gate: name and parameters, in the order of the launch functions."""
+    """Name and parameters of a gate's activation, in the argument order of the launch functions."""
 
     name: str
     alpha: float = 0.0

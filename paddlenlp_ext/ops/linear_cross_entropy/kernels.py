@@ -43,7 +43,7 @@ def cross_entropy_kernel(
     logits,  # [R, V]
     targets,  # int64 [R]
     losses,  # float32 [R]; NaN for a target outside the vocabulary
-    correct,  # int32 [R]: 1 if the target is the first of the largest logits
+    correct,  # int32 [R]: 1 if the target is the first column with the largest logit
     num_columns,  # V
     softcap,
     CAPPED: tl.constexpr,

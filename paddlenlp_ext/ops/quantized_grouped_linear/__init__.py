@@ -77,11 +77,11 @@ quantized_grouped_linear_op = DispatchedOp(
     cpp=(quantized_grouped_linear_cpp, library.usable),
     reference=quantized_grouped_linear_reference,
 )
-"""Op of x W[g]^T with backends (x [N, I], stack, starts), which return one output per fused projection."""
+"""Op of x W[g]^T, whose backends take (x [N, I], stack, starts) and return one output per fused projection."""
 
 quantized_grouped_input_gradient_op = DispatchedOp(
     "quantized grouped linear's gradient",
     cpp=(quantized_grouped_input_gradient_cpp, library.usable),
     reference=quantized_grouped_input_gradient_reference,
 )
-"""Op of the input gradient with backends (gradients of the fused projections, stack, starts)."""
+"""Op of the input gradient, whose backends take (gradients of the fused projections, stack, starts)."""

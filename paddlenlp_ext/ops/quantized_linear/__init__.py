@@ -78,9 +78,9 @@ quantized_input_gradient_op = DispatchedOp(
     cpp=(quantized_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=quantized_input_gradient_reference,
 )
-"""Op of the input gradient (dL/dy) W, with backends (gradient [..., out], weight)."""
+"""Op of the input gradient (dL/dy) W, whose backends take (gradient [..., out], weight)."""
 
 
 def quantized_linear_op(algo: str) -> DispatchedOp:
-    """Return the op of x W^T for a quantization format, with backends (x [..., in], weight)."""
+    """Return the op of x W^T for a quantization format, whose backends take (x [..., in], weight)."""
     return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

@@ -79,9 +79,9 @@ def test_table_of_an_unknown_capability_is_the_next_older_one(tables, sizes, cap
     ("entries", "message"),
     [
         ("{", "Expecting property name"),
-        ("[]", "expected an object of kernels"),
-        ('{"product": {"sizes": []}}', "expected an object of kernels, each with source and sizes"),
-        ([{"ROWS": "16", "num_warps": 4}], "expected an object of kernels, each with source and sizes"),
+        ("[]", "expected a JSON object"),
+        ('{"product": {"sizes": []}}', "expected a JSON object with source and sizes of each kernel"),
+        ([{"ROWS": "16", "num_warps": 4}], "expected a JSON object with source and sizes of each kernel"),
         ('{"other": {"source": "", "sizes": []}}', "product is missing"),
         ([{"ROWS": 24, "num_warps": 4}], "product: {'ROWS': 24, 'num_warps': 4} is not one of the candidates"),
         ([{"ROWS": 64, "num_warps": 4}], "is not one of the candidates"),

@@ -170,7 +170,7 @@ def read_table(path: Path) -> dict[str, dict[str, Any]]:
     except json.JSONDecodeError as error:
         raise ValueError(f"{path}: {error}; {_REMEDY}") from error
     if not (isinstance(table, dict) and all(_is_kernel(value) for value in table.values())):
-        raise ValueError(f"{path}: expected an object of kernels, each with source and sizes; {_REMEDY}")
+        raise ValueError(f"{path}: expected a JSON object with source and sizes of each kernel; {_REMEDY}")
     return table
 
 
