@@ -68,7 +68,7 @@ class _TPCollectives:
 
 
 _NO_COLLECTIVES = _TPCollectives(lambda x: x, lambda y: y)
-"""Used for linear layers inside an expert layer, because hooks on the expert layer call the collectives."""
+"""No collectives, for linear layers inside an expert layer: hooks on the expert layer call the collectives."""
 
 
 def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: SequenceShards | None = None) -> None:
