@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
-"""Minimum block size after splitting, with 2 bits per weight for float32 scales; smaller blocks are not split."""
+"""Minimum block size after splitting, at which the float32 scales take 2 bits per weight."""
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
