@@ -40,7 +40,7 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, forward
 from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_tokens
 
 _SHARED_STEP_DIVISOR = 4
-"""Divisor of a step's maximum number of prompt tokens while other clients have requests, so that they wait less."""
+"""Divisor of a step's maximum number of prompt tokens if several clients have requests, so that all wait less."""
 
 
 class AdapterModels(Protocol):
