@@ -50,7 +50,7 @@ class AttentionInputs:
         cache: keys and values of earlier steps; None outside generation.
         prefix: trained keys and values of the layer, which precede every document. Unused with a cache, because the
             cache stores the prefix.
-        num_shared: length of a prompt at the start of the row that all documents of the row attend to. The batch
+        num_shared: length of a prompt at the start of the row, to which all documents of the row attend. The batch
             size is then 1, and `layouts` describes only the positions after the prompt.
         adapter_inputs: inputs that only adapters read.
     """

@@ -16,7 +16,7 @@ class Embedding(nn.Layer):
         self.weight = self.create_parameter([vocab_size, hidden_size], default_initializer=nn.initializer.Constant())
 
     def forward(self, input_ids: paddle.Tensor) -> paddle.Tensor:
-        """Map token ids [...] to embeddings [..., hidden_size]. A bfloat16 table on the CPU gives float32."""
+        """Map token ids [...] to embeddings [..., hidden_size]. On the CPU, a bfloat16 table gives float32 output."""
         return self.lookup(self.weight, input_ids)
 
     def lookup(self, table: paddle.Tensor, input_ids: paddle.Tensor) -> paddle.Tensor:

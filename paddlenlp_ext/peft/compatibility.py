@@ -143,7 +143,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
     Raises:
         ValueError: a key of the config has another value than in training; only the adapter or only the base model has
-            a score head; or the adapter corrects the errors of another quantization than the base model has.
+            a score head; or the adapter corrects the errors of a quantization that the base model does not have.
     """
     require_same_config(stored, model.config)
     if stored.config.corrects_quantization and stored.quantization not in (None, model.quantization):

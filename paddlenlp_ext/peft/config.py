@@ -180,7 +180,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str]) -> PeftConfig:
-        """Read the config of an adapter folder; the result has the class of the stored method.
+        """Read the config of an adapter folder; the result is an instance of the stored method's config class.
 
         Raises:
             ValueError: the folder has no adapter, or the adapter's method or a field is not supported.

@@ -115,7 +115,7 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
 
 
 def _trained_tables(config: PeftConfig) -> list[str]:
-    """Return which of the embedding and lm_head are trained in full, by name."""
+    """Return the names of the layers (embedding, lm_head) that are trained in full."""
     return [name for name in TABLES if covers(config.modules_to_save, name)]
 
 

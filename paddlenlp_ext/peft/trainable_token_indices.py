@@ -1,4 +1,4 @@
-"""Training of only the embedding and lm_head rows of selected tokens (`trainable_token_indices`).
+"""Train only the embedding and lm_head rows of selected tokens (`trainable_token_indices`).
 
     E'[t] = delta[k] if t is the k-th trained token, else E[t]        delta [K, D], initialized with the rows of E
 
@@ -40,7 +40,7 @@ TokenIndices = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def token_ids(value: object, key: str) -> tuple[int, ...]:
-    """Return the token ids of an option: a list, a string `3,7` or `[3, 7]` from the command line, or None for no ids.
+    """Return the token ids in an option's value: a list, a command-line string (`3,7` or `[3, 7]`), or None for no ids.
 
     Raises:
         ValueError: the value is not a list of integers, or an id is negative or listed twice; the message names `key`.

@@ -273,7 +273,7 @@ def split_dense(
         where: the adapter's folder, for error messages.
 
     Raises:
-        ValueError: the method is not LoRA or DoRA.
+        ValueError: the method is neither LoRA nor DoRA.
     """
     split: dict[str, np.ndarray] = {}
     for name, value in tensors.items():

@@ -1,4 +1,4 @@
-"""LoRA layers for stacked expert weights and for routers, which `target_parameters` selects.
+"""LoRA layers for the stacked expert weights and routers that `target_parameters` selects.
 
     experts    y[n] = W_e x[n] + s B_e (A_e x[n])      A [E, r, in], B [E, out, r], for the expert e of row n
     router     logits = x W^T + s (x A^T) B^T          A [r, in], B [E, r]

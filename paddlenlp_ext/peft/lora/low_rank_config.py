@@ -76,7 +76,7 @@ class LowRankConfig(LayerRanksConfig):
     )
     bias: str = option(
         "none",
-        help="biases of the base to train and save with the adapter: none, all, or adapted (of the adapted layers)",
+        help="biases of the base to train and save with the adapter: none, all, or adapted (only adapted layers)",
         key="lora_trainable_bias",
         choices=BIASES,
         synonyms={"lora_only": "adapted", "lora": "adapted"},

@@ -9,7 +9,7 @@ and the layer subtracts s (x A0^T) B0^T. This costs one more product of rank r, 
 - Loading an adapter does not recompute A0 and B0.
 - Half-precision weights are not rounded again.
 
-Files contain a plain LoRA of rank 2r over the original base, which every LoRA reader can load:
+Files contain a plain LoRA of rank 2r over the original base. Every LoRA reader can load this LoRA:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
@@ -128,8 +128,7 @@ class SubtractedInitConfig(LowRankConfig):
     Class attributes:
         variant: JSON key that enables the method, also its name in files and in PEFT's `init_lora_weights`.
         recorded_options: options of the method that are stored under `METADATA_FIELD`.
-        missing_init_reason: end of the error message for PEFT's files, which lack the initial factors: reason and
-            remedy.
+        missing_init_reason: reason and remedy in the error message for PEFT's files, which lack the initial factors.
     """
 
     unavailable_keys: ClassVar[Mapping[str, str]] = {

@@ -58,7 +58,7 @@ class MergedAdapter:
         if adapter.base_model.quantization is not None:
             raise ValueError(
                 "the base model is quantized, and merging in place would round the merged weights; use "
-                "merge_and_unload(), which dequantizes the base, or the adapter without merging"
+                "merge_and_unload(), which dequantizes the base, or leave the adapter unmerged"
             )
         self._adapter = adapter
         self._values: dict[str, dict[str, paddle.Tensor]] = {}

@@ -125,7 +125,7 @@ class PrefixAttention(AdapterLayer):
 
 
 def prefix_width(attention: AttentionLayer) -> int:
-    """Return the number of values that a key has per position: K * H, or the cached values of latent attention."""
+    """Return the size of the keys per position: K * H, or the number of values that latent attention caches."""
     return math.prod(attention.prefix_shape[-2:])
 
 

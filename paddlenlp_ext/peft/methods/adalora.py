@@ -84,8 +84,8 @@ class AdaLoRAAdapter(Adapter):
     def update_and_allocate(self, global_step: int) -> None:
         """Update the importance averages, and prune singular values at the steps of the schedule.
 
-        Call this method after the optimizer step, before the gradients are cleared. `total_step` of the config is the
-        length of the run.
+        Call this method after the optimizer step, before the gradients are cleared. The config's `total_step` is the
+        number of steps of the run.
 
         Args:
             global_step: number of the optimizer step, counted from 1.
@@ -299,7 +299,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
         same = ("init_r", "target_r", "tinit", "tfinal", "beta1", "beta2", "orth_reg_weight", "total_step")
         read = {*same, "deltaT", "lora_alpha", "lora_dropout", "target_modules", "rank_pattern", "init_lora_weights"}
         read |= {"layers_to_transform", "layers_pattern"}
-        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # ignored by PEFT's AdaLoRA
+        read |= {"r", "lora_bias", "alpha_pattern", "use_rslora"}  # PEFT's AdaLoRA ignores these fields
         refuse_unread_fields(fields, read | IGNORED_PEFT_FIELDS)
         check_values(fields, {"rank_pattern": FLAGS_BY_LAYER}, "the adapter's config")
         pattern = fields.get("rank_pattern") or {}

@@ -90,7 +90,7 @@ class BOFTConfig(LinearTargetsConfig):
         """Return the block size of the layer `name`.
 
         Raises:
-            ValueError: the block size does not divide the inputs, or does not fit the number of butterfly factors.
+            ValueError: the block size does not divide `in_features`, or does not fit the number of butterfly factors.
         """
         key = "boft_num_blocks" if self.boft_block_size is None else "boft_block_size"
         requested = self.boft_block_num if self.boft_block_size is None else self.boft_block_size

@@ -188,7 +188,7 @@ class MiSSBatLinear(_MiSSLayer):
         name: name of the layer, for error messages.
 
     Raises:
-        ValueError: the rank does not divide the layer's inputs and outputs.
+        ValueError: the rank does not divide both `in_features` and `out_features`.
     """
 
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:

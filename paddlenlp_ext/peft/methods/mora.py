@@ -104,7 +104,7 @@ class MoRAConfig(LinearTargetsConfig):
             "rslora",
             "lora_plus_scale",
             "scaling",
-        }  # without effect in PaddleNLP, where MoRA has scale 1
+        }  # these fields have no effect in PaddleNLP, where MoRA has scale 1
         refuse_unread_fields(fields, read | IGNORED_PADDLENLP_FIELDS)
         return cls(
             r=fields.get("r", 8),

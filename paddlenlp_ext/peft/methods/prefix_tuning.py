@@ -146,7 +146,7 @@ class PrefixAdapter(Adapter):
         """Rotate the keys by P positions, so that attention scores stay equal if documents start at P instead of 0."""
         if attention.qk_norm is not None and attention.qk_norm.after_rotation:
             raise ValueError(
-                "a prefix trained with positions from 0 cannot be used in a model with QK norms after the rotation; "
+                "a prefix trained with positions from 0 cannot be used in a model with QK norms after RoPE; "
                 "train it again"
             )
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
@@ -264,7 +264,7 @@ class PrefixTuningConfig(PeftConfig):
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H], and the tensors of a projection.
+        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H], and any tensors of the projection.
 
         The tensors of the projection are needed to continue training.
         """

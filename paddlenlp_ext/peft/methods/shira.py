@@ -90,7 +90,7 @@ class SHiRAConfig(LinearTargetsConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> SHiRAConfig:
         read = {"r", "random_seed", "target_modules"}
-        refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # used only for initialization
+        refuse_unread_fields(fields, read | {"mask_type", "init_weights"})  # these affect only initialization
         return cls(
             r=fields.get("r", 32), random_seed=fields.get("random_seed"), target_modules=targets_from_peft(fields)
         )
@@ -107,7 +107,7 @@ class SHiRALinear(LinearAdapter):
         seed, name: determine the positions.
 
     Raises:
-        ValueError: the weight has fewer elements than trained values.
+        ValueError: the weight has fewer elements than the adapter has trained values.
     """
 
     shira_indices: paddle.Tensor

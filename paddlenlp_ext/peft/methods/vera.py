@@ -180,7 +180,7 @@ class VeRAConfig(LinearTargetsConfig):
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         read = {"r", "vera_dropout", "d_initial", "projection_prng_key", "save_projection", "target_modules"}
         read |= {"layers_to_transform", "layers_pattern"}
-        if fields.get("init_weights") is True:  # affects only initial values
+        if fields.get("init_weights") is True:  # this field affects only initial values
             read.add("init_weights")
         refuse_unread_fields(fields, read)
         return cls(

@@ -164,7 +164,7 @@ def test_prefix_paddlenlp_folder_keeps_logits(changes: dict, tmp_path: Path, mon
 def test_prefix_paddlenlp_folder_for_norms_after_rotation_raises(tmp_path: Path):
     as_paddlenlp(tmp_path / "theirs", np.zeros((2, 2, 2, 6, 6), np.float32))
     model = AutoModelForCausalLM.from_config({**FAMILIES["llama"], "model_type": "hunyuan_v1_dense"})
-    with pytest.raises(ValueError, match="cannot be used in a model with QK norms after the rotation"):
+    with pytest.raises(ValueError, match="cannot be used in a model with QK norms after RoPE"):
         PeftModel.from_pretrained(model, tmp_path / "theirs")
 
 
