@@ -66,6 +66,7 @@ def test_connect_processes_while_another_rank_is_late_ends_at_a_signal(rank):
     environment = script_environment(**ranks_of(2)[rank])
     command = [sys.executable, "-W", "ignore", "-c", CONNECT]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
     try:
         assert process.stdout.readline() == "ready\n"
         ends = time.monotonic() + 30
