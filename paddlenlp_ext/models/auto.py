@@ -55,7 +55,7 @@ class AutoModelForCausalLM:
             before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms the weights before
                 quantization.
             config_overrides: keys of config.json to replace, such as `rope_scaling`; saved with the model. A different
-                `vocab_size` resizes embedding and lm_head; new rows are the mean of the stored rows.
+                `vocab_size` resizes embedding and lm_head; each new row is the mean of the stored rows.
             torch_dtype: alias of `dtype` for transformers code.
             device_map: None, "auto" or the name of Paddle's current device (`paddle.get_device()`), which holds all
                 weights.
@@ -200,7 +200,7 @@ def _dtype_of(
     names = {name: dtype_name(named.get(each, each)) for name, each in given.items()}
     if len(set(names.values())) > 1:
         pairs = ", ".join(f"{name}={each}" for name, each in names.items())
-        raise ValueError(f"{pairs}: parameters and activations have one dtype; pass the same dtype")
+        raise ValueError(f"{pairs}: parameters and activations have one dtype; give these arguments the same dtype")
     return next(iter(names.values()), "float32")
 
 
@@ -209,7 +209,7 @@ def _load(
 ) -> CausalLM:
     model = build_skeleton(source, dtype, use_flash_attention)
     load_values(model, source, before_quantizing)
-    use_huge_pages([*model.parameters(), *model.buffers()])  # speeds up decoding
+    use_huge_pages([*model.parameters(), *model.buffers()])  # huge pages speed up decoding
     return model
 
 

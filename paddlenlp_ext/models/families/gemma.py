@@ -14,7 +14,7 @@ _ACTIVATION = "gelu_pytorch_tanh"
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    # Published files name the exact GELU, but the models were trained with its approximation by tanh.
+    # Published files name the exact GELU, but the models were trained with its tanh approximation.
     return {**config, "hidden_act": _ACTIVATION} if config.get("hidden_act") == "gelu" else config
 
 

@@ -15,7 +15,7 @@ def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
     """Return the differences from the common decoder.
 
     Raises:
-        ValueError: attention is bidirectional, or `windows_by_type` fails.
+        ValueError: attention is bidirectional, or `windows_by_type` raises a ValueError.
     """
     if config.value("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention in config.json is not supported: attention is causal")
