@@ -168,8 +168,8 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     stored = read_adapter(adapter, arguments.allow_pickle)
     if overrides := stored.base_overrides(read_model_config(resolve_model(base))):
         raise ValueError(
-            f"adapter_only: {adapter} was trained with another {', '.join(overrides)} than its base model has, and a "
-            "GGUF adapter cannot store this; leave out --adapter_only to merge the adapter"
+            f"adapter_only: {adapter} was trained with other values of {', '.join(overrides)} than its base model has, "
+            "and a GGUF adapter cannot store them; leave out --adapter_only to merge the adapter"
         )
     if stored.quantization is not None:
         logger.warning(
@@ -196,7 +196,7 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
             tokenizer.chat_template = template.text
         return
     if tokenizer.chat_template is not None or template.text:
-        logger.warning("the chat template is not Jinja, so only the Modelfile has it, not the GGUF file")
+        logger.warning("the chat template is not Jinja, so it is written to the Modelfile, but not to the GGUF file")
     tokenizer.chat_template = None
 
 

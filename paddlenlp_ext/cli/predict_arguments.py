@@ -34,7 +34,7 @@ class PredictorArguments(ModelArguments):
         None, help="adapter folder, same as --lora_path (PaddleNLP's key for prefix tuning)"
     )
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
-    output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
+    output_file: str = option("output.json", help='output file, with a line {"src", "tgt", "output"} for each row')
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
     max_length: int = option(1024, minimum=1, help="maximum new tokens")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")

@@ -1,4 +1,4 @@
-"""Translate the command line of PaddleNLP's ReFT predictor to predictor.py's. Paddle is not imported."""
+"""Translate the command line of PaddleNLP's ReFT predictor to arguments of predictor.py. Paddle is not imported."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ReftArguments(OptionGroup):
     model_name_or_path: str = option(MISSING, help="base model")
     reft_path: str = option(MISSING, help="folder of the ReFT adapter")
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
-    output_file: str = option("output.json", help='file for the lines {"src", "tgt", "output"}')
+    output_file: str = option("output.json", help='output file, with a line {"src", "tgt", "output"} for each row')
     batch_size: int = option(1, help="prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
     src_length: int = option(512, help="maximum tokens of a prompt; longer prompts are truncated", minimum=1)

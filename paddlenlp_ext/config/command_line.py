@@ -127,7 +127,7 @@ def _is_switch(key: str, table: OptionTable) -> bool:
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
     """Return whether `word`, which follows `--key`, is the key's value rather than a file."""
     if not value_is_optional:
-        # The value of an unknown key is also consumed; read as a file, the value would be reported a second time.
+        # The value of an unknown key is also consumed, because a value read as a file would be reported a second time.
         return bool(table.find(key)) or not word.endswith(".json")
     takes_text = str in table.options[table.find(key)[0]].kinds
     return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")

@@ -46,7 +46,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
             raise ValueError(f"eval_dataset_path: two dev sets are named {name!r}; write an object {{name: path}}")
         if name and not _NAME.fullmatch(name):
             raise ValueError(
-                f"eval_dataset_path: {name!r} is not a name for metrics; write an object {{name: path}} with names of "
+                f"eval_dataset_path: {name!r} cannot name metrics; write an object {{name: path}} with names of "
                 "letters, digits, '_', '-' and '.'"
             )
     if not sets:

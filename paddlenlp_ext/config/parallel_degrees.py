@@ -37,9 +37,9 @@ class Degrees:
 def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """Return the degrees of all axes.
 
-    -1 and 0 switch tensor and pipeline parallelism off. With `sharding` on, sharding_parallel_degree -1 or 0 means
-    all remaining processes. Processes that remain after sharding are data-parallel. Experts are distributed over data
-    and sharding ranks, so the expert degree is not a factor of the product.
+    The degrees -1 and 0 switch tensor and pipeline parallelism off. If `sharding` is on, `sharding_parallel_degree: -1`
+    (or 0) selects all remaining processes. Processes that remain after sharding are data-parallel. Experts are
+    distributed over data and sharding ranks, so the expert degree is not a factor of the product.
 
     Raises:
         ValueError: the product of the degrees does not divide `processes`, or the expert degree does not divide the
@@ -57,7 +57,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
             f"{describe_degrees(requested)} need {needed} processes, but {processes} "
             f"{'was' if processes == 1 else 'were'} started "
             f"(python -m paddle.distributed.launch --nproc_per_node {product} ...); "
-            f"nearest with {processes}: {nearest_degrees(requested, processes)}"
+            f"nearest for {processes} processes: {nearest_degrees(requested, processes)}"
         )
     replicas, expert = processes // (tensor * pipeline), max(1, options.expert_parallel_degree)
     if replicas % expert:

@@ -71,7 +71,7 @@ def run_config_from(
     """Build the configuration of a run from keys passed in Python.
 
     Args:
-        config: a dict like the object of a JSON file, or the path of a JSON file.
+        config: a dict of keys and values, as in a JSON file, or the path of a JSON file.
         overrides: keys that override `config`.
         peft_methods: JSON switch -> config class, for every adapter method.
         sections: name -> class, for every section of the program.

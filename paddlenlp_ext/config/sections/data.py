@@ -17,7 +17,7 @@ class DataConfig(OptionGroup):
         None,
         winning_aliases=("task_name_or_path",),
         help="file of training rows, folder with train.json and dev.json (docs/data.md: other layouts), built-in name "
-        "or hub id; several, separated by commas, are read one after the other",
+        "or hub id; several datasets, separated by commas, are read in order",
     )
     train_dataset_prob: str | None = option(
         None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
@@ -32,7 +32,7 @@ class DataConfig(OptionGroup):
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset",),
-        help="dev sets instead of the dev split of the dataset: a file or folder, several, or an object {name: path}",
+        help="dev sets instead of the dev split of the dataset: a path, a list of paths, or an object {name: path}",
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")

@@ -34,7 +34,7 @@ class SafetyConfig(OptionGroup):
     )
     loss_spike_window: int = option(50, minimum=2, help="number of steps in the running mean")
     skip_data_intervals: object | None = option(
-        None, help="steps whose data are skipped, as [first, last] counted from 1: [[100, 120], [300, 300]]"
+        None, help="steps whose data are skipped: pairs [first, last], counted from 1, such as [[100, 120]]"
     )
     max_train_time: float | str | None = option(
         None,

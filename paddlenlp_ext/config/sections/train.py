@@ -19,8 +19,8 @@ class TrainConfig(OptionGroup):
     overwrite_output_dir: bool = option(False, help="start over in an output_dir that contains checkpoints")
     resume_from_checkpoint: bool | str | None = option(
         None,
-        help="true: resume from the newest checkpoint in output_dir; auto: the same if there "
-        "is one; or a checkpoint folder",
+        help="true: resume from the newest checkpoint in output_dir; auto: the same if a "
+        "checkpoint exists; or a checkpoint folder",
     )
     ignore_data_skip: bool = option(False, help="on resume, start the epoch again from its first row")
     do_train: bool = option(False, help="train the model")

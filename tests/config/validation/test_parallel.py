@@ -14,8 +14,8 @@ from tests.config.config_cases import SMALLEST, load, problems, write
     ("processes", "values", "words"),
     [
         (2, {"tensor_parallel_degree": 4}, "degree 4 need 4 processes, but 2 were started (python -m paddle.dist"),
-        (4, {"tensor_parallel_degree": 3}, "nearest with 4: tensor_parallel_degree 4, pipeline_parallel_degree 1"),
-        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest with 6: tensor_parallel_degree 1"),
+        (4, {"tensor_parallel_degree": 3}, "nearest for 4 processes: tensor_parallel_degree 4"),
+        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest for 6 processes: tensor_parallel_degree 1"),
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim: adamw_8bit needs unsharded parameters"),
         (
             2,
@@ -38,7 +38,7 @@ def test_layout_rule_with_unfitting_degrees_names_the_nearest(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("processes", "values", "words"),
     [
-        (4, {"lora": True, "use_mora": True}, "nearest with 4: tensor_parallel_degree 1, pipeline_parallel_degree 2"),
+        (4, {"lora": True, "use_mora": True}, "tensor_parallel_degree 1, pipeline_parallel_degree 2"),
         (2, {"lora": True, "use_mora": True, "pipeline_parallel_degree": 1}, "and 2 for data parallelism"),
         (4, {"reft": True, "sequence_parallel": True}, "set sequence_parallel: false"),
     ],
