@@ -75,9 +75,7 @@ def cost(model: str, documents: int, length: int, steps: int) -> list[dict[str, 
     peaks = {kind: peak_gb(model, documents, length, options) for kind, options in KINDS.items()}
     seconds = time_in_turn(model, documents, length, steps)
     rows: list[dict[str, object]] = []
-    print(
-        "| base | bytes of the quantized layers | bits a weight | peak memory | time of a step |\n|---|---|---|---|---|"
-    )
+    print("| base | bytes of the quantized layers | bits per weight | peak memory | step time |\n|---|---|---|---|---|")
     for kind, options in KINDS.items():
         num_weights, num_bytes = weight_bytes(model, options)
         peak = peaks[kind]
@@ -147,7 +145,7 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, 
         kind: float(np.mean(list(read_losses(str(run / "metrics.jsonl")).values())[-_LAST:]))
         for kind, run in runs.items()
     }
-    print(f"| base | mean loss of the last {_LAST} of {steps} steps | to LoRA |\n|---|---|---|")
+    print(f"| base | mean loss of the last {_LAST} of {steps} steps | relative to LoRA |\n|---|---|---|")
     for kind, loss in last.items():
         print(f"| {kind} | {loss:.4f} | {loss / last['LoRA'] - 1:+.2%} |")
     record = {"last_losses": last, "steps": steps, "keys": keys, **environment("paddlepaddle")}
