@@ -1,4 +1,4 @@
-"""Rank and world size, read from environment variables of the launcher."""
+"""Rank, world size and communication backend, read from environment variables of the launcher."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ def rank() -> int:
 def world_size() -> int:
     """Return the number of processes, 1 without a launcher."""
     return int(os.environ.get("PADDLE_TRAINERS_NUM", "1"))
+
+
+def uses_gloo() -> bool:
+    """Return whether the run communicates over gloo."""
+    return os.environ.get("PADDLE_DISTRI_BACKEND") == "gloo"
 
 
 def require_single_process(program: str) -> None:
