@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.models.moe_config import routed_expert_differences
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, ConfigReader
 from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.latent_attention import LatentShape
 from paddlenlp_ext.nn.rope import yarn_temperature
-from paddlenlp_ext.nn.routers import RouterOptions
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 LATENT_DEFAULTS: dict[str, Any] = {
@@ -77,32 +75,6 @@ def _tensor_plan(queries: TensorPlan) -> TensorPlan:
     common = {name: style for name, style in DECODER_TENSOR_PLAN.items() if not name.endswith(_PROJECTIONS)}
     own = {**queries, **_KEYS_AND_VALUES}
     return {**common, **{f"model.layers.*.self_attn.{name}": style for name, style in own.items()}}
-
-
-def latent_experts(
-    config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
-) -> dict[str, Any]:
-    """Return the `DecoderConfig` attributes of latent attention, with experts in the layers chosen by `is_sparse`.
-
-    Raises:
-        ValueError: `moe_layer_freq` is not 1, or `expert_differences` raises a ValueError.
-    """
-    require(config, "moe_layer_freq", None, 1)
-    latent = {**latent_differences(config), **changes}
-    return {**latent, **routed_expert_differences(config, latent["tensor_plan"], router, is_sparse)}
-
-
-def require(config: ConfigReader, key: str, *supported: Any) -> None:
-    """Check that the value of a key of config.json is one of `supported`.
-
-    Raises:
-        ValueError: the value is not supported.
-    """
-    if config.value(key) not in supported:
-        known = ", ".join(repr(value) for value in supported if value is not None)
-        raise ValueError(
-            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; supported: {known}"
-        )
 
 
 def _score_factor(config: ConfigReader) -> float:

@@ -22,6 +22,19 @@ class ConfigReader(Protocol):
         ...
 
 
+def require(config: ConfigReader, key: str, *supported: Any) -> None:
+    """Check that the value of a key of config.json is one of `supported`.
+
+    Raises:
+        ValueError: the value is not supported.
+    """
+    if config.value(key) not in supported:
+        known = ", ".join(repr(value) for value in supported if value is not None)
+        raise ValueError(
+            f"{key} {config.value(key)!r} in config.json is not supported for this model_type; supported: {known}"
+        )
+
+
 @dataclass(frozen=True)
 class Family:
     """Model family: default config values, differences from the common decoder, sharding of the weights.
@@ -31,7 +44,7 @@ class Family:
         classifier: class name of the family's sequence classifiers; None: derived from `architecture`.
         differences: function from the config to the `DecoderConfig` attributes that the family sets, such as `windows`.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
-        defaults: default values of config.json keys. A default of `partial_rotary_factor` enables partial RoPE.
+        defaults: default values of config.json keys. A default for `partial_rotary_factor` enables partial RoPE.
         activation_key: key of the activation of the feed-forward gate.
         complete: function that rewrites special cases of config.json, such as older keys. The result is not saved.
         fused_layers: fused projection in the checkpoint -> single projections of the decoder

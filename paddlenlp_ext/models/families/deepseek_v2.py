@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
@@ -9,9 +10,23 @@ from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.mla_tensors import LATENT_ATTENTION, JoinedLatents, latent_settings, split_latents
 from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_differences
+from paddlenlp_ext.models.moe_config import routed_expert_differences
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, require
 from paddlenlp_ext.nn.routers import RouterOptions
+
+
+def latent_experts(
+    config: ConfigReader, router: RouterOptions, is_sparse: Callable[[int], bool], **changes: Any
+) -> dict[str, Any]:
+    """Return the `DecoderConfig` attributes of latent attention, with experts in the layers chosen by `is_sparse`.
+
+    Raises:
+        ValueError: `moe_layer_freq` is not 1, or `expert_differences` raises a ValueError.
+    """
+    require(config, "moe_layer_freq", None, 1)
+    latent = {**latent_differences(config), **changes}
+    return {**latent, **routed_expert_differences(config, latent["tensor_plan"], router, is_sparse)}
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:

@@ -8,10 +8,10 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.mla_tensors import latent_settings
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
-from paddlenlp_ext.models.families.deepseek_v2 import DEEPSEEK_GGUF, has_sigmoid_router
-from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent, latent_experts, require
+from paddlenlp_ext.models.families.deepseek_v2 import DEEPSEEK_GGUF, has_sigmoid_router, latent_experts
+from paddlenlp_ext.models.latent_attention_config import LATENT_DEFAULTS, complete_latent
 from paddlenlp_ext.models.moe_config import sigmoid_router
-from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, require
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
