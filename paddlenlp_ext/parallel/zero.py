@@ -337,18 +337,3 @@ def balanced_owners(sizes: Sequence[int], ranks: int) -> list[int]:
         owners[index] = totals.index(min(totals))
         totals[owners[index]] += sizes[index]
     return owners
-
-
-def build_sharding(model: Any, mesh: Mesh, name: str) -> Sharding | None:
-    """Return the `Sharding` of a run, or None if there is a single sharding rank.
-
-    Args:
-        model: `CausalLM` or `PeftModel`, equal on all sharding ranks.
-        mesh: device mesh of the run.
-        name: value of `config.parallel.sharding`, which contains "stage1", "stage2" or "stage3".
-    """
-    if mesh.sharding.size == 1:
-        return None
-    stages = {"stage1": 1, "stage2": 2, "stage3": 3}
-    (stage,) = (stages[word] for word in name.split() if word in stages)
-    return Sharding(model, mesh, stage)

@@ -19,7 +19,7 @@ from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.parallel.pipeline.stages import assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan, check_tensor_plan
-from paddlenlp_ext.parallel.zero import Sharding, build_sharding
+from paddlenlp_ext.parallel.zero import Sharding
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.utils.logging import get_logger
@@ -90,3 +90,18 @@ def shard_model(
         experts = ExpertShards(model, mesh.experts)
         place_stage(model, pipeline, sequence)
     return build_sharding(model, mesh, config.parallel.sharding), experts
+
+
+def build_sharding(model: CausalLM | PeftModel, mesh: Mesh, name: str) -> Sharding | None:
+    """Return the `Sharding` of a run, or None if there is a single sharding rank.
+
+    Args:
+        model: `CausalLM` or `PeftModel`, equal on all sharding ranks.
+        mesh: device mesh of the run.
+        name: value of `config.parallel.sharding`, which contains "stage1", "stage2" or "stage3".
+    """
+    if mesh.sharding.size == 1:
+        return None
+    stages = {"stage1": 1, "stage2": 2, "stage3": 3}
+    (stage,) = (stages[word] for word in name.split() if word in stages)
+    return Sharding(model, mesh, stage)

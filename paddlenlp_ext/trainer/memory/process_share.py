@@ -24,7 +24,7 @@ from paddlenlp_ext.parallel.pipeline.schedule import Pass, build_schedule
 from paddlenlp_ext.parallel.pipeline.stages import StagePlan, assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
 from paddlenlp_ext.parallel.tensor_parallel import apply_tensor_plan
-from paddlenlp_ext.parallel.zero import build_sharding
+from paddlenlp_ext.trainer.shard_model import build_sharding
 
 
 @dataclass(frozen=True)
