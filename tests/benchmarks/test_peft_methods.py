@@ -72,7 +72,7 @@ def test_write_outcomes_writes_every_figure_and_a_plot(tmp_path: Path):
         assert [row["method"] for row in csv.DictReader(file)] == ["lora", "sora", "lora"]
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_peft_methods_quick_run_writes_the_table_and_reuses_finished_runs(tmp_path: Path):
     options = ["--quick", "--jobs", "2", "--out", str(tmp_path), "--methods"]
     main([*options, "full", "lora_r2", "--no_costs"])

@@ -27,7 +27,7 @@ def compiled(script: str, cache: Path) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_fused_kernels_compile_for_hopper(tmp_path):
     lines = compiled("compile_fused", tmp_path)
     assert len(lines) == 11
@@ -39,7 +39,7 @@ def test_fused_kernels_compile_for_hopper(tmp_path):
         ), f"{kernel} has {tensor_cores} tensor-core instructions"
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_attention_kernels_compile_for_hopper_and_ampere_without_large_spills(tmp_path):
     lines = compiled("compile_attention", tmp_path)
     assert len(lines) == 8

@@ -13,7 +13,7 @@ from tests.ops.interpreter import skip_without_triton
 skip_without_triton()
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_memory_bound_kernels_compile_for_hopper_to_wide_loads_and_stores(tmp_path):
     # In a separate process, because this process has the interpreter's kernels.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

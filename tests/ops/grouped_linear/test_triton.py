@@ -139,7 +139,7 @@ def test_grouped_linear_under_autocast_computes_in_its_dtype(launched, monkeypat
     assert dtypes == [half, half, [*half[:2], paddle.float32]]  # operands and result: y, dx, dW
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_grouped_kernels_compile_for_hopper(tmp_path):
     # In a separate process, because this process has the interpreter's kernels.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

@@ -251,7 +251,7 @@ def test_linear_triton_with_unsupported_sizes_uses_dequantized_rows(launched, po
     assert not launched
 
 
-@pytest.mark.slow
+@pytest.mark.layouts
 def test_triton_kernels_compile_for_hopper(tmp_path):
     # In a separate process, because this process has the interpreter's kernels.
     environment = script_environment(TRITON_INTERPRET="0", TRITON_CACHE_DIR=str(tmp_path))

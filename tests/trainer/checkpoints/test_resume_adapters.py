@@ -17,7 +17,7 @@ from tests.common.adapters import default_config
 from tests.common.models import TINY_LLAMA
 from tests.common.training import KillAfter, KilledError, Rows, Tokenizer, assert_same_bits, make_config, weights
 
-ROWS, DEV = Rows(26, seed=3), Rows(5, seed=4)
+ROWS, DEV = Rows(14, seed=3), Rows(5, seed=4)
 every_method = pytest.mark.parametrize("switch", PEFT_METHODS.names())
 
 
@@ -38,15 +38,15 @@ def test_resume_every_method_ends_with_the_same_bits(switch: str, tmp_path: Path
     uninterrupted = trainer_of(tmp_path / "straight", switch)
     uninterrupted.train()
     uninterrupted.save_model()
-    keys = {"save_strategy": "steps", "save_steps": 5}
+    keys = {"save_strategy": "steps", "save_steps": 3}
     with pytest.raises(KilledError):
-        trainer_of(tmp_path / "run", switch, (KillAfter(7),), **keys).train()
+        trainer_of(tmp_path / "run", switch, (KillAfter(4),), **keys).train()
     with pytest.raises(KilledError):
-        trainer_of(tmp_path / "run", switch, (KillAfter(12),), resume_from_checkpoint=True, **keys).train()
+        trainer_of(tmp_path / "run", switch, (KillAfter(7),), resume_from_checkpoint=True, **keys).train()
     resumed = trainer_of(tmp_path / "run", switch, resume_from_checkpoint=True, **keys)
     resumed.train()
     resumed.save_model()
-    assert [entry["step"] for entry in resumed.state.log_history][-1] == 14
+    assert [entry["step"] for entry in resumed.state.log_history][-1] == 8
     assert_same_bits(weights(resumed.model), weights(uninterrupted.model))
     losses = [[entry["loss"] for entry in trainer.state.log_history] for trainer in (resumed, uninterrupted)]
     assert losses[0] == losses[1]
