@@ -50,7 +50,7 @@ class Candidate:
 
 
 def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | None) -> list[Candidate]:
-    """Return the models to compare, as `--compare` lists them.
+    """Return the models to compare, in the order of `--compare`.
 
     Args:
         arguments: the command line.

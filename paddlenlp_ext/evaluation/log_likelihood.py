@@ -66,7 +66,7 @@ def log_likelihoods(
         batch_size: prompts per batch.
         max_length: maximum input positions of a sequence. The last token of a continuation is predicted but not an
             input, so that a sequence may have `max_length` + 1 tokens.
-        with_greedy: compute `Likelihood.is_greedy`.
+        with_greedy: whether to compute `Likelihood.is_greedy`.
         advance: progress callback, which takes the number of newly scored continuations.
 
     Raises:

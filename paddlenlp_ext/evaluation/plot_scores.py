@@ -1,4 +1,4 @@
-"""Plot scores.png, with one panel per metric of a task that shows the score and confidence interval of each model."""
+"""Plot scores.png: one panel per task and metric, with the score and confidence interval of each model."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class TaskOptions(OptionGroup):
             raise ValueError("prompt does not have a field of the row; write {field} for the text of a field")
         for name in self.metrics or ():
             if name not in METRICS[self.task]:
-                raise ValueError(f"metrics: {name} is not a metric of {self.task}: {', '.join(METRICS[self.task])}")
+                raise ValueError(f"metrics: {name} is not a metric of {self.task}; use {', '.join(METRICS[self.task])}")
         try:
             re.compile(self.pattern or "")
         except re.error as error:
