@@ -65,7 +65,7 @@ class RequestReader:
         """Read the body of /v1/completions.
 
         Raises:
-            ApiError: `read_chat` would raise it, or the response would have too many log-probabilities.
+            ApiError: see `read_chat`; or the response would have too many log-probabilities.
         """
         parsed = parse_completion(body, self.max_choices)
         model = self.catalog.find(parsed.model)

@@ -130,7 +130,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
     """Parse the body of /v1/completions.
 
     Raises:
-        ApiError: `parse_chat` would raise it, or there are more than `max_prompts` prompts.
+        ApiError: see `parse_chat`; or there are more than `max_prompts` prompts.
     """
     fields = parse_body(body)
     prompts, echo = _prompts(fields.get("prompt")), fields.flag("echo")
