@@ -49,7 +49,7 @@ def handled_stop_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        if _received is not None:  # libraries turn ProgramStopped into other exceptions, and `import paddle` does
+        if _received is not None:  # libraries may replace ProgramStopped with other exceptions, as `import paddle` does
             with suppress(OSError, ValueError):
                 sys.stdout.flush()
             _exit(_received)
@@ -72,7 +72,7 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal
 class _HandlerKeeper(MetaPathFinder):
     """Import hook that installs the handler of SIGTERM again before each of Paddle's modules is imported.
 
-    The first of Paddle's modules replace the handler with one that prints a report of ten lines, seconds before the
+    The first modules of Paddle replace the handler with one that prints a report of ten lines, seconds before the
     import of Paddle ends. The hook finds no modules itself.
     """
 
@@ -101,7 +101,7 @@ def default_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within the block, whatever its handler outside."""
+    """Let Ctrl-C raise KeyboardInterrupt within the block, whatever handler is set outside the block."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -155,7 +155,7 @@ def _report(number: int) -> None:
 
 
 def _write_line() -> None:
-    """Write the line about a signal to standard error, unless the code that this signal interrupts writes it."""
+    """Write the line about a signal to standard error, unless the interrupted code is already writing the line."""
     global _line
     with suppress(OSError):  # the terminal has been closed, or the reader of the pipe has ended
         line, _line = _line, b""
@@ -165,7 +165,7 @@ def _write_line() -> None:
 def _exit_later(number: int, next_signal: int) -> None:
     """End the process at the next signal, or after the time for `finally` blocks.
 
-    The kernel may deliver the next signal to another thread than the main thread. A main thread that sleeps or waits
+    The kernel may deliver the next signal to a thread other than the main thread. A main thread that sleeps or waits
     for a lock then runs no handler.
 
     Args:

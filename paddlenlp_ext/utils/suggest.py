@@ -9,7 +9,7 @@ from collections.abc import Iterable
 def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str | None:
     """Return the known word most similar to `word`; None if all similarities are below `cutoff` (1.0: equal).
 
-    A known word that ends with `_` and `word` takes precedence, such as `use_dora` for `dora`.
+    A known word that ends with `_` followed by `word` takes precedence, such as `use_dora` for `dora`.
     """
     known = list(known)
     matches = [name for name in known if name.endswith(f"_{word.lower()}")]
