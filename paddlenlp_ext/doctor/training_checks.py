@@ -32,7 +32,7 @@ class Run(NamedTuple):
         kind: kind of rows and loss, a key of `tiny_run.KINDS`.
         only_on: device on which the run is checked; None: all devices.
         is_method: whether the run checks only an adapter method that consists of Paddle operators. Such a run is less
-            important, because it calls no ops of this package that other runs do not call.
+            important, because other runs call all ops of this package that the run calls.
     """
 
     switch: str | None = None
