@@ -1,7 +1,7 @@
 """Run lm-evaluation-harness on a model of this project: python llm/run_lm_eval.py run --model paddlenlp_ext ...
 
     --model_args pretrained=MODEL[,lora_path=ADAPTER][,max_length=N][,dtype=DTYPE]
-    --device cpu, cuda or cuda:N; unset, or without a GPU: the first GPU, else the CPU
+    --device cpu, cuda or cuda:N; unset: the first GPU. Without a GPU, the CPU is used
 
 The other arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an
 example.

@@ -87,7 +87,7 @@ def threads_per_process() -> int:
 
 
 def _local_ranks() -> int:
-    """Return the number of ranks on this machine; without GPUs, count the endpoints at its address."""
+    """Return the number of ranks on this machine; without GPUs, count the endpoints at the machine's address."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]

@@ -51,7 +51,7 @@ def choose_template(
     option = "none" if key == "autoregressive" else settings.get(key)
     saved = load_saved_template(run.parent, tokenizer, options) if option not in (None, "none") else None
     if saved is not None:
-        logger.info("chat template: of the training run, saved in %s", run.parent)
+        logger.info("chat template of the training run, saved in %s", run.parent)
         return saved
     if option not in (None, "none") and not Path(option).expanduser().exists():
         raise ValueError(f"{run}: the {key} of the training run, {option}, no longer exists; pass --chat_template FILE")

@@ -157,7 +157,7 @@ class SFTTrainer(_TaskTrainer):
         model: a model, or a name for `AutoModelForCausalLM.from_pretrained`.
         args: arguments; None: TRL's defaults, with an output folder named after the model.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/data.md).
-        eval_dataset: evaluation rows in the format of `train_dataset`, or a dict from names to several eval datasets.
+        eval_dataset: evaluation rows in the format of `train_dataset`, or a dict of several eval datasets by name.
         processing_class: tokenizer; None: the tokenizer of the model.
         callbacks: callbacks in addition to the default callbacks.
         peft_config: config of the adapter to train; None: all weights are trained.
