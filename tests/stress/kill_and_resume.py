@@ -158,7 +158,7 @@ class Unbroken:
         """
         run, log = self.folder / f"{self.recipe} stopped", self.folder / f"{self.recipe} stopped.log"
         log.unlink(missing_ok=True)
-        delays = (draw.uniform(0.0, self.seconds), draw.uniform(0.0, draw.choice((0.03, 0.3, 3.0))))
+        delays = (draw.uniform(0.0, self.seconds), draw.uniform(0.0, draw.choice((0.03, 0.1, 0.3))))
         signals = [(delay, draw.choice(STOP_SIGNALS)) for delay in delays]
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # until the program has its handlers
         running = start(self.program(run), log, self.ranks(), leave=ctypes.pythonapi.Py_Exit)
