@@ -23,7 +23,7 @@ from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import build_model
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.utils.run_command import run_command
 
 

@@ -30,7 +30,7 @@ from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.forward_backward import loss_sum
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.train_step import autocast
 from paddlenlp_ext.utils.run_command import run_command
 

@@ -30,8 +30,8 @@ from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.trainer.objectives import dpo_objective
-from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.run_command import run_command
 
 KEYS = {

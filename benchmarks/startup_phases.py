@@ -41,7 +41,7 @@ def main(started: float, arguments: list[str]) -> None:
     clock.end("import paddle")
     from llm import run_finetune
     from paddlenlp_ext.trainer import build_trainer as build
-    from paddlenlp_ext.trainer import run_data
+    from paddlenlp_ext.trainer import load_data as loading
     from paddlenlp_ext.trainer.callbacks.callback import Callback
 
     class Report(Callback):
@@ -53,7 +53,7 @@ def main(started: float, arguments: list[str]) -> None:
             print(json.dumps(clock.phases), flush=True)
             os._exit(0)
 
-    real_load_data, real_build_trainer = run_data.load_data, build.build_trainer
+    real_load_data, real_build_trainer = loading.load_data, build.build_trainer
 
     def load_data(config: Any, *rows: Any) -> Any:
         clock.end("import the rest, read the configuration")
@@ -66,7 +66,7 @@ def main(started: float, arguments: list[str]) -> None:
         clock.end("model")
         return trainer
 
-    run_data.load_data, build.build_trainer = load_data, build_trainer
+    loading.load_data, build.build_trainer = load_data, build_trainer
     run_finetune.main(arguments)
 
 

@@ -19,7 +19,7 @@ from benchmarks.measure import report, tokens_per_second
 from benchmarks.ours import run_config
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.run_command import run_command
 

@@ -20,9 +20,8 @@ from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_expe
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
-from paddlenlp_ext.trainer.data_audit import rows_beyond_context
+from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
-from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.distributed_env import world_size
 
 _GB = 1e9

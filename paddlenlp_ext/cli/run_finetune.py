@@ -14,9 +14,9 @@ from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
-from paddlenlp_ext.trainer.data_audit import PAGE, audit_run, check_training_rows
+from paddlenlp_ext.trainer.data_audit import PAGE, audit_run
 from paddlenlp_ext.trainer.finetune import run_training
-from paddlenlp_ext.trainer.run_data import load_data, load_tokenizing
+from paddlenlp_ext.trainer.load_data import check_training_rows, load_data, load_tokenizing
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 

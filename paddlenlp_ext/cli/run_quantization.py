@@ -21,7 +21,7 @@ from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
 from paddlenlp_ext.quantization.quantize_model import quantization_report
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.logging import get_logger

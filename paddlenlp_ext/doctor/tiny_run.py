@@ -25,7 +25,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import PEFT_METHODS, peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
-from paddlenlp_ext.trainer.run_data import RunData
+from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 

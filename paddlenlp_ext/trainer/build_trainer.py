@@ -15,9 +15,9 @@ from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build_model import BuiltModel, build_model
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
+from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
 from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
-from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.trainer.trainer import Trainer
 
 

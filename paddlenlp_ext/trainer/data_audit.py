@@ -1,4 +1,4 @@
-"""Audit of a run's data (`audit`, `--audit_only`), and the limit on truncated target tokens (`max_lost_targets`)."""
+"""Audit of a run's data (`audit`, `--audit_only`): open the splits, and write the report into output_dir."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from paddlenlp_ext.config.dev_sets import dev_sets
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.audit.audit_splits import TRAIN, AuditedSplit, audit_splits, check_account
-from paddlenlp_ext.data.audit.checks.tokens import CONTEXT_REMEDY
 from paddlenlp_ext.data.audit.html_page import render_page
-from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.audit.report import AuditReport
 from paddlenlp_ext.data.preference.pair_dataset import open_pairs
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
@@ -24,7 +22,7 @@ from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.trainer.run_data import RunData, rows_by_dev_set
+from paddlenlp_ext.trainer.load_data import RunData, rows_by_dev_set
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -32,37 +30,6 @@ PAGE, RESULTS = "data_audit.html", "data_audit.json"
 STREAM_ROWS = 100_000
 """Maximum number of audited rows of a stream."""
 _COUNTS = ("num_read", "num_untruncated", "num_truncated", "num_dropped", "num_tokens", "num_target_tokens")
-
-
-def check_training_rows(config: RunConfig, data: RunData) -> None:
-    """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
-
-    The target tokens of a stream are checked later, while its rows are read.
-
-    Raises:
-        ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
-    """
-    if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
-        check_losses(data.train_rows.stats, config.data.max_lost_targets)
-    if (warning := rows_beyond_context(config, data)) is not None:
-        get_logger().warning("%s", warning)
-
-
-def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
-    """Return a warning with the number of training rows longer than the model's context (after RoPE scaling).
-
-    Returns:
-        None if no row is longer, or the run does not train. The rows of a stream are not counted.
-    """
-    rows, context = data.train_rows, DecoderConfig.from_dict(data.source.config).max_context
-    if rows is None:
-        return None
-    if isinstance(rows, TokenStream):
-        longer = f"max_length {config.data.max_length:,} exceeds" if config.data.max_length - 1 > context else None
-    else:
-        count = int((rows.sequence_lengths > context).sum())
-        longer = f"{count:,} of {len(rows):,} training rows are longer than" if count else None
-    return longer and f"{longer} the model's context of {context:,} positions; {CONTEXT_REMEDY}"
 
 
 def audit_run(

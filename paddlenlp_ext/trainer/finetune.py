@@ -18,8 +18,8 @@ from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
-from paddlenlp_ext.trainer.data_audit import audit_run, check_training_rows
-from paddlenlp_ext.trainer.run_data import Dataset, dataset_keys, load_data, rows_in_memory
+from paddlenlp_ext.trainer.data_audit import audit_run
+from paddlenlp_ext.trainer.load_data import Dataset, check_training_rows, dataset_keys, load_data, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger

@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
-from paddlenlp_ext.trainer.run_data import dataset_keys, load_data, load_splits, rows_in_memory
+from paddlenlp_ext.trainer.load_data import dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments

@@ -13,8 +13,8 @@ from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory import run_estimate
-from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.adapters import tiny_model
 
 

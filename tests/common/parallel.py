@@ -20,9 +20,9 @@ from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.parameter_groups import updated_parameters
-from paddlenlp_ext.trainer.run_data import RunData
 from paddlenlp_ext.utils.distributed_env import rank
 from tests.common.models import TINY_LLAMA
 from tests.common.scripts import ROOT, script_environment

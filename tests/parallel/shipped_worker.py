@@ -22,7 +22,7 @@ from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.callbacks import loss_plot
-from paddlenlp_ext.trainer.run_data import RunData
+from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.utils.distributed_env import rank, world_size
 from tests.common.training import Rows, Tokenizer
 

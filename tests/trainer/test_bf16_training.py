@@ -16,9 +16,9 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.build_model import weight_dtype
 from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
-from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.marks import needs_cpp
 from tests.common.training import make_config
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build_model as build_model_module
 from paddlenlp_ext.trainer.build_model import build_model
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.models import TINY_LLAMA
 from tests.common.training import make_config
 

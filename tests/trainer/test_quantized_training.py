@@ -21,8 +21,8 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory.run_estimate import outline_model
-from paddlenlp_ext.trainer.run_data import load_data
 from tests.common.training import make_config
 
 

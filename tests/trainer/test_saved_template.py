@@ -15,7 +15,7 @@ from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.trainer.build_trainer import build_trainer
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.training import make_config
 
 JINJA = (

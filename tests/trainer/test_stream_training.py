@@ -12,7 +12,7 @@ from rich.console import Console
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.data.preview import preview_rows
 from paddlenlp_ext.trainer.build_trainer import build_trainer
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from tests.common.training import KillAfter, KilledError, assert_same_bits, make_config, weights
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.build_trainer import build_trainer
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.training import make_config
 
 

@@ -25,7 +25,7 @@ from paddlenlp_ext.peft.methods.adalora import AdaLoRAAdapter, AdaLoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model
 from tests.golden import DATA
 from tests.golden.cases.adalora_cases import CASES, EPSILON, LEARNING_RATE, WEIGHT_DECAY

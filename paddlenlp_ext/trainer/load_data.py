@@ -1,4 +1,4 @@
-"""Load the data of a run, before weights are read, so that errors in the data are found early.
+"""Load and check the data of a run before weights are read, so that errors in the data are found early.
 
 config.model --> model source --> tokenizer --> chat template
                                                     |
@@ -16,9 +16,12 @@ from typing import Any
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dev_sets import dev_sets
+from paddlenlp_ext.data.audit.checks.tokens import CONTEXT_REMEDY
+from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_training_template
 from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
@@ -28,6 +31,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
+from paddlenlp_ext.utils.logging import get_logger
 
 Dataset = str | os.PathLike[str] | Rows
 """Path of data files, or rows in memory."""
@@ -179,3 +183,34 @@ def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Cal
     elif config.preference is not None:
         load = partial(load_preference_dataset, preference=config.preference)
     return partial(load, tokenizer=tokenizer, template=template, fingerprint=tokenizer_fingerprint(tokenizer))
+
+
+def check_training_rows(config: RunConfig, data: RunData) -> None:
+    """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
+
+    The target tokens of a stream are checked later, while its rows are read.
+
+    Raises:
+        ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
+    """
+    if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
+        check_losses(data.train_rows.stats, config.data.max_lost_targets)
+    if (warning := rows_beyond_context(config, data)) is not None:
+        get_logger().warning("%s", warning)
+
+
+def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
+    """Return a warning with the number of training rows longer than the model's context (after RoPE scaling).
+
+    Returns:
+        None if no row is longer, or the run does not train. The rows of a stream are not counted.
+    """
+    rows, context = data.train_rows, DecoderConfig.from_dict(data.source.config).max_context
+    if rows is None:
+        return None
+    if isinstance(rows, TokenStream):
+        longer = f"max_length {config.data.max_length:,} exceeds" if config.data.max_length - 1 > context else None
+    else:
+        count = int((rows.sequence_lengths > context).sum())
+        longer = f"{count:,} of {len(rows):,} training rows are longer than" if count else None
+    return longer and f"{longer} the model's context of {context:,} positions; {CONTEXT_REMEDY}"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.trainer.run_data import load_data
+from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.training import make_config
 
