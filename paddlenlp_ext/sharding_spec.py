@@ -11,7 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 Style = Literal["colwise", "inner_colwise", "rowwise", "vocab", "norm", "replicated", "experts"]
 """Sharding style of a layer.
@@ -136,3 +136,25 @@ def is_materialized(tensor: Any) -> bool:
 def is_updated_here(parameter: Any) -> bool:
     """Return whether the optimizer of this process updates the parameter and holds its optimizer state."""
     return placement_of(parameter).is_updated_here
+
+
+class ShardGroup(Protocol):
+    """Tensor-parallel group of `size` ranks; `index` is the rank of this process."""
+
+    @property
+    def index(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    def all_reduce(self, x: Any) -> Any:
+        """Return the sum of `x` over the ranks of the group; differentiable."""
+        ...
+
+    def copy(self, x: Any) -> Any:
+        """Return `x`, a tensor that is equal on all ranks; the backward pass all-reduces the gradient of `x`."""
+        ...
+
+    def all_gather(self, part: Any, axis: int) -> Any:
+        """Concatenate the equally shaped shards of all ranks along `axis`; not differentiable."""
+        ...

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import paddle
 from paddle import nn
 
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
-
-
-class FeatureShards(Protocol):
-    """Interface of the ranks that hold shards of the normalized axis (parallel/tensor_parallel.py)."""
-
-    size: int
-
-    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum of `x` over the ranks; the sum is differentiable."""
-        ...
-
-    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks; the backward pass all-reduces the gradient."""
-        ...
+from paddlenlp_ext.sharding_spec import ShardGroup
 
 
 class RMSNorm(nn.Layer):
@@ -34,7 +19,7 @@ class RMSNorm(nn.Layer):
         shards: ranks that hold the shards of the last axis; None if the axis is not sharded.
     """
 
-    shards: FeatureShards | None = None
+    shards: ShardGroup | None = None
 
     def __init__(self, size: int, epsilon: float, offset: float = 0.0) -> None:
         super().__init__()
@@ -62,7 +47,7 @@ class RMSNorm(nn.Layer):
         """Return `x + addend` and the sum normalized with `weight` [size], both [..., size]."""
         return add_rms_norm(x, addend, weight, self.epsilon, self.offset)
 
-    def _norm_sharded(self, x: paddle.Tensor, weight: paddle.Tensor, shards: FeatureShards) -> paddle.Tensor:
+    def _norm_sharded(self, x: paddle.Tensor, weight: paddle.Tensor, shards: ShardGroup) -> paddle.Tensor:
         """Normalize in float32 by the mean square over all shards."""
         x_fp32 = x.astype("float32")
         squares = shards.copy(shards.all_reduce(x_fp32.square().sum(axis=-1, keepdim=True)))

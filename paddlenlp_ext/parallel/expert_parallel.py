@@ -40,7 +40,7 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
-from paddlenlp_ext.parallel.collectives import all_gather_cat, all_to_all_rows, exchange_rows
+from paddlenlp_ext.parallel.collectives import all_to_all_rows, exchange_rows
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.shard_parameters import own_tensors, set_own_tensor, shard_experts
 from paddlenlp_ext.peft.layers import AdapterLayer
@@ -189,7 +189,7 @@ class ExpertExchange:
         self._set_gathered(True, self._first_of_group, self._num_local * self._axis.size)
         for layer, name, own in self._own:
             if is_on_stage(own):
-                full = all_gather_cat(own.detach(), 0, [own.shape[0]] * self._axis.size, self._axis.group)
+                full = self._axis.all_gather(own.detach(), 0)
                 full.stop_gradient = own.stop_gradient
                 set_own_tensor(layer, name, full)
 

@@ -18,10 +18,12 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+import paddle
 import paddle.distributed as dist
 
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.paddle_compat import forget_hybrid_groups
+from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.gloo import gloo_barrier, install_gloo_collectives
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.distributed_env import rank, world_size
@@ -34,7 +36,7 @@ _ORDER = {  # outermost axis first
 
 @dataclass(frozen=True)
 class ProcessAxis:
-    """Processes along one mesh axis, or along several axes.
+    """Processes along one mesh axis, or along several axes, with their collectives (see parallel/collectives.py).
 
     Attributes:
         index: rank of this process along the axis.
@@ -51,6 +53,18 @@ class ProcessAxis:
     group: Any = None
     ranks: tuple[int, ...] = (0,)
     pairs: dict[int, Any] = field(default_factory=dict)
+
+    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return the sum of `x` over the processes; the backward pass leaves the gradient unchanged."""
+        return reduce_from_group(x, self.group)
+
+    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Return `x`, which must be equal on all processes; the backward pass all-reduces the gradient of `x`."""
+        return copy_to_group(x, self.group)
+
+    def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
+        """Concatenate the equally shaped shards of all processes along `axis`; not differentiable."""
+        return all_gather_cat(part, axis, [part.shape[axis]] * self.size, self.group)
 
 
 @dataclass(frozen=True)

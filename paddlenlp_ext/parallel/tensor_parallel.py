@@ -38,7 +38,6 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import own_parameters
-from paddlenlp_ext.parallel.collectives import all_gather_cat, copy_to_group, reduce_from_group
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards, apply_sequence_parallel
 from paddlenlp_ext.parallel.shard_parameters import (
@@ -82,7 +81,7 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
     Raises:
         ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded.
     """
-    collectives = _TPCollectives(lambda x: copy_to_group(x, axis.group), lambda y: reduce_from_group(y, axis.group))
+    collectives = _TPCollectives(axis.copy, axis.all_reduce)
     if sequence is not None:
         collectives = _TPCollectives(sequence.gather, sequence.reduce_scatter)
     decoder = model.get_base_model()
@@ -198,29 +197,6 @@ def styles_by_name(model: CausalLM, plan: TensorPlan) -> dict[str, Style]:
     return styles
 
 
-class TensorParallelGroup:
-    """Tensor ranks that hold the shards of an adapter; implements `peft.layers.ShardGroup`.
-
-    Args:
-        axis: mesh axis of the tensor-parallel ranks.
-    """
-
-    def __init__(self, axis: ProcessAxis) -> None:
-        self.index, self.size, self._group = axis.index, axis.size, axis.group
-
-    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum of `x` over the ranks; differentiable."""
-        return reduce_from_group(x, self._group)
-
-    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which must be equal on all ranks; the backward pass all-reduces the gradient of `x`."""
-        return copy_to_group(x, self._group)
-
-    def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Concatenate equal shards along `axis`; not differentiable."""
-        return all_gather_cat(part, axis, [part.shape[axis]] * self.size, self._group)
-
-
 class _SharedInput:
     """Input that several column-parallel layers (q, k and v) read.
 
@@ -318,18 +294,13 @@ def _shard_adapter(adapter: AdapterLayer, style: Style, axis: ProcessAxis, has_p
         has_partial_gradients: whether the gradients of unsharded parameters are partial sums on each rank.
     """
     for name, shard_axis in adapter.sharding_axes(style).items():
-        owner, leaf = _owner(adapter, name)
+        parent, _, leaf = name.rpartition(".")
+        owner = layer_at(adapter, parent)
         if shard_axis is not None:
             shard_parameter(owner, leaf, shard_axis, axis, even=style != "vocab")
         elif has_partial_gradients and leaf in own_parameters(owner):
             set_placement(own_parameters(owner)[leaf], needs_tp_reduce=True)
-    adapter.set_tensor_parallel_shard(style, TensorParallelGroup(axis))
-
-
-def _owner(layer: nn.Layer, name: str) -> tuple[nn.Layer, str]:
-    """Return the sublayer that holds the tensor with the dotted `name`, and the last component of the name."""
-    parent, _, leaf = name.rpartition(".")
-    return layer_at(layer, parent), leaf
+    adapter.set_tensor_parallel_shard(style, axis)
 
 
 def _replicate(outermost: nn.Layer, axis: ProcessAxis, shared: _SharedInput) -> None:
@@ -355,7 +326,7 @@ def _shard_norm(name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
     if not isinstance(outermost, RMSNorm):
         raise ValueError(f"{name}: tensor parallelism does not support an adapter on this norm; remove the adapter")
     shard_parameter(outermost, "weight", 0, axis)
-    outermost.shards = TensorParallelGroup(axis)
+    outermost.shards = axis
 
 
 def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _TPCollectives) -> None:

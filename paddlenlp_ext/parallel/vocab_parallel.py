@@ -21,7 +21,7 @@ from paddlenlp_ext.ops.linear_cross_entropy.chunks import (
     losses_by_chunks,
     sum_of_losses,
 )
-from paddlenlp_ext.parallel.collectives import all_gather_cat, reduce_from_group
+from paddlenlp_ext.parallel.collectives import all_gather_cat
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.sharding_spec import Shard
 
@@ -55,7 +55,7 @@ class VocabParallelEmbedding(nn.Layer):
         is_own = (input_ids >= self._shard.start) & (input_ids < self._shard.stop)
         own_ids = paddle.where(is_own, input_ids - self._shard.start, paddle.zeros_like(input_ids))
         vectors = embedding(table, own_ids)
-        return reduce_from_group(vectors * is_own.unsqueeze(-1).astype(vectors.dtype), self._axis.group)
+        return self._axis.all_reduce(vectors * is_own.unsqueeze(-1).astype(vectors.dtype))
 
 
 class VocabParallelHead:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import paddle
@@ -18,26 +18,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
-from paddlenlp_ext.sharding_spec import Style
-
-
-class ShardGroup(Protocol):
-    """Tensor-parallel group of `size` ranks; `index` is the rank of this process."""
-
-    index: int
-    size: int
-
-    def all_reduce(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return the sum of `x` over the ranks of the group; differentiable."""
-        ...
-
-    def copy(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, a tensor that is equal on all ranks; the backward pass all-reduces the gradient of `x`."""
-        ...
-
-    def all_gather(self, part: paddle.Tensor, axis: int) -> paddle.Tensor:
-        """Concatenate the equally shaped shards of all ranks along `axis`; not differentiable."""
-        ...
+from paddlenlp_ext.sharding_spec import ShardGroup, Style
 
 
 class AdapterLayer(nn.Layer):

@@ -23,12 +23,12 @@ from paddle import nn
 from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import LinearAdapter, ShardGroup, adapter_layers, as_linear, require_whole_blocks
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, as_linear, require_whole_blocks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.methods.oft import cayley, chosen_block_size, rotate_blocks
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
-from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.sharding_spec import ShardGroup, Style
 
 BLOCK_SIZE = 4
 

@@ -26,11 +26,11 @@ from paddlenlp_ext.config.options import option
 from paddlenlp_ext.nn.submodules import layer_at
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import refuse_unread_fields
-from paddlenlp_ext.peft.layers import Factor, LinearAdapter, ShardGroup, adapter_layers, as_linear, require_whole_blocks
+from paddlenlp_ext.peft.layers import Factor, LinearAdapter, adapter_layers, as_linear, require_whole_blocks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
-from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.sharding_spec import ShardGroup, Style
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
