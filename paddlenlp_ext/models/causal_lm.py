@@ -134,7 +134,8 @@ class CausalLM(TrainableModel):
         Args:
             input_ids, position_ids, document_lengths, cache: see `forward`.
             document_parents: for each document of a row, the index of the document that it continues, or None
-                (ops/attention/layout.py). Several answers to one prompt can share the computation of the prompt.
+                (ops/attention/document_layout.py). Several answers to one prompt can share the computation of the
+                prompt.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from paddlenlp_ext.utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from paddlenlp_ext.peft.combine import load_combined as load_combined
     from paddlenlp_ext.peft.config import PeftConfig as PeftConfig
     from paddlenlp_ext.peft.constructor_arguments import PromptTuningInit as PromptTuningInit
     from paddlenlp_ext.peft.constructor_arguments import TaskType as TaskType
+    from paddlenlp_ext.peft.load_combined import load_combined as load_combined
     from paddlenlp_ext.peft.lora_conversion import save_as_lora as save_as_lora
     from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig as AdaLoRAConfig
     from paddlenlp_ext.peft.methods.adalora import AdaLoraConfig as AdaLoraConfig

@@ -15,8 +15,8 @@ import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig

@@ -30,8 +30,8 @@ from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.dispatch import on_cpu
 from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.norm_linear import norm_linear_op
+from paddlenlp_ext.ops.norm_linear.fits_one_launch import MOST_POSITIONS
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.norm_linear.shared_format import MOST_POSITIONS
 from paddlenlp_ext.paddle_compat import has_forward_hooks
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.utils.logging import get_logger

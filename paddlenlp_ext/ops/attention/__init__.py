@@ -11,9 +11,9 @@ import paddle
 from paddlenlp_ext.ops.attention.alibi import alibi_slopes
 from paddlenlp_ext.ops.attention.blockwise import blockwise_attention
 from paddlenlp_ext.ops.attention.cpp import attention_cpp
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.attention.flashmask import MAX_HEAD_DIM, flashmask_attention
 from paddlenlp_ext.ops.attention.kernels import LARGEST_ROW
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, DocumentParents, KeyValuePrefix
 from paddlenlp_ext.ops.attention.reference import attention_reference
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.attention.triton import attention_triton

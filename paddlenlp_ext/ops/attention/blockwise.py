@@ -22,7 +22,7 @@ import paddle
 import paddle.nn.functional as F
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.tensor_utils import contiguous
 

@@ -17,7 +17,7 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls_enabled

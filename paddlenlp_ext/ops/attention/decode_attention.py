@@ -20,7 +20,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 from paddlenlp_ext.ops.cpp.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp

@@ -24,7 +24,7 @@ import os
 import paddle
 import paddle.nn.functional as F
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.start_rows import attend_in_copies, start_rows_on
 
 _VERSION_FLAG, _DETERMINISTIC_FLAG = "FLAGS_flash_attn_version", "FLAGS_cudnn_deterministic"

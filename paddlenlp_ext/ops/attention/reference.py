@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import paddle
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, attention_weights
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 
 
 def attend_in_copies(

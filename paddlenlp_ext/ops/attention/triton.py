@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
-from paddlenlp_ext.ops.attention.layout import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.attention.start_rows import attend_in_copies, start_rows, start_rows_on
 from paddlenlp_ext.ops.tensor_utils import needs_grad

@@ -7,7 +7,7 @@
 | triton | triton.py | one launch for the sum, the norm and up to three layers over at most 16 positions |
 | reference | reference.py | separate calls of `rms_norm` and of each linear layer |
 
-shared_format.py checks whether the Triton kernel supports the layers.
+fits_one_launch.py checks whether the Triton kernel supports the layers.
 
 Shapes: D hidden, O outputs.
 """

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import paddle
 
+from paddlenlp_ext.ops.norm_linear.fits_one_launch import supports
 from paddlenlp_ext.ops.norm_linear.reference import norm_linear_reference
-from paddlenlp_ext.ops.norm_linear.shared_format import supports
 from paddlenlp_ext.ops.tensor_utils import contiguous
 from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
 

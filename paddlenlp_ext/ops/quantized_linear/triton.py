@@ -11,7 +11,7 @@ import math
 
 import paddle
 
-from paddlenlp_ext.ops.norm_linear.shared_format import MOST_POSITIONS
+from paddlenlp_ext.ops.norm_linear.fits_one_launch import MOST_POSITIONS
 from paddlenlp_ext.ops.quantized_linear.reference import quantized_linear_reference
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.triton import fits_tiles, kernel_format, kernel_tables, tile_format, tile_layer

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.ops.attention.blockwise import QUERY_BLOCK, TILE_SCORES, plan_blocks
-from paddlenlp_ext.ops.attention.layout import AttentionLayout
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout
 
 PACKS = {
     "short": [[60] * 30],

@@ -10,7 +10,7 @@ import paddle.nn.functional as F
 import pytest
 
 from paddlenlp_ext.ops.attention import flashmask
-from paddlenlp_ext.ops.attention.layout import AttentionLayout
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout
 from paddlenlp_ext.ops.attention.start_rows import start_rows
 from tests.common.gpu import pretend_gpu
 

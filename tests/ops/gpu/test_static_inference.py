@@ -19,7 +19,7 @@ from paddle.incubate.autograd.phi_ops_map import op_info
 
 import paddlenlp_ext
 from paddlenlp_ext.ops.attention import flashmask
-from paddlenlp_ext.ops.attention.layout import AttentionLayout
+from paddlenlp_ext.ops.attention.document_layout import AttentionLayout
 from paddlenlp_ext.ops.quantized_linear import weight_only
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from tests.common.gpu import pretend_gpu

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
-from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig

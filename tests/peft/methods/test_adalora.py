@@ -17,7 +17,7 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.peft.combine import load_combined
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import BudgetSchedule, select_ranks

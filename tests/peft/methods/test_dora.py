@@ -8,8 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.methods.dora import DoRAConfig, DoRALinear
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

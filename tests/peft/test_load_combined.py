@@ -8,9 +8,9 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.peft.combine import load_combined
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.load_combined import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig

@@ -1,4 +1,4 @@
-"""Check that one kernel launch can compute several layers: their weights must share a storage format."""
+"""Check that one kernel launch can compute an RMS norm and several layers, whose weights share a storage format."""
 
 from __future__ import annotations
 
