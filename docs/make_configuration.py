@@ -21,16 +21,16 @@ REWARD_KEYS = (
 )
 DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
 
-_NO_DROPOUT = "no decoder here has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
+_NO_DROPOUT = "no decoder of this library has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
 DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
     "sharding_parallel_degree": (
         1,
-        "as in PaddleNLP's code: `sharding` shards over all remaining devices; 1 shards nothing",
+        "as in PaddleNLP's code: `sharding` shards over all remaining devices; 1 disables sharding",
     ),
     "position": ("f7", "as in PaddleNLP's code"),
-    "intervention_type": ("LoReftIntervention", "another spelling; both are accepted"),
-    "device": ("gpu", "uses a GPU if there is one, and runs on other machines too"),
-    "report_to": ("visualdl", "VisualDL is an extra package; the numbers are always in `metrics.jsonl`"),
+    "intervention_type": ("LoReftIntervention", "only the spelling differs; both spellings are accepted"),
+    "device": ("gpu", "`auto` uses a GPU if there is one, and the CPU otherwise"),
+    "report_to": ("visualdl", "VisualDL is an extra package; the metrics are always written to `metrics.jsonl`"),
     "hidden_dropout_prob": (0.1, _NO_DROPOUT),
     "attention_probs_dropout_prob": (0.1, _NO_DROPOUT),
 }
@@ -62,7 +62,7 @@ def _own_keys(sections: Mapping[str, type]) -> str:
 
 def defaults_table(known: KnownKeys) -> str:
     """Return the defaults that differ from PaddleNLP's, as a Markdown table."""
-    lines = ["| key | PaddleNLP | here | reason |", "|---|---|---|---|"]
+    lines = ["| key | default of PaddleNLP | default of this library | reason |", "|---|---|---|---|"]
     for key, (documented, reason) in DIFFERENT_DEFAULTS.items():
         here = show_default(known.options[known.keys[key]].default)
         lines.append(f"| `{key}` | {show_default(documented)} | {here} | {reason} |")

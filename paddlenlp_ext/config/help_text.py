@@ -64,7 +64,7 @@ def _remark(option: Option, table: OptionTable) -> str:
     if entry.outcome == "no effect" or entry.needs is not None:
         reason = entry.reason if entry.needs is None else f"{entry.needs} is not available yet"
         return f" (no effect: {reason})"
-    return f" (only {', '.join(show_default(value) for value in entry.neutral)} so far: {entry.reason})"
+    return f" (available: {', '.join(show_default(value) for value in entry.neutral)}; other values: {entry.reason})"
 
 
 def show_default(default: Any) -> str:

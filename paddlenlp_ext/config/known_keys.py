@@ -113,5 +113,6 @@ def _switch_option(switch: str, method: type) -> Option:
         kinds=frozenset({bool}),
         optional=False,
         default=False,
-        help=f"train an adapter{': ' + summary if summary else ''}" + "".join(f" (with {name})" for name in needed),
+        help=f"train {'with ' + summary if summary else 'an adapter'}"
+        + "".join(f" (requires {name}: true)" for name in needed),
     )

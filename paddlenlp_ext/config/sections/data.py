@@ -22,17 +22,18 @@ class DataConfig(OptionGroup):
     train_dataset_prob: str | None = option(
         None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
     )
-    task_name: str | None = option(None, help="configuration of a hub data set")
+    task_name: str | None = option(None, help="name of a configuration of the hub dataset")
     column_mapping: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None, help='columns to rename to fields of a row format, such as {"question": "src", "answer": "tgt"}'
     )
     dataset_num_proc: int | None = option(
-        None, minimum=1, help="processes that tokenize a dataset; unset: one per available processor"
+        None, minimum=1, help="number of processes that tokenize a dataset; unset: one per available processor"
     )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset",),
-        help="dev sets instead of the dev split of the dataset: a path, a list of paths, or an object {name: path}",
+        help="datasets for evaluation, in place of the dev split of the training dataset: a path, a list of paths, or "
+        "an object {name: path}",
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
@@ -74,7 +75,9 @@ class DataConfig(OptionGroup):
         8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"
     )
     dataloader_num_workers: int = option(
-        0, minimum=0, help="with lazy: processes that tokenize in the background; 0: rows are tokenized on demand"
+        0,
+        minimum=0,
+        help="with lazy: number of processes that tokenize in the background; 0: rows are tokenized on demand",
     )
     autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
     use_pose_convert: bool = option(

@@ -41,7 +41,9 @@ class ModelConfig(OptionGroup):
     """`config.model`: the base model, its tokenizer, quantization and context extension."""
 
     model_name_or_path: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
-    tokenizer_name_or_path: str | None = option(None, help="folder or hub id of the tokenizer; unset: the model's")
+    tokenizer_name_or_path: str | None = option(
+        None, help="folder or hub id of the tokenizer; unset: the tokenizer of the model"
+    )
     add_tokens: tuple[str, ...] | None = option(
         None, help="tokens to add to the tokenizer; their new rows in embedding and lm_head are trained"
     )
@@ -50,7 +52,7 @@ class ModelConfig(OptionGroup):
     )
     resize_vocab: bool = option(False, help="resize embedding and lm_head to the number of tokens of the tokenizer")
     resize_to_multiple_of: int | None = option(
-        None, minimum=1, help="round the rows of embedding and lm_head up to a multiple of this number"
+        None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this value"
     )
     continue_training: bool = option(True, help="false: initialize random weights from config.json")
     use_flash_attention: bool = option(
@@ -70,7 +72,7 @@ class ModelConfig(OptionGroup):
         help="quantize the frozen base weights (QLoRA); an object maps layer patterns to formats (null: not quantized)",
     )
     weight_blocksize: int = option(
-        64, minimum=2, aliases=("qlora_weight_blocksize",), help="weights per quantization scale in nf4 and fp4"
+        64, minimum=2, aliases=("qlora_weight_blocksize",), help="number of weights that share a scale in nf4 and fp4"
     )
     weight_double_quant: bool = option(
         False,
@@ -78,7 +80,10 @@ class ModelConfig(OptionGroup):
         help="quantize the scales of nf4 and fp4 too (double quantization)",
     )
     weight_double_quant_block_size: int = option(
-        256, minimum=2, aliases=("qlora_weight_double_quant_block_size",), help="scales per second-level scale"
+        256,
+        minimum=2,
+        aliases=("qlora_weight_double_quant_block_size",),
+        help="with double quantization: number of scales that share a second-level scale",
     )
     router_aux_loss_coef: float | None = option(
         None,
@@ -95,7 +100,7 @@ class ModelConfig(OptionGroup):
         None,
         choices=tuple(LONG_SEQUENCE_STRATEGIES),
         synonyms=TYPE_SPELLINGS,
-        help="PaddleNLP module of the strategy; unset: follows from strategy_name",
+        help="PaddleNLP module of the strategy; unset: derived from strategy_name",
     )
     strategy_name: str | None = option(
         None,

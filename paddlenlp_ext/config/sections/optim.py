@@ -31,7 +31,8 @@ class OptimConfig(OptionGroup):
     muon_scale: str = option(
         "match_rms_adamw",
         choices=("match_rms_adamw", "original"),
-        help="with muon: scale of updates; match_rms_adamw suits AdamW learning rates, original suits about 0.02",
+        help="with muon: scale of updates; match_rms_adamw suits the learning rates of AdamW, original suits learning "
+        "rates around 0.02",
     )
     offload_optim: bool = option(
         False, help="keep optimizer state in host memory between steps (GPUs only; experimental, not yet run on a GPU)"

@@ -44,7 +44,7 @@ class ParallelConfig(OptionGroup):
         -1,
         minimum=-1,
         winning_aliases=("sharding_degree",),
-        help="number of devices that the state is sharded over; -1: all remaining devices; 1: none",
+        help="number of devices that the state is sharded over; -1: all remaining devices; 1: no sharding",
     )
     sharding_parallel_config: str = option(
         "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags for sharding"

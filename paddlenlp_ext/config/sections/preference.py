@@ -90,7 +90,8 @@ class PreferenceDataConfig(DataConfig):
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset", "dev_dataset_path"),
-        help="dev sets: a path, a list of paths, or an object {name: path}; unset: dev split of dataset_name_or_path",
+        help="datasets for evaluation: a path, a list of paths, or an object {name: path}; unset: dev split of "
+        "dataset_name_or_path",
     )
     src_length: int = option(2048, minimum=1, aliases=("max_prompt_len",), help="maximum tokens of a prompt")
     max_length: int = option(

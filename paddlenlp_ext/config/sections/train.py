@@ -82,9 +82,12 @@ class TrainConfig(OptionGroup):
     )
     refined_recompute: str = option(
         "",
-        help="outputs to save in recomputed layers, and in how many layers: mlp_row_ln:5,flash_attn:-1 (-1: all)",
+        help="outputs to save in recomputed layers, and in how many layers, such as mlp_row_ln:5,flash_attn:-1 "
+        "(-1: all layers)",
     )
-    no_recompute_layers: object | None = option(None, help="layers that are not recomputed, counted from 0: [0, 1]")
+    no_recompute_layers: object | None = option(
+        None, help="indices of layers that are not recomputed, counted from 0, such as [0, 1]"
+    )
     offload_recompute_inputs: bool = option(
         False, help="offload the inputs of recomputed layers: to host memory on GPUs, to a temporary file on CPUs"
     )

@@ -189,7 +189,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     }
 
     init_r: int = option(12, help="initial rank of every layer's update", minimum=1)
-    target_r: int = option(8, help="final rank of a layer's update, on average", minimum=1)
+    target_r: int = option(8, help="average of the final ranks of the layers", minimum=1)
     lora_alpha: float | None = option(
         None,
         help="the update is scaled by alpha / init_r; unset: 2 * init_r",

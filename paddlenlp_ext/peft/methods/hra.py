@@ -55,10 +55,12 @@ class HRAConfig(LinearTargetsConfig):
     peft_type: ClassVar[str] = "HRA"
     targets_key: ClassVar[str] = "hra_target_modules"
 
-    r: int = rank_option(8, "hra_rank", "number r of reflections per layer; if r is even, the model starts as its base")
+    r: int = rank_option(
+        8, "hra_rank", "number r of reflections per layer; if r is even, the initial model equals the base"
+    )
     apply_GS: bool = option(  # noqa: N815 - name in Hugging Face PEFT
         False,
-        help="orthonormalize the reflections of a layer; the model then does not start as its base",
+        help="orthonormalize the reflections of a layer; the initial model then differs from the base",
         aliases=("hra_apply_GS",),
         arguments=("gram_schmidt",),
         key="hra_gram_schmidt",

@@ -55,7 +55,7 @@ class LoKrConfig(LycorisConfig):
     alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset or 0: rank", minimum=0)
     decompose_factor: int = option(
         -1,
-        help="rows and columns of the first factor; -1: both factors have about the same size",
+        help="number of rows and of columns of the first factor; -1: both factors have about the same size",
         minimum=-1,
         arguments=("factor",),
         key="lokr_factor",

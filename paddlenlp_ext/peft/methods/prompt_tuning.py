@@ -189,7 +189,7 @@ class PromptTuningConfig(PromptConfig):
         arguments=("init_text",),
     )
     tokenizer_name_or_path: str | None = option(
-        None, help="tokenizer for prompt_tuning_init_text; unset: the model's own"
+        None, help="tokenizer for prompt_tuning_init_text; unset: the tokenizer of the model"
     )
 
     def __post_init__(self) -> None:

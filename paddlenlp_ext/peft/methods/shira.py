@@ -62,7 +62,7 @@ class SHiRAConfig(LinearTargetsConfig):
     adapter_class: ClassVar[type[TrainingHooks] | None] = SHiRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
-    r: int = rank_option(8, "shira_rank", "rank of a LoRA with the same number of parameters")
+    r: int = rank_option(8, "shira_rank", "SHiRA trains as many parameters as LoRA of this rank")
     random_seed: int | None = option(None, help="seed for the choice of elements; unset: the run's seed", minimum=0)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
