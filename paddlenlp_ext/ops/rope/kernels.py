@@ -351,7 +351,8 @@ def launch_rope(
     k = k or q
     weights = (q.tensor, k.tensor) if norms is None else (norms.q_weight, norms.k_weight)
     numbers = *q[1:], *k[1:], *_norm_numbers(norms)
-    constants = {"NORM": _norm_place(norms), "BACK": back, "INTERLEAVED": interleaved, **sizes.constants}
+    place = "none" if norms is None else "after" if norms.after_rotation else "before"
+    constants = {"NORM": place, "BACK": back, "INTERLEAVED": interleaved, **sizes.constants}
     grid, heads = (sizes.tokens, sum(sizes.blocks)), sizes.num_heads
     launch(rope_kernel, grid, q.tensor, k.tensor, *weights, *tables, *outs, *heads, *numbers, **constants)
 
@@ -387,15 +388,10 @@ def launch_norm_rope_backward(
     each = sizes.tokens_per_program if sums else 1
     tensors = *gradients, q.tensor, k.tensor, norms.q_weight, norms.k_weight, *tables, *results
     numbers = *sizes.num_heads, *q[1:], *k[1:], *_norm_numbers(norms), sizes.tokens
-    constants = {"NORM": _norm_place(norms), "SUMS": sums, "INTERLEAVED": interleaved, **sizes.constants}
+    place = "after" if norms.after_rotation else "before"
+    constants = {"NORM": place, "SUMS": sums, "INTERLEAVED": interleaved, **sizes.constants}
     grid, partials = (triton.cdiv(sizes.tokens, each), sum(sizes.blocks)), partials if sums else results[0]
     launch(norm_rope_backward_kernel, grid, *tensors, partials, *numbers, each, **constants)
-
-
-def _norm_place(norms: Any) -> str:
-    if norms is None:
-        return "none"
-    return "after" if norms.after_rotation else "before"
 
 
 def _norm_numbers(norms: Any) -> tuple[float, float]:
