@@ -26,13 +26,13 @@ PAGE, README = ROOT / "docs" / "adapters.md", ROOT / "README.md"
 PEFT = json.loads((DATA / "peft_types.json").read_text())
 BEGIN, END = "<!-- types of PEFT: python -m tests.peft.test_peft_types -->\n", "<!-- end of types -->\n"
 REMARKS = {
-    "BOFT": "PEFT computes several factors only with its CUDA extension",
+    "BOFT": "in PEFT, several butterfly factors need the CUDA extension",
     "LORA": "also DoRA, rsLoRA, PiSSA, OLoRA and trained token rows; plain LoRA also on `lm_head`, the embedding, "
     "experts and routers",
     "MULTITASK_PROMPT_TUNING": "for encoder-decoder models",
-    "P_TUNING": "no merging: it adds inputs",
-    "PREFIX_TUNING": "no merging: it adds keys and values",
-    "PROMPT_TUNING": "no merging: it adds inputs",
+    "P_TUNING": "cannot be merged: the method adds inputs",
+    "PREFIX_TUNING": "cannot be merged: the method adds keys and values",
+    "PROMPT_TUNING": "cannot be merged: the method adds inputs",
 }
 
 
