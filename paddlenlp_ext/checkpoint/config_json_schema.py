@@ -115,7 +115,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (
         FLAG.or_null(),
         "attention_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window use_qk_norm rope_interleave "
-        "norm_topk_prob output_router_logits use_bidirectional_attention no_bias",
+        "norm_topk_prob output_router_logits use_bidirectional_attention no_bias "
+        "use_logn_attn use_dynamic_ntk",
     ),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func"),
     # Token ids and labels.

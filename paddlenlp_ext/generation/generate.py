@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import paddle
@@ -83,8 +84,8 @@ def generate(
 
     Raises:
         ValueError: an option is out of range or contradicts another option; a prompt is empty, fills
-            `max_total_length`, or contains a token outside the vocabulary; all logits of a row are NaN; or the grammar
-            is too complex.
+            `max_total_length`, contains a token outside the vocabulary, or may with its continuation exceed the
+            model's `longest_answer`; all logits of a row are NaN; or the grammar is too complex.
 
     Example:
         >>> from paddlenlp_ext import AutoModelForCausalLM
@@ -115,7 +116,7 @@ def generate(
     options.check_batch_size(batch_size)
     if grammar is not None:
         options.check_grammar("grammar")
-    rows = _make_rows(prompts, first_row, options, vocab_size=model.config.vocab_size)
+    rows = _make_rows(prompts, first_row, options, model.config)
     for row in rows:
         row.grammar = None if grammar is None else grammar.copy()
     longest_first = sorted(rows, key=lambda row: -len(row.prompt))
@@ -131,10 +132,8 @@ def generate(
     return [row.generated for row in rows]
 
 
-def _make_rows(
-    prompts: Sequence[Sequence[int]], first_row: int, options: DecodingOptions, vocab_size: int
-) -> list[Row]:
-    rows = []
+def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: DecodingOptions, config: Any) -> list[Row]:
+    vocab_size, longest, rows = config.vocab_size, config.longest_answer, []
     for number, prompt in enumerate(prompts, start=first_row):
         if len(prompt) == 0:
             raise ValueError(f"prompt {number} is empty; pass at least one token")
@@ -149,6 +148,12 @@ def _make_rows(
             raise ValueError(
                 f"prompt {number} has {len(prompt)} tokens, but {total} leaves no room for new tokens; "
                 "shorten the prompt"
+            )
+        if longest is not None and len(prompt) + limit > longest:
+            raise ValueError(
+                f"prompt {number} has {len(prompt)} tokens and may get {limit} new ones, but {config.model_type} "
+                f"models need a scaling that is not implemented beyond {longest} tokens; pass "
+                f"max_total_length={longest}, or shorten the prompt"
             )
         rows.append(Row(number, [int(token) for token in prompt], limit))
     return rows

@@ -48,6 +48,8 @@ class DecoderConfig:
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         logit_scale: factor of the logits.
         logit_softcap: soft-cap of the logits (ops/linear_cross_entropy/__init__.py); None: no soft-cap.
+        longest_answer: maximum length of a prompt with its continuation, because longer sequences would need a scaling
+            that is not implemented; None: no limit.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/decoder_layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
@@ -94,6 +96,7 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    longest_answer: int | None = None
     num_labels: int | None = None
     layer: str = "pre_norm"
     sandwich_norms: tuple[str, str, str, str] = (

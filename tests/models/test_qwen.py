@@ -16,9 +16,11 @@ import pytest
 
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
+from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.long_context import STRATEGIES, context_overrides
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 
@@ -160,6 +162,31 @@ def test_qwen_adapter_of_the_fused_layer_is_saved_and_loaded(folder: Path, tmp_p
         expected, plain = model(ids).numpy(), AutoModelForCausalLM.from_pretrained(folder)(ids).numpy()
         np.testing.assert_allclose(again(ids).numpy(), expected, atol=1e-5)
     assert np.abs(expected - plain).max() > 1e-2
+
+
+def test_generate_of_qwen_beyond_seq_length_raises():
+    """Published models scale queries and frequencies of longer sequences, unless both settings are off."""
+    model = AutoModelForCausalLM.from_config(CONFIG)
+    assert len(model.generate([[1, 2]], max_new_tokens=30, eos_token_id=None)[0]) == 30
+    with pytest.raises(ValueError, match=r"prompt 1 has 3 tokens and may get 30 new ones, .* pass max_total_length=32"):
+        model.generate([[1, 2], [1, 2, 3]], max_new_tokens=30)
+    assert len(model.generate([[1, 2, 3]], max_new_tokens=30, max_total_length=32, eos_token_id=None)[0]) == 29
+    for changes in (
+        {"use_logn_attn": False, "use_dynamic_ntk": False},
+        {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ):
+        model = AutoModelForCausalLM.from_config({**CONFIG, **changes})
+        assert len(model.generate([[1, 2, 3]], max_new_tokens=30, eos_token_id=None)[0]) == 30
+
+
+@pytest.mark.parametrize("name", sorted(STRATEGIES.keys() - {"RotaryEmbedding", "LongRoPEScalingRotaryEmbedding"}))
+def test_long_sequence_strategy_changes_qwen_as_it_changes_qwen2(name: str):
+    options = ModelConfig(use_long_sequence_strategies=True, strategy_name=name, rope_scaling_factor=4.0)
+    plain = {**QWEN2, "head_dim": DIM, "max_position_embeddings": 32}
+    own, expected = (
+        DecoderConfig.from_dict({**config, **context_overrides(config, options)}) for config in (CONFIG, plain)
+    )
+    assert own.ropes == expected.ropes and own.max_context == expected.max_context and own.longest_answer is None
 
 
 def test_qwen_config_has_the_context_of_seq_length_and_rejects_dropout():

@@ -1,7 +1,8 @@
 """Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and other tensor names in files. arXiv:2309.16609.
 
 Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
-inference, but not in training. Neither is implemented, so the context of a model is `seq_length`.
+inference, but not in training. Neither is implemented, so the context of a model is `seq_length`, and generation beyond
+it is refused.
 """
 
 from __future__ import annotations
@@ -38,15 +39,28 @@ _KEYS = {
     "rope_theta": "rotary_emb_base",
 }
 """Common key of config.json -> key of this family."""
+_KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
+"""Keys that a long-sequence strategy sets, in files of Qwen 1 absent (`rope_theta`) or unused."""
+_LONGEST = "longest_answer"
+"""Key of completed configs for the length up to which the model needs no scaling."""
 _GATE_AND_UP = "gate_and_up_size"
 """Key of completed configs for the size of gate and up together, which GGUF files store."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     common = {key: config[own] for key, own in _KEYS.items() if config.get(own) is not None}
+    is_extended = any(config.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta"))
+    if is_extended:  # by a long-sequence strategy, which sets the common keys
+        common = {key: common[key] for key in common if config.get(key) is None or key not in _KEYS_OF_STRATEGIES}
     # `intermediate_size` in files is the sum of the output sizes of gate and up.
     outputs = config["intermediate_size"]
-    return {**config, **common, _GATE_AND_UP: outputs, "intermediate_size": outputs // 2}
+    return {
+        **config,
+        **common,
+        _GATE_AND_UP: outputs,
+        "intermediate_size": outputs // 2,
+        _LONGEST: None if is_extended else config.get("seq_length"),
+    }
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
@@ -54,11 +68,13 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
         if config.value(key):
             raise ValueError(f"{key} {config.value(key)!r} in config.json is not supported for qwen; set it to 0.0")
     bias = not config.value("no_bias")
+    scales_longer = config.value("use_logn_attn") or config.value("use_dynamic_ntk")
     return {
         "qkv_bias": True,
         "output_bias": bias,
         "mlp_bias": bias,
         "windows": full_attention(config),
+        "longest_answer": config.value(_LONGEST) if scales_longer else None,
         "file_layout": _FILES,
     }
 
@@ -68,7 +84,7 @@ FAMILIES.register("qwen")(
         "QWenLMHeadModel",
         _differences,
         DECODER_TENSOR_PLAN,
-        {"no_bias": True},
+        {"no_bias": True, "use_logn_attn": True, "use_dynamic_ntk": True},
         complete=_complete,
         fused_layers={"c_attn": ("q_proj", "k_proj", "v_proj")},
         classifier="QWenForSequenceClassification",
