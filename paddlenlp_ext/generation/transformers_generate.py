@@ -100,8 +100,13 @@ def generate_for(
         ValueError: two arguments contradict each other, an option of transformers is not available, or `generate`
             rejects an argument.
     """
-    if (prompts is None) == (input_ids is None):
-        raise ValueError("generate: pass either prompts or input_ids, not both")
+    if prompts is None and input_ids is None:
+        raise ValueError(
+            "generate: there is no prompt; pass lists of token ids as prompts, or the result of tokenizer(text, "
+            'return_tensors="pd") as **inputs'
+        )
+    if prompts is not None and input_ids is not None:
+        raise ValueError("generate: prompts and input_ids both set the prompt; pass only one of them")
     batch = prompts if input_ids is None else input_ids
     assert batch is not None, "checked above"
     is_padded = input_ids is not None or isinstance(batch, (paddle.Tensor, np.ndarray))

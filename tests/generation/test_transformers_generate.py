@@ -57,8 +57,8 @@ def test_generate_do_sample_equals_the_sampling_strategy():
 def test_generate_with_conflicting_arguments_raises():
     model, ids = tiny_model("llama_grouped_heads"), paddle.to_tensor([[1, 2, 3]])
     for arguments, message in (
-        ({}, "either prompts or input_ids"),
-        ({"prompts": [[1]], "input_ids": ids}, "either prompts or input_ids"),
+        ({}, "there is no prompt; pass lists of token ids as prompts"),
+        ({"prompts": [[1]], "input_ids": ids}, "prompts and input_ids both set the prompt"),
         ({"prompts": [[1]], "attention_mask": ids}, "have no padding"),
         ({"input_ids": ids, "attention_mask": ids[:, 1:]}, "pass both as"),
         ({"input_ids": ids, "do_sample": True, "decode_strategy": "sampling"}, "both choose the strategy"),
