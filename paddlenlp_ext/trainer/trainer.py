@@ -298,7 +298,7 @@ class Trainer:
                 self._stop(signals.received)
         for step_batch in itertools.islice(step_batches, max(0, state.total_steps - state.step)):
             if self.best.stops_early(state):
-                return
+                return self._log_steps()
             with self.time_limit.measured("step"):
                 report = guard.run(step, step_batch, state, self.schedule(state.schedule_step))
             state.move_to(step_batch)
@@ -315,7 +315,7 @@ class Trainer:
                 self._stop(signals.received)
             if self._is_requested("should_training_stop"):
                 logger.info("step %d: a callback requested the end of training", state.step)
-                return
+                return self._log_steps()
 
     def _is_requested(self, request: str) -> bool:
         """Return whether a callback of the main process made a request of `TrainerControl`, and reset it."""
@@ -330,8 +330,8 @@ class Trainer:
         train, state = self.config.train, self.state
         is_logged = state.step % train.logging_steps == 0 or state.step == state.total_steps
         is_logged = self._is_requested("should_log") or is_logged
-        if state.interval.num_steps and is_logged:
-            self._log(state.next_log_entry(self.schedule(state.schedule_step - 1)))
+        if is_logged:
+            self._log_steps()
         evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
         evaluates = self._is_requested("should_evaluate") or evaluates
         if evaluates:
@@ -385,6 +385,11 @@ class Trainer:
             state.best_name, state.best_metric, state.best_step = self.best.name, value, state.step
             if self.config.train.load_best_model_at_end:
                 self._save()
+
+    def _log_steps(self) -> None:
+        """Log the steps since the last log entry, if any."""
+        if self.state.interval.num_steps:
+            self._log(self.state.next_log_entry(self.schedule(self.state.schedule_step - 1)))
 
     def _log(self, entry: dict[str, Any]) -> None:
         self.state.log_history.append(entry)

@@ -5,12 +5,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_FEWEST_SMOOTHED = 20  # the moving average lags by 10 values, so in a shorter run it would lie far from the losses
 _EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
 
 
@@ -25,6 +29,17 @@ def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
 
 def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     """Plot the training and evaluation losses of a log history. Without losses, no file is written."""
+    figure = loss_figure(log_history)
+    if figure is not None:
+        with explained_errors(path):
+            figure.savefig(path)
+
+
+def loss_figure(log_history: Sequence[dict[str, Any]]) -> Figure | None:
+    """Return a figure of the losses of a log history, or None if it has no losses.
+
+    Each of a few training losses is marked with a point. Many training losses are also drawn smoothed.
+    """
     train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
     evaluations: dict[str, list[tuple[int, float]]] = {}
     for entry in log_history:
@@ -34,7 +49,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
                     (entry["step"], value)
                 )
     if not train and not evaluations:
-        return
+        return None
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # matplotlib takes a second to import
     from matplotlib.figure import Figure
@@ -44,8 +59,10 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     axes = figure.add_subplot()
     if train:
         steps, losses = zip(*train, strict=True)
-        axes.plot(steps, losses, color="#9ecae1", linewidth=1, label="training")
-        if len(train) > 2:
+        is_long = len(train) >= _FEWEST_SMOOTHED
+        color, marker = ("#9ecae1", "") if is_long else ("#08519c", "o")
+        axes.plot(steps, losses, color=color, marker=marker, markersize=4, linewidth=1, label="training")
+        if is_long:
             axes.plot(steps, smoothed(losses), color="#08519c", linewidth=1.8, label="training, smoothed")
     for number, (name, points) in enumerate(evaluations.items()):
         axes.plot(
@@ -62,8 +79,7 @@ def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False)
-    with explained_errors(path):
-        figure.savefig(path)
+    return figure
 
 
 class LossPlot(Callback):

@@ -79,6 +79,17 @@ def test_add_callback_follows_requests_and_ends_the_training(tmp_path):
     assert list(list_checkpoints(tmp_path)) == [1]
 
 
+def test_add_callback_request_to_end_logs_the_loss_of_the_last_steps(tmp_path):
+    class End(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_training_stop = state.global_step == 3
+
+    trainer = make_trainer(tmp_path, max_steps=4, logging_steps=2, save_strategy="no")
+    trainer.add_callback(End)
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history] == [2, 3]
+
+
 def test_add_callback_follows_requests_made_while_logging_and_evaluating(tmp_path):
     class LaterRequests(TrainerCallback):
         def on_log(self, args, state, control, logs=None, **kwargs):

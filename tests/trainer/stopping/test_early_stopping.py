@@ -112,6 +112,12 @@ def test_early_stopping_of_a_stopped_run_makes_no_further_step_unless_patience_g
         assert again.state.step == step
 
 
+def test_early_stopping_logs_the_loss_of_the_last_steps(tmp_path):
+    trainer = make_trainer(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], early_stopping_patience=2, logging_steps=2)
+    trainer.train()
+    assert [entry["step"] for entry in trainer.state.log_history if "loss" in entry] == [2, 3]
+
+
 def test_early_stopping_by_another_metric_than_before_counts_anew(tmp_path):
     keys = {"save_strategy": "steps", "save_steps": 1, "early_stopping_patience": 2}
     make_trainer(tmp_path, [1.0, 2.0, 3.0, 4.0, 5.0], **keys).train()
