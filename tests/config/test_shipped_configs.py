@@ -93,6 +93,10 @@ def test_shipped_files_exist_for_every_family():
     assert len(written) == len(every), "two files share an output_dir; a run would resume the other"
 
 
+def test_shipped_files_leave_the_progress_bar_on():
+    assert [path for path in ROOT.rglob("*.json") if "disable_tqdm" in path.read_text(encoding="utf-8")] == []
+
+
 @pytest.mark.parametrize("method", ["loftq", "qera"])
 def test_quantized_init_without_quantization_is_refused(tmp_path, method):
     (found,) = problems(write(tmp_path, SMALLEST | {"lora": True, method: True}), methods=BUILT)
