@@ -34,13 +34,15 @@ _UNUSED = ("dtype", "use_flash_attention")
 class ExportGgufArguments(ModelArguments):
     """Arguments of export_gguf.py."""
 
-    output_file: str = option(MISSING, help="the .gguf file")
+    output_file: str = option(MISSING, help="path of the .gguf file to write")
     outtype: str | None = option(
         None, choices=OUTTYPES, help="type of the weight matrices; unset: f16. Norms, biases and routers are f32"
     )
     adapter_only: bool = option(False, help="write only the adapter, in f32, to use with the base's GGUF file")
     overwrite: bool = option(False, help="replace an existing file")
-    allow_pickle: bool = option(False, help="read an adapter's .pdparams or .bin if it has no safetensors")
+    allow_pickle: bool = option(
+        False, help="read the .pdparams or .bin file of an adapter that has no safetensors file"
+    )
 
 
 def export_arguments(argv: Sequence[str]) -> ExportGgufArguments:

@@ -26,9 +26,11 @@ class ExportArguments(LoadArguments):
     """Arguments of export_model.py."""
 
     output_path: str = option(MISSING, help="folder of the exported model")
-    model_prefix: str = option("model", help="name of the program's files, without suffix")
+    model_prefix: str = option("model", help="name of the program files, without suffix")
     quant_type: str | None = option(
-        None, choices=QUANT_TYPES, help="format of the linear layers' weights; unset: as loaded"
+        None,
+        choices=QUANT_TYPES,
+        help="format of the weights of linear layers; unset: the format of the loaded weights",
     )
     overwrite: bool = option(False, help="replace a model at the output path")
 

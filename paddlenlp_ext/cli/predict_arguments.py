@@ -36,11 +36,11 @@ class PredictorArguments(ModelArguments):
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
     output_file: str = option("output.json", help='output file, with a line {"src", "tgt", "output"} for each row')
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
-    max_length: int = option(1024, minimum=1, help="maximum new tokens")
+    max_length: int = option(1024, minimum=1, help="maximum number of new tokens of an answer")
     total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")
-    batch_size: int = option(1, minimum=1, help="prompts decoded together")
-    min_length: int = option(0, minimum=0, help="minimum new tokens of an answer")
-    system: str | None = option(None, help="system prompt of the chat, and of rows without one")
+    batch_size: int = option(1, minimum=1, help="number of prompts decoded together")
+    min_length: int = option(0, minimum=0, help="minimum number of new tokens of an answer")
+    system: str | None = option(None, help="system prompt of the chat, and of rows without a system prompt")
     decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
     num_beams: int = option(1, minimum=1, help="beam_search: number of beams, at least 2")
     length_penalty: float = option(1.0, help="beam_search: a beam's score is divided by its length to this power")
@@ -50,7 +50,7 @@ class PredictorArguments(ModelArguments):
     )
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
     repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
-    seed: int = option(0, help="seed of the sampling")
+    seed: int = option(0, help="random seed of sampling")
     json_schema: str | None = option(None, help="file with a JSON schema; every answer conforms to the schema")
     regex: str | None = option(None, help="regular expression that every answer matches from start to end")
     mode: str = option(
@@ -58,18 +58,20 @@ class PredictorArguments(ModelArguments):
         choices=("dynamic", "static"),
         help="static: model_name_or_path is a folder that export_model.py wrote",
     )
-    model_prefix: str = option("model", help="mode static: name of the exported files, without suffix")
+    model_prefix: str = option("model", help="with --mode static: name of the exported files, without suffix")
     quant_type: str | None = option(
         None,
         choices=QUANT_TYPES,
-        help="format to quantize the linear layers to after merging; unset: as loaded",
+        help="format to quantize the linear layers to after merging; unset: keep the format of the loaded weights",
     )
     speculate_method: str | None = option(
         None,
         choices=(_NGRAMS, *NO_VALUE),
         help=f"{_NGRAMS}: draft tokens by n-gram lookup and verify several in one pass; needs batch_size 1",
     )
-    speculate_max_draft_token_num: int = option(1, minimum=1, help="maximum draft tokens verified in one pass")
+    speculate_max_draft_token_num: int = option(
+        1, minimum=1, help="maximum number of draft tokens verified in one pass"
+    )
     speculate_max_ngram_size: int = option(1, minimum=1, help="longest n-gram to look up")
 
     @property

@@ -23,13 +23,15 @@ class ReftArguments(OptionGroup):
     reft_path: str = option(MISSING, help="folder of the ReFT adapter")
     data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
     output_file: str = option("output.json", help='output file, with a line {"src", "tgt", "output"} for each row')
-    batch_size: int = option(1, help="prompts decoded together", minimum=1)
+    batch_size: int = option(1, help="number of prompts decoded together", minimum=1)
     max_length: int = option(1024, help="maximum tokens of prompt and answer together", minimum=1)
     src_length: int = option(512, help="maximum tokens of a prompt; longer prompts are truncated", minimum=1)
-    num_beams: int = option(1, help="number of beams of beam search; 1: greedy search", minimum=1)
+    num_beams: int = option(1, help="number of beams; 1: greedy search", minimum=1)
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
-    chat_template: str | None = option(None, help="Jinja or JSON file, or none; unset: as in training")
+    chat_template: str | None = option(
+        None, help="Jinja or JSON file with the chat template, or none; unset: the template of the training run"
+    )
 
 
 def predictor_arguments(argv: Sequence[str]) -> list[str]:

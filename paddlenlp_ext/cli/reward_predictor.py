@@ -33,10 +33,10 @@ class RewardPredictorArguments(ModelArguments):
 
     data_file: str = option(MISSING, help="rows in a preference or fine-tuning format, one JSON object per line")
     output_file: str = option(
-        "rewards.jsonl", help='file for the rows with the added field "rewards", the chosen answer first'
+        "rewards.jsonl", help='rows with the added field "rewards", in which the reward of the chosen answer is first'
     )
     max_length: int = option(4096, minimum=2, help="maximum tokens of a prompt with all its answers")
-    batch_size: int = option(8, minimum=1, help="rows scored together")
+    batch_size: int = option(8, minimum=1, help="number of rows scored together")
 
 
 def reward_predictor(argv: Sequence[str]) -> None:

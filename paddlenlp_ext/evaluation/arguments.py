@@ -30,9 +30,9 @@ class EvaluationArguments(ModelArguments):
     )
     output_dir: str = option("evaluation", help="folder for report.md, scores.png, results.json and rows.jsonl")
     max_length: int = option(
-        4096, minimum=2, help="maximum tokens of prompt plus answer, at most the model's context length"
+        4096, minimum=2, help="maximum tokens of prompt plus answer, limited by the context length of the model"
     )
-    batch_size: int = option(8, minimum=1, help="rows per batch")
+    batch_size: int = option(8, minimum=1, help="number of rows per batch")
     num_examples: int = option(3, minimum=0, help="number of example rows in the report")
     seed: int = option(0, minimum=0, help="random seed of the bootstrap")
 

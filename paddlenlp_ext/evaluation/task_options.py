@@ -46,14 +46,15 @@ class TaskOptions(OptionGroup):
     data_file: str | None = option(None, help="rows, one JSON object per line; perplexity also reads a .txt file")
     limit: int | None = option(None, minimum=1, help="evaluate only the first LIMIT rows")
     prompt: str | None = option(
-        None, help="prompt template with {field} for a field of the row; default: rows have a fine-tuning format"
+        None,
+        help="prompt template, in which {field} stands for a field of the row; default: rows have a fine-tuning format",
     )
     chat: bool = option(True, help="use the chat template; false: continue the prompt as plain text")
     answer: str = option(
         "answer", help="field with the reference answer: a text, a list of texts, or the index of a choice"
     )
     choices: str | list[str] = option(  # noqa: RUF009 (the default is a string)
-        "choices", help="field with the choices, or a list of templates with {field} for a field of the row"
+        "choices", help="field with the choices, or a list of templates, in which {field} stands for a field of the row"
     )
     delimiter: str = option(" ", help="text between prompt and choice; requires chat: false")
     metrics: tuple[str, ...] | None = option(

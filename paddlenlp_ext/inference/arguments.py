@@ -18,7 +18,7 @@ class LoadArguments(OptionGroup):
     """Arguments of programs that load a model, with or without an adapter."""
 
     model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
-    lora_path: str | None = option(None, help="adapter folder, of any method")
+    lora_path: str | None = option(None, help="folder of an adapter of any method")
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(
         None,
@@ -38,8 +38,11 @@ class ModelArguments(LoadArguments):
     """Arguments of programs that load a model and encode prompts for it."""
 
     chat_template: str | None = option(
-        None, help="Jinja or JSON file, or none; unset: the training run's template, else the tokenizer's"
+        None,
+        help="Jinja or JSON file with the chat template, or none; unset: the template of the training run, or else of "
+        "the tokenizer",
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='variables of the chat template, such as {"enable_thinking": false}; unset: as in training'
+        None,
+        help='variables of the chat template, such as {"enable_thinking": false}; unset: values of the training run',
     )

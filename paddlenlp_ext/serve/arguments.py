@@ -41,15 +41,19 @@ class ServeArguments(ModelArguments):
     max_batch_size: int = option(16, minimum=1, maximum=1024, help="maximum number of sequences decoded in one batch")
     max_waiting: int = option(256, minimum=1, help="maximum number of sequences that wait in the queue")
     max_total_length: int | None = option(
-        None, minimum=2, help="maximum tokens of prompt and answer together; unset: the model's context"
+        None, minimum=2, help="maximum tokens of prompt and answer together; unset: the context length of the model"
     )
     prompt_tokens_per_step: int = option(
         256, minimum=1, help="maximum number of prompt tokens per step, between two tokens of running requests"
     )
     max_body_bytes: int = option(2097152, minimum=1024, help="maximum size of a request in bytes")
     request_timeout: float = option(600.0, above=0, help="request timeout in seconds; a longer generation fails")
-    transfer_timeout: float = option(10.0, above=0, help="seconds in which a client must send or accept data")
-    shutdown_timeout: int = option(60, minimum=1, help="seconds to finish running requests after SIGTERM or Ctrl-C")
+    transfer_timeout: float = option(
+        10.0, above=0, help="time limit in seconds for a client to send a request or to accept data"
+    )
+    shutdown_timeout: int = option(
+        60, minimum=1, help="time limit in seconds for running requests after SIGTERM or Ctrl-C"
+    )
 
     @property
     def adapter_path(self) -> str | None:
