@@ -1,9 +1,9 @@
 """OpenAI-compatible server with continuous batching: `python -m paddlenlp_ext.serve --help`.
 
-HTTP request --requests.py, request_fields.py--> GenerationRequest --served_models.py--> prompt ids
+HTTP request --parse_request.py, request_fields.py--> GenerationRequest --served_models.py--> prompt ids
 prompt ids --running_request.py, engine_thread.py--> generation/continuous_batching.py
 tokens --choice_deltas.py: text up to a stop string, tool calls--> deltas
-deltas --responses.py--> JSON; with stream.py: server-sent events
+deltas --responses.py--> JSON; with server_sent_events.py: server-sent events
 
 access_control.py checks the API key and the Host header; connection.py closes idle connections.
 """

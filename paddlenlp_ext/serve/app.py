@@ -22,9 +22,8 @@ from paddlenlp_ext.serve.access_control import AccessCheck
 from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, until_disconnected
 from paddlenlp_ext.serve.engine_thread import EngineStoppedError, EngineThread, QueueFullError
 from paddlenlp_ext.serve.errors import ApiError
-from paddlenlp_ext.serve.read_request import ReadRequest, RequestReader
-from paddlenlp_ext.serve.reader_processes import Read, ReaderProcesses
-from paddlenlp_ext.serve.requests import ChatRequest
+from paddlenlp_ext.serve.parse_request import ChatRequest
+from paddlenlp_ext.serve.request_reader_processes import Read, ReaderProcesses
 from paddlenlp_ext.serve.responses import (
     ChatFormat,
     CompletionFormat,
@@ -35,7 +34,8 @@ from paddlenlp_ext.serve.responses import (
 )
 from paddlenlp_ext.serve.running_request import RunningRequest
 from paddlenlp_ext.serve.served_models import ModelCatalog
-from paddlenlp_ext.serve.stream import EventStream, sse_events
+from paddlenlp_ext.serve.server_sent_events import EventStream, sse_events
+from paddlenlp_ext.serve.tokenize_request import ReadRequest, RequestReader
 
 _JSON_TYPE = "application/json"
 

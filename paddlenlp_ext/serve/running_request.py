@@ -20,9 +20,9 @@ from paddlenlp_ext.generation.grammar import GrammarError, GrammarState
 from paddlenlp_ext.serve.choice_deltas import Choice, Delta
 from paddlenlp_ext.serve.engine_thread import EngineFailedError
 from paddlenlp_ext.serve.errors import ApiError
-from paddlenlp_ext.serve.read_request import ReadRequest
-from paddlenlp_ext.serve.requests import ChatRequest, CompletionRequest, GenerationRequest
+from paddlenlp_ext.serve.parse_request import ChatRequest, CompletionRequest, GenerationRequest
 from paddlenlp_ext.serve.served_models import ServedModel
+from paddlenlp_ext.serve.tokenize_request import ReadRequest
 from paddlenlp_ext.serve.tool_call_parser import tool_call_parser
 from paddlenlp_ext.utils.logging import get_logger
 

@@ -17,9 +17,9 @@ from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_sour
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles
 from paddlenlp_ext.peft.mixed_batches import AdapterGroups
-from paddlenlp_ext.serve.answer_format import AnswerFormat
 from paddlenlp_ext.serve.arguments import ServeArguments
 from paddlenlp_ext.serve.errors import ApiError, invalid
+from paddlenlp_ext.serve.response_format_field import AnswerFormat
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.suggest import did_you_mean
 

@@ -27,9 +27,9 @@ def serve(arguments: ServeArguments) -> None:
     from paddlenlp_ext.serve.app import Limits, make_app
     from paddlenlp_ext.serve.connection import TimedConnection
     from paddlenlp_ext.serve.engine_thread import EngineThread
-    from paddlenlp_ext.serve.read_request import RequestReader
-    from paddlenlp_ext.serve.reader_processes import ReaderProcesses, start_fork_server
+    from paddlenlp_ext.serve.request_reader_processes import ReaderProcesses, start_fork_server
     from paddlenlp_ext.serve.served_models import load_models
+    from paddlenlp_ext.serve.tokenize_request import RequestReader
 
     config = uvicorn.Config(
         "",

@@ -16,9 +16,9 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.serve.app import Limits, make_app
 from paddlenlp_ext.serve.engine_thread import EngineThread
-from paddlenlp_ext.serve.read_request import RequestReader
-from paddlenlp_ext.serve.reader_processes import ReaderProcesses
+from paddlenlp_ext.serve.request_reader_processes import ReaderProcesses
 from paddlenlp_ext.serve.served_models import ModelSet
+from paddlenlp_ext.serve.tokenize_request import RequestReader
 from tests.common.byte_tokenizer import byte_tokenizer
 from tests.common.models import TINY_LLAMA
 from tests.serve.asgi import running

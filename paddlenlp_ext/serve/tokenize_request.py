@@ -1,4 +1,4 @@
-"""Convert the body of a request to token ids; runs in the processes of reader_processes.py.
+"""Convert the body of a request to token ids; runs in the processes of request_reader_processes.py.
 
 body --> GenerationRequest --> model --> prompts as token ids --> check of the context
 """
@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddlenlp_ext.serve.answer_format import AnswerFormat
 from paddlenlp_ext.serve.errors import invalid
-from paddlenlp_ext.serve.requests import ChatRequest, GenerationRequest, parse_chat, parse_completion
+from paddlenlp_ext.serve.parse_request import ChatRequest, GenerationRequest, parse_chat, parse_completion
+from paddlenlp_ext.serve.response_format_field import AnswerFormat
 from paddlenlp_ext.serve.served_models import ModelCatalog, ServedModel
 from paddlenlp_ext.serve.tool_call_parser import answer_or_calls
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from paddlenlp_ext.serve.stream import EventStream
+from paddlenlp_ext.serve.server_sent_events import EventStream
 from tests.serve.test_connection import SCOPE, never
 
 

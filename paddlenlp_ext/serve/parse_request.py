@@ -17,9 +17,9 @@ from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.parse_messages import OPENAI_ROLES
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.logits_processors import LogitAdjustments
-from paddlenlp_ext.serve.answer_format import AnswerFormat, parse_answer_format
 from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.serve.request_fields import Fields, check_texts, checked_text, parse_body
+from paddlenlp_ext.serve.response_format_field import AnswerFormat, parse_answer_format
 
 MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16

@@ -21,7 +21,7 @@ from multiprocessing import forkserver
 
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.fair_turns import FairTurns, TooManyWaitingError
-from paddlenlp_ext.serve.read_request import ReadRequest, RequestReader
+from paddlenlp_ext.serve.tokenize_request import ReadRequest, RequestReader
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")

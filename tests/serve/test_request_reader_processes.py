@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.serve.errors import ApiError
-from paddlenlp_ext.serve.reader_processes import ReaderProcesses
+from paddlenlp_ext.serve.request_reader_processes import ReaderProcesses
 
 LARGE = b" " * (1 << 15)
 
