@@ -10,7 +10,9 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +23,7 @@ RECORD = Path(__file__).with_name("public_api.txt")
 PACKAGES = pytest.mark.parametrize("package", [paddlenlp_ext, peft], ids=lambda package: package.__name__)
 
 
-def describe(name: str, value: object) -> str:
+def describe(name: str, value: Any) -> str:
     """Return one line for a function, dataclass or config, with its arguments; for other classes, one per member."""
     if name != value.__name__:
         return f"{name} = {value.__name__}"
@@ -31,7 +33,17 @@ def describe(name: str, value: object) -> str:
         return f"{name}({', '.join(sorted(argument_names(value)))})"
     if inspect.isfunction(value) or dataclasses.is_dataclass(value):
         return f"{name}({', '.join(inspect.signature(value).parameters)})"
-    return "\n".join([name, *(f"{name}.{member}" for member in sorted(vars(value)) if not member.startswith("_"))])
+    members = sorted({member for cls in recorded_bases(value) for member in vars(cls) if not member.startswith("_")})
+    return "\n".join([name, *(f"{name}.{member}" for member in members)])
+
+
+def recorded_bases(value: type) -> Iterator[type]:
+    """Yield a class and its base classes in this package, up to the first base class with its own lines."""
+    for cls in value.mro():
+        if cls is not value and cls.__name__ in paddlenlp_ext.__all__:
+            return
+        if cls is value or cls.__module__.startswith("paddlenlp_ext."):
+            yield cls
 
 
 def public_api() -> str:

@@ -1,0 +1,99 @@
+"""Methods of `PeftModel` that save and load the active adapter."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.formats.adapter_config import CONFIG_FILE
+from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
+from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.named_adapters import NamedAdapters
+from paddlenlp_ext.utils.files import read_json_object
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger("paddlenlp_ext.peft")
+
+
+class ActiveAdapterFiles:
+    """Base class of `PeftModel`: saves and loads the active adapter."""
+
+    base_model: TrainableModel
+    adapters: NamedAdapters
+
+    def adapter_state(self) -> dict[str, paddle.Tensor]:
+        """Return a dict of the active adapter's tensors, keyed by layer and parameter name."""
+        return self.adapters.active.adapter_state()
+
+    def tensors_to_save(self) -> dict[str, paddle.Tensor]:
+        """Return a dict of the tensors to save, before the adapter's method converts them to its file format."""
+        return self.adapter_state()
+
+    def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write `adapter_config.json` and `adapter_model.safetensors` of the active adapter.
+
+        The files have the layout of Hugging Face PEFT. If the adapter is merged, its unmerged tensors are saved.
+
+        Args:
+            folder: created if it does not exist.
+            tensors: unsharded tensors to save instead of `tensors_to_save()`, if this process holds only shards.
+        """
+        with self.adapters.unmerged() as adapter:
+            adapter.save_pretrained(folder, tensors)
+
+    def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
+        """Write the final adapter, and log the layers that Hugging Face PEFT would drop.
+
+        Some methods, such as AdaLoRA, save a smaller adapter than they trained.
+        """
+        self.adapters.active.save_finished(folder, tensors)
+        fields = read_json_object(Path(folder, CONFIG_FILE))
+        if (warning := describe_layers_read_as_experts(fields, self.base_model)) is not None:
+            logger.warning("%s: %s", folder, warning)
+
+    def full_state(self, tensors: Mapping[str, Any] | None) -> dict[str, paddle.Tensor]:
+        """Return `tensors`, with lazy tensors read from their files; if `tensors` is None, return `adapter_state()`."""
+        return self.adapters.active.full_state(tensors)
+
+    def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
+        """Return the tensors of `state` that replace base parameters, or rows of the embedding and lm_head."""
+        return self.adapters.active.replaced_of(state)
+
+    def write_files(
+        self,
+        folder: str | os.PathLike[str],
+        peft_type: str,
+        fields: Mapping[str, Any],
+        tensors: Mapping[str, paddle.Tensor],
+    ) -> None:
+        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
+        self.adapters.active.write_files(folder, peft_type, fields, tensors)
+
+    def load_weights(self, folder: str | os.PathLike[str]) -> None:
+        """Load the tensors of a saved adapter with the same method and shapes, to resume training.
+
+        Raises:
+            ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
+                or the base model has another quantization or config.
+        """
+        self.resume_from(read_adapter(folder))
+
+    def resume_from(self, stored: AdapterFiles) -> None:
+        """Load the tensors of a stored adapter, to resume training; raises the errors of `load_weights`."""
+        self.adapters.require_unmerged("loading an adapter")
+        self.adapters.active.resume_from(stored)
+
+    def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
+        """Load all tensors of the adapter, keyed as in `adapter_state`; an error leaves the adapter unchanged.
+
+        Raises:
+            ValueError: tensors are missing, unexpected or of another shape.
+        """
+        self.adapters.require_unmerged("loading an adapter")
+        self.adapters.active.load_tensors(tensors, where)
