@@ -122,9 +122,13 @@ REFUSALS = (
         "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
         "write the better answer as the answer, and remove the field",
     ),
-    Refusal((*TOOLS, "chat_template_kwargs", *KWARGS), "is read in a conversation's row only", "move it to the row"),
-    Refusal((*CALLS, "tool_call_id"), "is read in a message only", "write the row as messages"),
-    Refusal(REASONING, "is read in an answer among messages only", "write the row as messages, or remove the field"),
+    Refusal(
+        (*TOOLS, "chat_template_kwargs", *KWARGS), "is read only in the row of a conversation", "move it to the row"
+    ),
+    Refusal((*CALLS, "tool_call_id"), "is read only in a message", "write the row as messages"),
+    Refusal(
+        REASONING, "is read only in an answer in a list of messages", "write the row as messages, or remove the field"
+    ),
     Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
     Refusal(("parallel_tool_calls",), "is neither true nor false", "write true or false", accepted=(*NOTHING, True)),
     Refusal(("rejected_tools",), "is not supported: both answers have the same tools"),
@@ -278,7 +282,7 @@ def markdown_table() -> str:
         "0: no effect; other values are invalid, because only assistant messages can be targets",
     )
     add(LOSS_WEIGHTS, "row", "1: no effect; other values are invalid")
-    add(LOSS_WEIGHTS, "part of `content`", "invalid: set the weight of the message")
+    add(LOSS_WEIGHTS, "part of `content`", "invalid; remedy: set the weight of the message")
     add(
         ("label",),
         f'row in the format "{SRC_TGT.name}"',
@@ -287,9 +291,9 @@ def markdown_table() -> str:
     for refusal in REFUSALS:
         condition = "set and not true" if refusal is RATINGS else "set"
         place = _ANYWHERE if refusal not in MISPLACED else "place where the format does not read the field"
-        add(refusal.names, place, f"invalid if {condition}: {refusal.remedy}")
-    add(TEXTS, "row in a format that does not read the field", "invalid if set: remove the field")
-    add(("prompt",), f'row in the format "{QUERY.name}"', "invalid if set: remove the field")
+        add(refusal.names, place, f"invalid if {condition}; remedy: {refusal.remedy}")
+    add(TEXTS, "row in a format that does not read the field", "invalid if set; remedy: remove the field")
+    add(("prompt",), f'row in the format "{QUERY.name}"', "invalid if set; remedy: remove the field")
     add(METADATA, _ANYWHERE, "ignored")
     lines.append(
         f"| other fields that are not empty | {_ANYWHERE} | ignored, and named in the log, once for each file |"
