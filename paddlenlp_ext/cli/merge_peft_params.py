@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass, replace
 from typing import Literal, cast
 
 from paddlenlp_ext.config.command_line import parse_arguments
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -17,7 +17,7 @@ _COMPAT = (
         "safe_serialization",
         (True,),
         "weights are written as safetensors only, because a pickle can run code when it is read; leave the argument "
-        "out, Paddle and transformers read safetensors",
+        "out, because Paddle and transformers read safetensors",
         bool,
         "not here",
     ),

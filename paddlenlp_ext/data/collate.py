@@ -152,7 +152,7 @@ def _fill(
         if used > num_positions:
             named = ", ".join(str(row.row_index) for row in rows)
             raise ValueError(
-                f"rows {named} take {used} positions, more than the {num_positions} to pad to; lower max_length"
+                f"rows {named} take {used} positions, more than the padded length {num_positions}; lower max_length"
             )
         lengths: list[int] = []
         parents: list[int | None] = []

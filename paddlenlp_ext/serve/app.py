@@ -68,7 +68,7 @@ class Service:
     async def health(self, request: Request) -> Response:
         """Answer 200 while requests are accepted, else 503."""
         if not self._engine.is_running:
-            raise ApiError(503, "the engine does not run", "unavailable")
+            raise ApiError(503, "the engine is not running", "unavailable")
         return JSONResponse({"status": "ok"})
 
     async def models(self, request: Request) -> Response:

@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.json_reader import Location
 EXACT = Kind("duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
 NEAR = Kind("near-duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
 LEAK = Kind(
-    "dev row in train", ERROR, "remove the row from one of the splits: metrics on it do not measure new questions"
+    "dev row in train", ERROR, "remove the row from one of the splits, so that metrics measure answers to new questions"
 )
 PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless its answer differs")
 RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all others are in another language")

@@ -86,10 +86,10 @@ def _split_ranked(row: dict[str, Any]) -> Split:
             message = f"sort[{index}] is not a number; the answer with the greater number is the chosen one"
             raise InvalidRowError(WRONG_TYPE, message, ("sort", index))
     if len(ranks) == 2 and ranks[0] == ranks[1]:
-        message = "both answers have the same sort; the answer with the greater number is the chosen one"
+        message = "sort has the same number for both answers; the answer with the greater number is the chosen one"
         raise InvalidRowError(NOT_SUPPORTED, message, ("sort",))
     if row.get("label") not in (None, True):
-        message = "label is not read in a row with sort, which rates the answers; remove it"
+        message = "label is not read in a row with sort, which rates the answers; remove label"
         raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
     order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
     for index in order:
@@ -163,7 +163,7 @@ def _split_lists(rest: dict[str, Any], answers: dict[str, list[Any]], prompt: An
         context = _placed(prompt, "prompt")
         starts = [answer[: len(prompt)] == prompt for answer in answers.values() if prompt]
         if any(starts) and not all(starts):
-            message = "only one of chosen and rejected starts with prompt; remove these messages from it"
+            message = "only one of chosen and rejected starts with prompt; remove the prompt from that answer"
             raise InvalidRowError(NOT_SUPPORTED, message, ("rejected",))
         length = len(prompt) if any(starts) else 0
     elif prompt is not None and first and isinstance(first[0], dict) and first[0].get("role") == "assistant":

@@ -43,7 +43,7 @@ class TokenizedPair(EncodedRow):
         answer_starts: index of the first token of each answer; at least 1.
         is_desirable: for each answer, True if the answer is chosen or rated as good. A pair is (True, False).
         share_prompt: whether both answers attend to a single copy of the prompt; False: each answer has a copy.
-        scores_last_tokens: whether the last token of each answer has a position, at which a reward model scores it.
+        scores_last_tokens: whether the last token of each answer gets a position, so that a reward model can score it.
         margin: minimum difference between the rewards of a pair, for a reward model.
     """
 

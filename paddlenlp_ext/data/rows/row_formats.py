@@ -116,7 +116,7 @@ def _template_kwargs(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def parse_text(value: Any) -> str:
-    """Return the plain text of a row (`autoregressive`): the value of `src`, a text or a list to join, or of `text`.
+    """Return the plain text of a row (`autoregressive`): the field `src` (a text, or texts to join) or `text`.
 
     Raises:
         InvalidRowError: both keys are missing, the text is empty or of the wrong type, or the row has an unsupported

@@ -22,7 +22,7 @@ class Source:
 
 
 class SourceCursor:
-    """Reading position in a source, which is read again from its start when its end is reached.
+    """Reading position in a source; after the end of the source, reading continues from its start.
 
     Args:
         source: the source to read.

@@ -87,7 +87,7 @@ class Budget:
         self._next_check = self._work - _WORK_BETWEEN_CHECKS
 
     def spend(self, work: int = 0) -> None:
-        """Charge an operation, and check the clock every 16 operations, or earlier if they are large.
+        """Charge an operation; check the clock every 16 operations, or earlier after large operations.
 
         Raises:
             TemplateLimitError: the limit of the work or the time is exceeded.
@@ -148,7 +148,7 @@ def read(value: Any) -> Any:
 
 
 def searched(value: Any) -> Any:
-    """Charge a value in which another value is searched, and return it; a dictionary is not charged."""
+    """Charge a value that is searched for another value, and return it; a dictionary is not charged."""
     return value if isinstance(value, Mapping) else read(value)
 
 

@@ -130,7 +130,7 @@ def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
 
 
 def _exit_with_parent(parent: int) -> None:
-    """Exit this worker process when its parent process has died."""
+    """Exit this worker process when its parent process dies."""
     while os.getppid() == parent:
         time.sleep(_PARENT_CHECK_SECONDS)
     os._exit(1)

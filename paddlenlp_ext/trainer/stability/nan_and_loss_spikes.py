@@ -101,8 +101,8 @@ class StepGuard:
             error.loss,
             error.grad_norm,
             f"step {number}: {error}. Parameters are unchanged. Rows of the step: {self._named_rows(step_batch)}. "
-            f"Check them ({BAD_STEPS_FILE} in output_dir has all), or lower learning_rate ({learning_rate:.3g} in this "
-            "step)",
+            f"Check them ({BAD_STEPS_FILE} in output_dir lists all), or lower learning_rate ({learning_rate:.3g} in "
+            "this step)",
         )
         if exceeds:
             raise NonFiniteError(

@@ -34,11 +34,9 @@ def target_cut_away(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
 
 
-@check(
-    "row too long", WARNING, "raise max_length or src_length, or shorten the row: truncation: drop or error rejects it"
-)
+@check("row too long", WARNING, "raise max_length or src_length, shorten the row, or set truncation: right")
 def too_long(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows that are too long and that the setting of `truncation` drops or rejects."""
+    """Yield rows that are dropped or rejected because they are too long (`truncation: drop` or `error`)."""
     dropped = row.dropped
     if dropped is not None and dropped.num_target_tokens and dropped.reason == TOO_LONG:
         yield Hit(f"{dropped.num_target_tokens} target tokens: {dropped.message}")
@@ -127,7 +125,7 @@ def unknown_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
             return
 
 
-@check("text lost", ERROR, "use a template that writes every message, and a tokenizer that encodes it without loss")
+@check("text lost", ERROR, "use a template that writes every message, and a tokenizer that encodes text without loss")
 def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     """Yield messages that are missing from the decoded tokens of a row."""
     if not row.examples or row.num_truncated_tokens:
