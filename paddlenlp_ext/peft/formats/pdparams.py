@@ -10,7 +10,7 @@ import mmap
 import pickle
 import pickletools
 from pathlib import Path
-from typing import IO, Any, BinaryIO, cast
+from typing import IO, Any, cast
 
 import numpy as np
 
@@ -64,7 +64,8 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with path.open("rb") as file:
-            _check_opcodes(file)
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                check_opcodes(data)
             content = _ArrayUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: cannot be read as arrays ({error}); save the adapter as safetensors") from error
@@ -76,16 +77,15 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
 
 
-def _check_opcodes(file: BinaryIO) -> None:
-    """Check that no length or memo index, for which unpickling allocates memory, exceeds the size of the file.
+def check_opcodes(content: bytes | mmap.mmap) -> None:
+    """Check that no length or memo index, for which unpickling allocates memory, exceeds the size of the pickle.
 
     Raises:
         ValueError: the pickle is damaged.
     """
-    with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-        for opcode, argument, _ in pickletools.genops(cast(IO[bytes], content)):
-            if opcode.name in ("PUT", "LONG_BINPUT", "FRAME") and (argument or 0) > len(content):
-                raise ValueError(f"{opcode.name} has the argument {argument:,} in a file of {len(content):,} bytes")
+    for opcode, argument, _ in pickletools.genops(cast(IO[bytes], content)):
+        if opcode.name in ("PUT", "LONG_BINPUT", "FRAME") and (argument or 0) > len(content):
+            raise ValueError(f"{opcode.name} has the argument {argument:,} in a file of {len(content):,} bytes")
 
 
 class _ArrayUnpickler(pickle.Unpickler):

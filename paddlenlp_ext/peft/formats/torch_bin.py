@@ -7,6 +7,7 @@ build tensors from storages. A file that names another function is rejected befo
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 import zipfile
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
+from paddlenlp_ext.peft.formats.pdparams import check_opcodes
 
 
 class _StorageType(NamedTuple):
@@ -86,8 +88,11 @@ class _TensorUnpickler(pickle.Unpickler):
     """Unpickler that builds NumPy arrays from the storages of an archive."""
 
     def __init__(self, archive: zipfile.ZipFile, data: zipfile.ZipInfo) -> None:
-        super().__init__(archive.open(data))
+        content = _read(archive, data)
+        check_opcodes(content)
+        super().__init__(io.BytesIO(content))
         self._archive, self._folder = archive, data.filename.removesuffix("data.pkl")
+        self._read_storages: dict[tuple[str, _StorageType], np.ndarray] = {}
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _KNOWN:
@@ -100,10 +105,24 @@ class _TensorUnpickler(pickle.Unpickler):
             raise pickle.UnpicklingError(f"{kind!r} is not the storage of a tensor")
         entry = self._archive.getinfo(f"{self._folder}data/{key}")
         expected = int(length) * np.dtype(storage.dtype).itemsize
-        if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != expected:
-            raise pickle.UnpicklingError(f"storage {key} has {entry.file_size} bytes, expected {expected} uncompressed")
-        values = np.frombuffer(self._archive.read(entry), storage.dtype)
-        return bfloat16_to_float32(values) if storage.is_bfloat16 else values
+        if entry.file_size != expected:
+            raise pickle.UnpicklingError(f"storage {key} has {entry.file_size} bytes, expected {expected}")
+        known = self._read_storages  # a storage is read once, however often the pickle refers to it
+        if (key, storage) not in known:
+            values = np.frombuffer(_read(self._archive, entry), storage.dtype)
+            known[key, storage] = bfloat16_to_float32(values) if storage.is_bfloat16 else values
+        return known[key, storage]
+
+
+def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Return the contents of an entry, which `torch.save` never compresses.
+
+    Raises:
+        UnpicklingError: the entry is compressed, so that it could expand to far more than the file's size.
+    """
+    if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
+        raise pickle.UnpicklingError(f"{entry.filename} is compressed")
+    return archive.read(entry)
 
 
 def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
@@ -119,7 +138,7 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
         with zipfile.ZipFile(path) as archive:
             data = next(entry for entry in archive.infolist() if entry.filename.endswith("data.pkl"))
             order = data.filename.removesuffix("data.pkl") + "byteorder"
-            if order in archive.namelist() and archive.read(order) != b"little":
+            if order in archive.namelist() and _read(archive, archive.getinfo(order)) != b"little":
                 raise ValueError("its tensors are big-endian")
             content = _TensorUnpickler(archive, data).load()
     except (
@@ -132,9 +151,14 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
     wrong = [name for name, value in content.items() if not isinstance(name, str) or not isinstance(value, np.ndarray)]
     if wrong:
         raise ValueError(f"{path}: {wrong[0]!r} is not a tensor; {_REMEDY}")
+    num_bytes, limit = sum(value.nbytes for value in content.values()), _MAX_EXPANSION * path.stat().st_size
+    if num_bytes > limit:  # tensors may share storages, and repeat their elements
+        raise ValueError(f"{path}: its tensors expand to {num_bytes:,} bytes, more than {limit:,}; {_REMEDY}")
     return {
         name: np.array(value, np.float32 if value.dtype.kind == "f" else value.dtype) for name, value in content.items()
     }
 
 
 _REMEDY = "save the adapter as safetensors"
+_MAX_EXPANSION = 16
+"""Maximum ratio of the size of all tensors to the size of the file."""

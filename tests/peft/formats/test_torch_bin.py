@@ -8,14 +8,17 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import sys
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType, ModuleType
 
 import numpy as np
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.formats import torch_bin
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.formats.torch_bin import _RebuildTensor, read_torch_tensors
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
@@ -60,10 +63,11 @@ def test_legacy_adapter_is_read_and_merged_only_if_allowed(legacy: Path, tmp_pat
 class Call:
     """Value that a pickle makes by calling a function; with None as the function, a reference to a storage."""
 
-    def __init__(self, function: Callable, *arguments: object) -> None:
+    def __init__(self, function: Callable | None, *arguments: object) -> None:
         self.function, self.arguments = function, arguments
 
     def __reduce__(self) -> tuple:
+        assert self.function is not None, "a storage is written by persistent_id"
         return self.function, self.arguments
 
 
@@ -74,8 +78,8 @@ class StoragePickler(pickle.Pickler):
         return value.arguments if isinstance(value, Call) and value.function is None else None
 
 
-def write_archive(path: Path, content: object, **entries: bytes) -> Path:
-    with zipfile.ZipFile(path, "w") as archive, archive.open("x/data.pkl", "w") as data:
+def write_archive(path: Path, content: object, *, compression: int = zipfile.ZIP_STORED, **entries: bytes) -> Path:
+    with zipfile.ZipFile(path, "w", compression) as archive, archive.open("x/data.pkl", "w") as data:
         StoragePickler(data, protocol=2).dump(content)
     with zipfile.ZipFile(path, "a") as archive:
         for name, value in entries.items():
@@ -118,6 +122,49 @@ def test_rebuild_tensor_beyond_its_storage_raises(arguments: tuple, message: str
     """A view past the storage would return other memory of the process."""
     with pytest.raises(pickle.UnpicklingError, match=message):
         _RebuildTensor()(np.zeros(24, np.float32), *arguments)
+
+
+@pytest.fixture
+def expanded(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Call]:
+    """Return a function for a tensor that repeats the single element of storage 0, pickled as PyTorch does."""
+    torch, utils = ModuleType("torch"), ModuleType("torch._utils")
+    for module in (torch, utils):
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    storage_type = type("FloatStorage", (), {"__module__": "torch"})
+    rebuild = FunctionType((lambda *_: None).__code__, {"__name__": "torch._utils"}, "_rebuild_tensor_v2")
+    rebuild.__qualname__ = "_rebuild_tensor_v2"
+    monkeypatch.setattr(torch, "FloatStorage", storage_type, raising=False)
+    monkeypatch.setattr(utils, "_rebuild_tensor_v2", rebuild, raising=False)
+    storage = Call(None, "storage", storage_type, "0", "cpu", 1)
+    return lambda num_elements: Call(rebuild, storage, 0, (num_elements,), (0,), False, {})
+
+
+def test_read_torch_tensors_beyond_the_size_of_the_file_raises_before_allocation(tmp_path, expanded):
+    small = write_archive(tmp_path / "small.bin", {"w": expanded(3)}, data__0=b"\0\0\x80?")
+    assert read_torch_tensors(small)["w"].tolist() == [1.0, 1.0, 1.0]
+    tensors = {"w": expanded(10**13), "v": expanded(5)}
+    large = write_archive(tmp_path / "large.bin", tensors, data__0=b"\0\0\x80?")
+    with pytest.raises(ValueError, match=r"large\.bin: its tensors expand to 40,000,000,000,020 bytes, more than"):
+        read_torch_tensors(large)
+
+
+def test_read_torch_tensors_reads_a_shared_storage_once(tmp_path, expanded, monkeypatch):
+    tensors = {name: expanded(1) for name in "abc"}
+    path = write_archive(tmp_path / "a.bin", tensors, data__0=b"\0\0\x80?")
+    read = []
+    monkeypatch.setattr(torch_bin, "_read", lambda archive, entry: read.append(entry) or archive.read(entry))
+    assert read_torch_tensors(path).keys() == tensors.keys()
+    assert [entry.filename for entry in read] == ["x/data.pkl", "x/data/0"]
+
+
+def test_read_torch_tensors_compressed_or_with_large_memo_index_raises(tmp_path):
+    compressed = write_archive(tmp_path / "a.bin", {"w": [0] * 10**6}, compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(ValueError, match=r"x/data\.pkl is compressed"):
+        read_torch_tensors(compressed)
+    with zipfile.ZipFile(tmp_path / "b.bin", "w") as archive:
+        archive.writestr("x/data.pkl", b"\x80\x02}r\xff\xff\xff\x7f.")
+    with pytest.raises(ValueError, match=r"b\.bin: .*LONG_BINPUT has the argument 2,147,483,647 in a file of 9 bytes"):
+        read_torch_tensors(tmp_path / "b.bin")
 
 
 @pytest.mark.parametrize("length", [0, 100, 2000, 4000])
