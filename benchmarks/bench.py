@@ -1,7 +1,7 @@
-"""Run the cases of cases.py, this project and its peers in turn in every round, and write the results.
+"""Run this project and its peers in turn on the cases of cases.py, in several rounds, and write the results.
 
     make bench ARGS="--rounds 3 --gsm8k FOLDER"            all cases, into docs/benchmarks
-    make bench ARGS="--only lora_fp32 lora_bf16"           some of them, into checkpoints/benchmarks
+    make bench ARGS="--only lora_fp32 lora_bf16"           some cases, into checkpoints/benchmarks
 
 Every measurement is a separate process that prints one JSON line. Writes bench.json (every line), bench.md (medians
 and ratios) and bench.png to the folder after every round, so a stopped run keeps its finished rounds.
@@ -44,10 +44,20 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", default=[], metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=5, help="timed steps of each process")
-    parser.add_argument("--gsm8k", type=Path, help="folder of GSM8K's train.json and dev.json, one {src, tgt} per line")
-    parser.add_argument("--out", type=Path, help="docs/benchmarks, or checkpoints/benchmarks with --only")
-    parser.add_argument("--python", action="append", default=[], metavar="NAME=PATH", help="another interpreter")
+    parser.add_argument("--steps", type=int, default=5, help="number of timed steps of each process")
+    parser.add_argument(
+        "--gsm8k", type=Path, help="folder with train.json and dev.json of GSM8K, one {src, tgt} object per line"
+    )
+    parser.add_argument(
+        "--out", type=Path, help="output folder; default: docs/benchmarks, or checkpoints/benchmarks with --only"
+    )
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=[],
+        metavar="NAME=PATH",
+        help="another Python interpreter for an environment",
+    )
     args = parser.parse_args(argv)
     for name in args.only:
         if name not in CASES:

@@ -2,7 +2,7 @@
 
     python -m benchmarks.bf16_weights [--steps 200 --max_length 128 --out checkpoints/benchmarks/bf16_weights]
 
-Every optimizer step is one pack of at most `--max_length` tokens of the built-in data set `inflection`, the same in all
+Every optimizer step is one pack of at most `--max_length` tokens of the built-in dataset `inflection`, the same in all
 runs. Peak memory is the largest resident size of the process. A run whose results are in the folder is not repeated.
 """
 
@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--max_length", type=int, default=128, help="largest number of tokens of a step")
+    parser.add_argument("--max_length", type=int, default=128, help="maximum tokens of a step")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks" / "bf16_weights")
     args = parser.parse_args(argv)
     lines = [

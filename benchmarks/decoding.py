@@ -1,13 +1,13 @@
-"""Tokens per second of prompts and of decoding on the CPU, beside transformers and llama.cpp on the same cores.
+"""Speed of prompt processing and decoding on the CPU, compared with transformers and llama.cpp on the same cores.
 
     python -m benchmarks.decoding [--models smollm2 0.5b --batches 1 8 --prompt 64 --new 64 --repeats 5 --threads 2]
 
-Every program runs in a process of its own, one after the other, with random prompts and greedy decoding without an end
+Each program runs in a separate process, one after the other, with random prompts and greedy decoding without an end
 token. Formats: bf16; int8 (weight_only_int8, and Q8_0 in llama.cpp); nf4 (Q4_0 in llama.cpp). transformers runs in
-bf16. The peers are in environments of their own: `make .venv-peers/installed-torch .venv-llama-cpp/installed`; the
+bf16. The peers are in separate environments: `make .venv-peers/installed-torch .venv-llama-cpp/installed`; the
 latter compiles llama.cpp for this processor (10 minutes). Models and GGUF files are written to build/decoding once.
 
-`bandwidth` is the share of the measured memory bandwidth at which a step reads the stored weights.
+`bandwidth` is the rate at which a step reads the stored weights, divided by the measured memory bandwidth.
 """
 
 from __future__ import annotations

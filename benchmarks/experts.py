@@ -1,8 +1,8 @@
-"""Training step of a model with experts, of random weights, beside transformers on PyTorch in turn.
+"""Training step of a mixture-of-experts model with random weights, measured in turn with transformers on PyTorch.
 
     python -m benchmarks.experts [--rounds 3 --steps 3 --method full --dtype float32 --documents 4 --length 512]
 
-The default shape has about one billion parameters: 8 experts, of which a token uses 2. `--layers 2 --hidden 128 --inner
+The default shape has about one billion parameters: 8 experts, 2 of them per token. `--layers 2 --hidden 128 --inner
 256` is a quick trial. A peer needs .venv-peers (`make .venv-peers/installed`). Prints a JSON line per measurement, and
 the ratio of the median speeds. A full fp32 step needs 20 GB of memory; `--method lora` trains adapters on attention.
 """

@@ -2,8 +2,9 @@
 
     python -m benchmarks.export_rows ROWS.jsonl CONFIG.json [--adapter FOLDER] [--key value ...]
 
-One line per optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}; 1 is a target.
-With --adapter, the initial adapter of the run is saved for PEFT, which then starts from the same random values of A.
+One line per optimizer step: a list of documents, each {"tokens": [...], "learned": [0 or 1, ...]}; 1 marks a target
+token. With --adapter, the initial adapter of the run is saved for PEFT, which then starts from the same random values
+of A.
 """
 
 from __future__ import annotations

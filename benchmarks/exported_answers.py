@@ -2,10 +2,10 @@
 
     python -m benchmarks.exported_answers [--adapter FOLDER] [--prompts 50] [--tokens 32] [--batch_sizes 1,8]
 
-Every variant answers the same prompts. The table has the share of answers equal to those of base and adapter, and for
-exported programs the largest difference of a logit from the model that was exported. The server receives as many
-requests at a time as a batch has rows. Without `--adapter`, a LoRA adapter with random weights is used. llama.cpp runs
-in an environment of its own (`make .venv-llama-cpp/installed`).
+Every variant answers the same prompts. The table has the fraction of answers that equal the answers of base and
+adapter, and for exported programs the largest difference between a logit and the logit of the exported model. The
+server receives as many requests at a time as a batch has rows. Without `--adapter`, a LoRA adapter with random weights
+is used. llama.cpp runs in a separate environment (`make .venv-llama-cpp/installed`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--batch_sizes", default="1,8")
     default = str(ROOT / ".venv-llama-cpp" / "bin" / "python")
-    parser.add_argument("--llama_cpp", default=default, help="Python with llama.cpp")
+    parser.add_argument("--llama_cpp", default=default, help="Python interpreter of an environment with llama.cpp")
     options = parser.parse_args()
     sizes = [int(size) for size in options.batch_sizes.split(",")]
     template = load_template(None, AutoTokenizer.from_pretrained(BASE))

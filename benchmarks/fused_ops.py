@@ -1,17 +1,17 @@
-"""Time and memory of a training step with fused backends, and with plain Paddle in place of each group of them.
+"""Time and memory of a training step with fused backends, and with plain Paddle in place of each group of ops.
 
-    python -m benchmarks.fused_ops --lora true --lora_rank 16 --bf16 true >> LINES.jsonl            time of all groups
-    python -m benchmarks.fused_ops --plain norms gates --seconds 30 --lora true >> LINES.jsonl      some, in this time
-    python -m benchmarks.fused_ops --apart --lora true --lora_rank 16 --bf16 true >> LINES.jsonl    memory and loss
+    python -m benchmarks.fused_ops --lora true --lora_rank 16 --bf16 true >> LINES.jsonl            times of all groups
+    python -m benchmarks.fused_ops --plain norms gates --seconds 30 --lora true >> LINES.jsonl      times of some groups
+    python -m benchmarks.fused_ops --apart --lora true --lora_rank 16 --bf16 true >> LINES.jsonl    memory and losses
     python -m benchmarks.fused_ops --table LINES.jsonl
 
 Fused backends are C++ on the CPU, and Triton's and Paddle's fused kernels on a GPU (`--device gpu`, which has not been
-run). Plain backends are those of ops/dispatch.py that consist of Paddle's own operators. Further keys are those of
-llm/run_finetune.py.
+run). Plain backends are the backends in ops/dispatch.py that consist of Paddle's own operators. Further keys are keys
+of llm/run_finetune.py.
 
-Without `--apart`, the steps of the groups are made in turn in one process, after an untimed step of each, so that a
-machine that becomes slower slows all of them. A group's time is divided by that of the fused step in the same round.
-Lines of equal keys are joined. With `--apart` each group makes two steps in a process of its own.
+Without `--apart`, one process makes steps with each group in turn, after an untimed step with each group. A machine
+that becomes slower therefore slows all groups. A group's time is divided by the time of the fused step in the same
+round. Lines with equal keys are joined. With `--apart`, each group makes two steps in a separate process.
 """
 
 from __future__ import annotations
@@ -178,9 +178,11 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--plain", nargs="+", choices=CASES, default=list(CASES), help="groups to replace in turn")
     parser.add_argument("--documents", type=int, default=2)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--seconds", type=float, default=300.0, help="time for all steps, without the start")
-    parser.add_argument("--apart", action="store_true", help="two steps of each group in a process of its own")
-    parser.add_argument("--table", type=Path, help="print the tables of these lines")
+    parser.add_argument(
+        "--seconds", type=float, default=300.0, help="time for all steps, in seconds, without the start of the process"
+    )
+    parser.add_argument("--apart", action="store_true", help="make two steps with each group in a separate process")
+    parser.add_argument("--table", type=Path, help="print the tables of the lines in this file")
     args, keys = parser.parse_known_args(argv)
     if args.table is not None:
         by_keys = defaultdict(list)

@@ -1,9 +1,9 @@
-"""Tokens per second of greedy decoding: random prompts of one length, every row up to its limit.
+"""Tokens per second of greedy decoding: random prompts of one length; every row reaches the maximum length.
 
     python -m benchmarks.generation [--batch 1 --prompt 64 --new 128 --steps 5 --dtype float32|bfloat16]
 
-A step is one full call, including the forward pass of the prompt; its tokens are the new ones. The peer's script is
-benchmarks/peers/generation.py, for transformers.
+A step is one call of `generate`, including the forward pass of the prompt. Only new tokens are counted. The peer's
+script is benchmarks/peers/generation.py, for transformers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--prompt", type=int, default=64)
     parser.add_argument("--new", type=int, default=128)
-    parser.add_argument("--steps", type=int, default=5, help="number of timed calls, after an untimed one")
+    parser.add_argument("--steps", type=int, default=5, help="number of timed calls, after an untimed call")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     args = parser.parse_args(argv)
 

@@ -1,11 +1,11 @@
-"""Distance of the gradients of a bf16 step to those of the same step in fp32.
+"""Difference between the gradients of a step in bf16 and of the same step in fp32.
 
     python -m benchmarks.gradient_precision [--documents 8] [--dataset_name_or_path FOLDER --lora_rank 8]
-    python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer's on the same rows and adapter:
+    python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer on the same rows and adapter:
     .venv-peers/bin/python -m benchmarks.peers.gradient_precision FOLDER MODEL_FOLDER
 
-LoRA on the built-in model and rows of a dataset, with random B, so that A has gradients too. The distance of two
-gradients is the norm of their difference over the norm of the fp32 one.
+LoRA trains the built-in model on rows of a dataset. B is random, so that A has gradients too. The error of a gradient
+is the norm of its difference from the fp32 gradient, divided by the norm of the fp32 gradient.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def gradients(config: RunConfig, batch: PackedBatch) -> tuple[float, dict[str, n
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--documents", type=int, default=8)
-    parser.add_argument("--export", type=Path, help="write the rows and the adapter for the peer as well")
+    parser.add_argument("--export", type=Path, help="also write the rows and the adapter, for the peer")
     args, more = parser.parse_known_args(argv)
     reason = not_offered(" ".join(BF16))
     if reason is not None:

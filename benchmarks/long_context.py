@@ -1,11 +1,11 @@
-"""Perplexity by position beyond a model's trained context: plain rotary embedding beside YaRN, alone and with PoSE.
+"""Perplexity by position beyond a model's trained context: plain rotary embedding, YaRN, and YaRN with PoSE.
 
     python -m benchmarks.long_context OUT.png [--model smollm2-135m-instruct --factor 2 --steps 100 --rows 2048]
 
 Each variant is fine-tuned by LoRA on rows of `--rows` tokens and evaluated on held-out documents as long as the
-extended context. The texts are the long files of Python's standard library, or those of `--texts FOLDER`: every fourth
-is held out. Writes the picture and, next to it, the figures as JSON. Further keys, such as `--bf16 true`, go to every
-run.
+extended context. The texts are the long files of Python's standard library, or the files of `--texts FOLDER`; every
+fourth file is held out. Writes the picture and, next to it, the values as JSON. Further keys, such as `--bf16 true`, go
+to every run.
 """
 
 from __future__ import annotations
@@ -54,12 +54,16 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--factor", type=float, default=2.0, help="ratio of the extended context to the trained one")
-    parser.add_argument("--trained", type=int, help="trained context; unset: the context in the model's config.json")
+    parser.add_argument(
+        "--factor", type=float, default=2.0, help="extended context length divided by the trained context length"
+    )
+    parser.add_argument(
+        "--trained", type=int, help="trained context length; unset: the context length in the model's config.json"
+    )
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=2048, help="tokens of a training row")
-    parser.add_argument("--documents", type=int, default=4, help="held-out documents")
-    parser.add_argument("--bins", type=int, default=16, help="ranges of positions")
+    parser.add_argument("--rows", type=int, default=2048, help="number of tokens of a training row")
+    parser.add_argument("--documents", type=int, default=4, help="number of held-out documents")
+    parser.add_argument("--bins", type=int, default=16, help="number of ranges of positions")
     parser.add_argument("--texts", type=Path, default=Path(sysconfig.get_path("stdlib")), help="folder of texts")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "long_context", help="folder of the runs")
     args, keys = parser.parse_known_args(argv)

@@ -47,9 +47,11 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gsm8k", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--max_length", type=int, default=1024, help="largest number of tokens of a step")
+    parser.add_argument("--max_length", type=int, default=1024, help="maximum tokens of a step")
     parser.add_argument("--out", type=Path, default=ROOT / "checkpoints" / "benchmarks")
-    parser.add_argument("--python", type=Path, default=ROOT / PYTHONS["torch"], help="Python of the peer's environment")
+    parser.add_argument(
+        "--python", type=Path, default=ROOT / PYTHONS["torch"], help="Python interpreter of the peer's environment"
+    )
     args = parser.parse_args(argv)
     model, work = resolve_model(MODEL), ROOT / "checkpoints" / "benchmarks" / "losses"
     rows, adapter = work / "rows.jsonl", work / "adapter"

@@ -1,14 +1,15 @@
-"""Predicted against measured peak memory of a training step, for 49 configurations.
+"""Comparison of predicted and measured peak memory of a training step, for 49 configurations.
 
     python -m benchmarks.memory [OUT.md] [--model smollm2-135m-instruct] [--measured checkpoints/benchmarks/memory.json]
                                 [--only adamw_mini]
 
-25 configurations are of one model: full training, LoRA, other adapters, quantized weights. 15 are of random models of
-other families, which are written to the folder of the measurements first, and 9 are of several processes. The last line
-counts errors above 8 %. The prediction is the dry run's (trainer/memory/estimate.py). Each measurement runs
-train_step.py in separate processes for 20 to 60 seconds and is added to the file of measurements. Measurements in the
-file are not repeated, so remove it after a change of the code. OUT.md gets the page with the measurements so far:
-predicted and measured peak, and the prediction by part.
+25 configurations train one model: all weights, LoRA, other adapters, quantized weights. 15 configurations train random
+models of other families, which are first written to the folder of the measurements. 9 configurations train in several
+processes. The last line counts errors above 8 %. The prediction equals the prediction of `--dry_run`
+(trainer/memory/estimate.py). Each measurement runs train_step.py in separate processes for 20 to 60 seconds and is
+added to the file of measurements. Measurements in the file are not repeated; remove the file after a change of the
+code. OUT.md receives the page with the measurements made so far: predicted and measured peak, and the prediction by
+component.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ def page(rows: Sequence[str], parts: Sequence[str], sessions: Sequence[dict[str,
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", nargs="?", type=Path)
-    parser.add_argument("--model", default=MODEL, help="a model's name or folder")
+    parser.add_argument("--model", default=MODEL, help="name or folder of a model")
     parser.add_argument("--measured", type=Path, default=Path("checkpoints/benchmarks/memory.json"))
     parser.add_argument("--only", default="", help="run the configurations with this text in their name or keys")
     args = parser.parse_args(argv)

@@ -1,10 +1,10 @@
-"""Optimizers on rows of GSM8K: loss, size of the state, memory and time of a step, over learning rates.
+"""Comparison of optimizers on rows of GSM8K at several learning rates: loss, size of the state, memory, time of a step.
 
     python -m benchmarks.optimizers --gsm8k FOLDER [--steps 100 --max_length 512 --learning_rates 3e-5 1e-4]
         [--optimizers adamw muon] [--keys "--lora true --lora_rank 16"] [--out checkpoints/benchmarks/optimizers]
 
 Every optimizer step is one pack of at most `--max_length` tokens, the same in all runs. Without `--keys`, all weights
-train. Writes losses.png with each optimizer's run of the lowest eval loss, and prints a table.
+are trained. Writes losses.png, with the run of each optimizer that has the lowest eval loss, and prints a table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--gsm8k", type=Path, required=True, help="folder with train.json and dev.json")
     parser.add_argument("--model", default=MODEL)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--max_length", type=int, default=512, help="largest number of tokens of a step")
+    parser.add_argument("--max_length", type=int, default=512, help="maximum tokens of a step")
     parser.add_argument("--learning_rates", nargs="+", default=["3e-5", "1e-4"])
     parser.add_argument("--optimizers", nargs="+", default=["adamw", "muon"])
     parser.add_argument("--keys", default="", help="further keys of llm/run_finetune.py")

@@ -1,15 +1,15 @@
-"""Fill rate of packs, and time to plan them.
+"""Fill rate of packs, and time to plan the packs.
 
-    python -m benchmarks.packing                                    random lengths of five shapes, and a million rows
+    python -m benchmarks.packing                                    random lengths of five distributions; a million rows
     python -m benchmarks.packing --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
 
 Columns, as the fraction of positions that hold a token:
-    padded       random batches of 8 rows, padded to the longest of each
+    padded       random batches of 8 rows, padded to the longest row of each batch
     in_order     next-fit, `zero_padding`
     worst_fit    a row goes to the emptiest open pack, groups of 500 rows (PaddleNLP's greedy packing)
     decreasing   best-fit decreasing over all rows at once
     greedy       `greedy_zero_padding` of this project
-    bound        as many positions as tokens, rounded up to full packs: no packing can do better
+    bound        as many positions as tokens, rounded up to full packs: the maximum for any packing
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ PADDED_ROWS = 8
 def main() -> None:
     """Print one table line for every kind of data."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", help="dataset folder or built-in name; random lengths without it")
+    parser.add_argument("--data", help="folder or built-in name of a dataset; unset: random lengths")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="model whose tokenizer is used")
     parser.add_argument("--max_length", type=int, nargs="+", default=[512, 1024, 2048])
-    parser.add_argument("--rows", type=int, default=20_000, help="number of rows of random lengths")
+    parser.add_argument("--rows", type=int, default=20_000, help="number of rows with random lengths")
     options = parser.parse_args()
     print(f"{'':24}" + "".join(f"{name:>12}" for name in ("padded", *METHODS, "greedy", "bound", "greedy s")))
     if options.data:

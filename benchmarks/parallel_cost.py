@@ -1,9 +1,9 @@
-"""Communication and memory of every layout: formulas (parallel_cost_model.py), measured runs, and large models.
+"""Communication and memory of every layout: formulas (parallel_cost_model.py), runs, and estimates for large models.
 
     python -m benchmarks.parallel_cost                  # writes docs/parallel_cost.md; about three minutes
-    python -m benchmarks.parallel_cost --on_paper_only  # the part that needs no run
+    python -m benchmarks.parallel_cost --on_paper_only  # prints the estimates for large models
 
-Runs are launched over gloo; this file is also the worker of every process (`--counted_run`).
+Runs are launched over gloo. Every process of a run executes this file, with `--counted_run`.
 """
 
 from __future__ import annotations
@@ -292,7 +292,9 @@ higher:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--on_paper_only", action="store_true", help="print the part that needs no run")
+    parser.add_argument(
+        "--on_paper_only", action="store_true", help="only print the estimates for large models, which need no runs"
+    )
     parser.add_argument("--output", type=Path, default=PAGE)
     parser.add_argument("--counted_run", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -4,7 +4,7 @@
     python -m benchmarks.parallel_exactness --model smollm2-135m-instruct --steps 3 --output smollm2.md
     python -m benchmarks.parallel_exactness --layouts "tensor 2" "data 2" --methods SFT LoRA
 
-Runs are those of tests/parallel: fp32 over gloo, rows in memory, four micro-batches per step, distributed over the
+Runs are set up as in tests/parallel: fp32 over gloo, rows in memory, four micro-batches per step, distributed over the
 replicas; one launch per layout, with one run per method. Runs that exist in `--folder` are not repeated; `--collect`
 only writes the page from existing runs.
 """
@@ -242,7 +242,9 @@ def cell(figures: tuple[float, ...] | None, number: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="a model's name or folder; default: a Llama of 4 layers, D 32")
+    parser.add_argument(
+        "--model", help="name or folder of a model; default: a random Llama with 4 layers and hidden size 32"
+    )
     parser.add_argument("--steps", type=int, default=NUM_STEPS)
     parser.add_argument("--layouts", nargs="+")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))

@@ -1,10 +1,10 @@
-"""Time of PiSSA's initialization, and its distance to the exact SVD.
+"""Time of PiSSA's initialization, and its error relative to the exact SVD.
 
     python -m benchmarks.pissa_svd [--shape 4096 11008] [--rank 16] [--no_exact]
 
-Two random normal matrices: one unchanged, the hardest case, with close singular values, and one with singular values
-that fall as 1 / sqrt(i), closer to a trained weight. Prints seconds, and by how much the Frobenius norm of the residual
-exceeds that of the exact SVD.
+Decomposes two random normal matrices. The first has close singular values, which is the hardest case. The singular
+values of the second matrix decrease as 1 / sqrt(i), as in a trained weight. Prints seconds, and by how much the
+Frobenius norm of the residual exceeds the residual norm of the exact SVD.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shape", type=int, nargs=2, default=[4096, 11008])
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--no_exact", action="store_true", help="skip the comparison, which takes minutes")
+    parser.add_argument(
+        "--no_exact", action="store_true", help="skip the comparison with the exact SVD, which takes minutes"
+    )
     arguments = parser.parse_args()
     for kind, matrix in matrices(*arguments.shape):
         started = time.perf_counter()

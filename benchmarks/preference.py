@@ -1,11 +1,11 @@
-"""Tokens per second of DPO with prompts computed once and twice, on random pairs.
+"""Tokens per second of DPO on random pairs, with prompts computed once or twice per pair.
 
     python -m benchmarks.preference [--pairs 8 --prompt 384 --answer 64 --steps 3] [--key value ...]
 
-Further keys are those of llm/run_dpo.py: `--lora true --lora_rank 8`, `--bf16 true`, `--share_prompt false`. A step
-has all pairs, in packs of 2,048 positions. Speed counts every pair as two sequences, each with its prompt. The first
-step is not timed. The pass of the reference model, once before training, is timed separately. The step of another
-program is in benchmarks/peers/preference.py.
+Further keys are keys of llm/run_dpo.py, such as `--lora true --lora_rank 8`, `--bf16 true`, `--share_prompt false`. A
+step has all pairs, in packs of 2,048 positions. Speed counts every pair as two sequences, each with its prompt. The
+first step is not timed. The forward pass of the reference model before training is timed separately.
+benchmarks/peers/preference.py measures the step in TRL.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Pairs:
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=8, help="pairs of an optimizer step")
+    parser.add_argument("--pairs", type=int, default=8, help="number of pairs of an optimizer step")
     parser.add_argument("--prompt", type=int, default=384, help="mean number of tokens of a prompt")
     parser.add_argument("--answer", type=int, default=64, help="mean number of tokens of an answer")
-    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed one")
+    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed step")
     args, keys = parser.parse_known_args(argv)
     shared = [word for key, value in {**KEYS, "max_steps": str(args.steps + 1)}.items() for word in (f"--{key}", value)]
     config = run_config([*shared, *keys], PREFERENCE_SECTIONS)

@@ -1,11 +1,11 @@
-"""SmolLM2 learns a preference: rewards of unseen pairs over the steps of a DPO run, in one picture.
+"""DPO of SmolLM2: rewards of unseen pairs by step, in one picture.
 
     python -m benchmarks.preference_learning [--rows 512 --dev_rows 128 --out FOLDER] [--key value ...]
 
-The questions are those of the built-in dataset `inflection` that have an irregular answer. The chosen answer is that
-word ("feet"), the rejected one the word that the regular rule would give ("foots"). Words of the dev rows do not occur
-in training. Further keys are those of llm/run_dpo.py, such as `--loss_type ipo`. Writes preference.png and
-preference.json.
+The pairs are made from the questions of the built-in dataset `inflection` that have an irregular answer. The chosen
+answer is the irregular word ("feet"), and the rejected answer is the word that the regular rule would give ("foots").
+Words of the dev rows do not occur in training. Further keys are keys of llm/run_dpo.py, such as `--loss_type ipo`.
+Writes preference.png and preference.json.
 """
 
 from __future__ import annotations

@@ -1,10 +1,11 @@
-"""Scores of models quantized to int4: rounding, GPTQ and AWQ, here and by llm-compressor, on the same rows.
+"""Scores of int4 models from this library and llm-compressor: rounding, GPTQ and AWQ, on the same rows.
 
     python -m benchmarks.ptq OUT.json --dataset FOLDER [--rows 64 --eval_rows 100 --group_size 64] [--peer PYTHON]
 
-The rows of FOLDER/train.json calibrate, the answers of FOLDER/dev.json are scored. PYTHON is that of an environment
-with llm-compressor (benchmarks/peers/ptq.py). Every model is written and read again, and this project computes all
-scores: perplexity, and divergence from the model in full precision, KL(full | quantized) in nats a token.
+Rows of FOLDER/train.json are used for calibration, and answers of FOLDER/dev.json are scored. PYTHON is the interpreter
+of an environment with llm-compressor (benchmarks/peers/ptq.py). Every model is written and read again, and this project
+computes all scores: perplexity, and the divergence KL(full | quantized) from the full-precision model in nats per
+token.
 """
 
 from __future__ import annotations
@@ -52,9 +53,13 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--eval_rows", type=int, default=100)
     parser.add_argument("--group_size", type=int, default=64)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
-    parser.add_argument("--asymmetric", action="store_true", help="zero points for each group")
-    parser.add_argument("--desc_act", action="store_true", help="GPTQ here rounds in llm-compressor's order of columns")
-    parser.add_argument("--peer", type=Path, help="Python of an environment with llm-compressor")
+    parser.add_argument("--asymmetric", action="store_true", help="use a zero point for each group")
+    parser.add_argument(
+        "--desc_act",
+        action="store_true",
+        help="GPTQ of this library rounds columns in the same order as llm-compressor",
+    )
+    parser.add_argument("--peer", type=Path, help="Python interpreter of an environment with llm-compressor")
     parser.add_argument("--work", type=Path, default=Path("build/ptq"))
     arguments = parser.parse_args(argv)
     base = copy_model(arguments.model, arguments.work / "base", dtype="float32", overwrite=True)

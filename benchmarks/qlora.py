@@ -3,9 +3,10 @@
     python -m benchmarks.qlora cost OUT.json [--model smollm2-135m-instruct --documents 4 --length 512 --steps 3]
     python -m benchmarks.qlora loss OUT.png --dataset GSM8K_FOLDER [--steps 200 --work FOLDER]
 
-`cost`: bytes of the base's weights, peak memory of a separate process for each kind, and the time of the fastest step,
-with steps of all kinds in turn in one process. `loss`: `llm/run_finetune.py` with the same rows and seed for each kind,
-all loss curves in one plot, and a table of the last losses; further keys, such as `--bf16 true`, go to every run.
+`cost` prints the bytes of the base's weights, the peak memory of a separate process for each format, and the time of
+the fastest step, with steps of all formats in turn in one process. `loss` runs `llm/run_finetune.py` with the same rows
+and seed for each format, draws all loss curves in one plot, and prints a table of the last losses; further keys, such
+as `--bf16 true`, go to every run.
 """
 
 from __future__ import annotations
@@ -55,9 +56,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
-    parser.add_argument("--steps", type=int, help="cost: 3, loss: 200")
+    parser.add_argument("--steps", type=int, help="number of steps; default: 3 for cost, 200 for loss")
     parser.add_argument("--dataset", help="folder with train.json; same as --dataset_name_or_path of a run")
-    parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="folder of the runs of `loss`")
+    parser.add_argument("--work", type=Path, default=Path("build/qlora"), help="folder for the runs of `loss`")
     args, keys = parser.parse_known_args(argv)
     if args.what == "cost":
         if keys:

@@ -1,9 +1,9 @@
-"""Roofline of a training step: its FLOPs against the machine's matrix multiplication rate, and its time by kernel.
+"""Roofline of a training step: FLOPs of the step, matmul rate of the machine, and time of the step by kernel.
 
     python -m benchmarks.roofline [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
 
-The rate is the highest that oneDNN reaches on the shapes of the step, in its dtype, measured before and after the step.
-Further keys are those of llm/run_finetune.py.
+The matmul rate is the highest rate that oneDNN reaches on the shapes of the step, in the dtype of the step. It is
+measured before and after the step. Further keys are keys of llm/run_finetune.py.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Growth of time and memory with the work: longer packs, more documents, larger ranks, one and two cores.
+"""Time and memory of a step by pack length, number of documents, LoRA rank and number of cores.
 
     python -m benchmarks.scaling [--only pack batch rank cores] [--steps 3] [--out FOLDER] [--bf16 true ...]
 

@@ -1,11 +1,11 @@
-"""Load of the server: tokens per second and latency of 1, 8 and 64 clients, errors and mixed-up answers.
+"""Load test of the server: tokens per second and latency of 1, 8 and 64 clients, errors and mixed-up answers.
 
     python -m benchmarks.serving [--model smollm2-135m-instruct --seconds 120 --clients 1,8,64 --new 32]
 
-The server runs in a process of its own. Each client sends one greedy request after another, every second one as a
-stream, and every answer is compared with that of `generate`, which is computed first. An answer of another request is
-mixed up; one that agrees with none differs, by rounding in batches of other sizes. Clients share the processor with the
-server.
+The server runs in a separate process. Each client sends one greedy request after another, and streams every second
+answer. Every answer is compared with the answer of `generate`, which is computed first. An answer that equals the
+answer to another request is mixed up. An answer that equals no answer of `generate` differs by rounding in another
+batch size. Clients share the processor with the server.
 """
 
 from __future__ import annotations
@@ -167,9 +167,9 @@ def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--seconds", type=float, default=120, help="time of each number of clients")
-    parser.add_argument("--clients", default="1,8,64", help="numbers of clients, one after another")
-    parser.add_argument("--new", type=int, default=32, help="new tokens of each answer")
+    parser.add_argument("--seconds", type=float, default=120, help="seconds of the test with each number of clients")
+    parser.add_argument("--clients", default="1,8,64", help="list of client counts, tested one after another")
+    parser.add_argument("--new", type=int, default=32, help="number of new tokens of each answer")
     parser.add_argument("--max_batch_size", type=int, default=16)
     args = parser.parse_args(argv)
     args.name = "model"

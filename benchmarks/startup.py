@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup [--repeats 5]
 
-Figures are medians over fresh processes, after an uncounted one that fills the caches of the disk, of compiled Python
-and of tokenized rows. `phases` is measured by startup_phases.py, in seconds and, for a busy machine, in processor
+Times are medians over new processes, after an uncounted process that fills the disk cache and the caches of compiled
+Python and tokenized rows. startup_phases.py measures `phases`, in seconds and, for a busy machine, in processor
 seconds.
 """
 

@@ -1,4 +1,4 @@
-"""Streams of generated rows: memory over time, exact resume, shares of a mixture, and speed of tokenizing.
+"""Streams of generated rows: memory over time, exact resume, fractions of a mixture, and speed of tokenization.
 
     python -m benchmarks.streaming FOLDER --megabytes 5000 --workers 2 [--only plain gz resume mix tokenize audit]
         [--answer_words 90 --model smollm2-135m-instruct]
@@ -8,9 +8,9 @@ small datasets. The parts are
 
     plain, gz   one epoch of the file, through lazy, packing and the sampler: resident memory of this process and of its
                 workers after every tenth of the file, and tokens per second
-    resume      steps read at once, and stopped and continued with another number of workers: the rows must be equal
-    mix         shares of three datasets in rows and tokens after 100,000 rows (fewer of small data)
-    tokenize    tokens per second of tokenizing into the cache, on one core and on two
+    resume      steps read with and without a stop and a change of the number of workers: the rows must be equal
+    mix         fractions of three datasets in rows and tokens after 100,000 rows (fewer rows if the data are small)
+    tokenize    tokens per second of tokenization into the cache, on one core and on two cores
     audit       rows and tokens per second of the data audit, and resident memory of the main process
 """
 
@@ -71,7 +71,7 @@ def main() -> None:
     parser.add_argument(
         "--model",
         default="smollm2-135m-instruct",
-        help="model whose tokenizer is used; words: one token a word",
+        help="model whose tokenizer is used; words: one token per word",
     )
     parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     options = parser.parse_args()

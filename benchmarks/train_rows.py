@@ -36,7 +36,7 @@ class StepTimes(Callback):
 
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed one")
+    parser.add_argument("--steps", type=int, default=3, help="number of timed steps, after an untimed step")
     args, keys = parser.parse_known_args(argv)
     config = run_config([*keys, "--max_steps", str(args.steps + 1), "--overwrite_output_dir", "true"])
     times = StepTimes()

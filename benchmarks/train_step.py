@@ -2,11 +2,12 @@
 
     python -m benchmarks.train_step [--documents 4 --length 512 --learned 1.0 --steps 5] [--key value ...]
 
-Several processes, started by `python -m paddle.distributed.launch`, print the peak memory of the largest one. Each
-replica computes the same documents.
+Several processes, started by `python -m paddle.distributed.launch`, print the peak memory of the process with the
+largest peak. Each replica computes the same documents.
 
-Further keys are those of llm/run_finetune.py: `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`; without
-a method, all weights are trained. benchmarks/peers/ has the step in other programs; `make bench` runs them in turn.
+Further keys are keys of llm/run_finetune.py, such as `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`.
+Without an adapter method, all weights are trained. benchmarks/peers/ has the step in other programs; `make bench` runs
+them in turn.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--documents", type=int, default=4)
     parser.add_argument("--length", type=int, default=512)
     parser.add_argument("--learned", type=float, default=1.0, help="fraction of tokens that are target tokens")
-    parser.add_argument("--steps", type=int, default=5, help="timed steps, after an untimed one; 0: memory only")
+    parser.add_argument(
+        "--steps", type=int, default=5, help="number of timed steps, after an untimed step; 0: measure only memory"
+    )
     args, keys = parser.parse_known_args(argv)
 
     batch = packed_batch(random_documents(args.documents, args.length), args.learned)

@@ -1,12 +1,12 @@
 """Bandwidth of the 4-bit Triton kernels on a GPU for weights of an 8B model, compared with bitsandbytes.
 
-Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
+Uses PyTorch tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
 measures `bitsandbytes` if it is installed. Prints one JSON line per shape and format:
 
     python -m benchmarks.triton_dequantize
-    TRITON_INTERPRET=1 python -m benchmarks.triton_dequantize --check     on a CPU: small, no times
+    TRITON_INTERPRET=1 python -m benchmarks.triton_dequantize --check     on a CPU: small shapes, no times
 
-Times are medians with the L2 cache flushed before each run; all include `empty_ms`, the time of an empty kernel.
+Times are medians, with the L2 cache flushed before each run. All times include `empty_ms`, the time of an empty kernel.
 Bandwidth counts one read of codes and scales and one write of the weight. `copy_gb_per_s` is the bandwidth of a copy of
 a tensor larger than the caches.
 """

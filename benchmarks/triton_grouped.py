@@ -1,15 +1,15 @@
-"""Speed of the Triton kernels of grouped products on a GPU, compared with a loop of PyTorch's products.
+"""Speed of the Triton kernels of grouped matmuls on a GPU, compared with a loop of PyTorch matmuls.
 
-Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
+Uses PyTorch tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
 Prints one JSON line per layer, format and load of the experts:
 
     python -m benchmarks.triton_grouped
-    python -m benchmarks.triton_grouped --rows 64 128 --columns 64 128 256     other tiles, for choosing those of the op
-    TRITON_INTERPRET=1 python -m benchmarks.triton_grouped --check             on a CPU: small, no times
+    python -m benchmarks.triton_grouped --rows 64 128 --columns 64 128 256     other tile sizes
+    TRITON_INTERPRET=1 python -m benchmarks.triton_grouped --check             on a CPU: small shapes, no times
 
-Times are medians with the L2 cache flushed before each run. `tflops` counts the multiplications and additions of the
-rows that exist. `even`: all experts have equally many rows; `skewed`: the rows of an expert fall off geometrically, and
-the last ones have none.
+Times are medians with the L2 cache flushed before each run. `tflops` counts the multiplications and additions of actual
+rows. `even`: all experts have the same number of rows. `skewed`: the number of rows decreases geometrically from expert
+to expert, and the last experts have no rows.
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def measure(layer: str, name: str, tokens: int, load: str, tile: tuple[int, int]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only compare the kernels with PyTorch on small groups")
-    parser.add_argument("--rows", type=int, nargs="+", default=[16, 128], help="rows of a tile")
-    parser.add_argument("--columns", type=int, nargs="+", default=[128], help="columns of a tile")
+    parser.add_argument("--rows", type=int, nargs="+", default=[16, 128], help="number of rows of a tile")
+    parser.add_argument("--columns", type=int, nargs="+", default=[128], help="number of columns of a tile")
     args = parser.parse_args()
     device = device_of(args.check)
     torch.manual_seed(0)

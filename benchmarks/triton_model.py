@@ -1,12 +1,13 @@
-"""Training steps of a Llama with LoRA on a GPU: this project's Triton kernels in transformers, beside its own layers.
+"""Training steps of a Llama with LoRA on a GPU: transformers with and without this project's Triton kernels.
 
-Needs requirements-peers.txt with a CUDA build of torch, but not Paddle. Weights are random, made on the GPU; nothing is
-downloaded. Attention and the large matmuls are PyTorch's in all programs. Prints one JSON line per program:
+Needs requirements-peers.txt with a CUDA build of torch, but not Paddle. Weights are random and generated on the GPU;
+nothing is downloaded. PyTorch computes attention and the large matmuls in all programs. Prints one JSON line per
+program:
 
     python -m benchmarks.triton_model                              Llama 3 8B in bfloat16, 2 x 4096 tokens
     python -m benchmarks.triton_model --base nf4 --recompute       QLoRA, layers recomputed in the backward pass
     python -m benchmarks.triton_model --table                      each group of kernels switched on and off
-    python -m benchmarks.triton_model --table                      without a GPU: memory and work, counted
+    python -m benchmarks.triton_model --table                      without a GPU: counts of memory and operators
     TRITON_INTERPRET=1 python -m benchmarks.triton_model --check   on a CPU: a tiny model, losses and gradients
 
 | program | |
@@ -15,12 +16,12 @@ downloaded. Attention and the large matmuls are PyTorch's in all programs. Print
 | ours | the same model with the kernels of paddlenlp_ext/ops (benchmarks/triton_llama.py) |
 | liger | Liger-Kernel's patch of transformers with PEFT and PyTorch's fused AdamW, if it is installed |
 
-An nf4 base of eager and liger is that of bitsandbytes ("nf4_peer" under `weights`). If that is not installed, they have
-dense weights of the same values ("nf4_dense"): their losses can be compared, their memory cannot.
+For an nf4 base, eager and liger use bitsandbytes ("nf4_peer" under `weights`). If bitsandbytes is not installed, eager
+and liger use dense weights with the same values ("nf4_dense"): the losses can then be compared, but not the memory.
 
-Each program runs in a process of its own, from the same weights and data. `ms` is the median of the steps after the
-first five, `peak_gib` the most that tensors have held in the steps, weights included. `losses` are those of all steps,
-and `loss_difference` is the largest distance from eager's.
+Each program runs in a separate process, with the same weights and data. `ms` is the median time of the steps after the
+first five, `peak_gib` is the peak memory of tensors during the steps, including weights, `losses` are the losses of all
+steps, and `loss_difference` is the largest difference from the losses of eager.
 """
 
 from __future__ import annotations
@@ -217,7 +218,9 @@ def _run(args: argparse.Namespace) -> dict[str, object]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only compare a tiny model with transformers and PEFT")
+    parser.add_argument(
+        "--check", action="store_true", help="only compare a tiny model with unmodified transformers and PEFT"
+    )
     parser.add_argument("--table", action="store_true", help="print a table of the groups of kernels")
     parser.add_argument("--measure", action="store_true", help="print the figures of one program, for internal use")
     parser.add_argument("--programs", nargs="+", choices=PROGRAMS, default=[*PROGRAMS], help="programs to measure")

@@ -1,37 +1,37 @@
-"""Speed and memory of the Triton kernels of ops on a GPU, beside PyTorch, Liger-Kernel and bitsandbytes.
+"""Speed and memory of the ops' Triton kernels on a GPU, compared with PyTorch, Liger-Kernel and bitsandbytes.
 
-Uses PyTorch's tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
+Uses PyTorch tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
 measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSON line per op, shape and program:
 
     python -m benchmarks.triton_ops
     python -m benchmarks.triton_ops --ops rope loss_frozen --programs ours peer
-    TRITON_INTERPRET=1 python -m benchmarks.triton_ops --check        on a CPU: small, no times
+    TRITON_INTERPRET=1 python -m benchmarks.triton_ops --check        on a CPU: small shapes, no times
 
 | op | |
 | --- | --- |
-| rms_norm, add_rms_norm | norm of hidden states, also of a sum that the residual stream keeps |
-| rope, norm_rope | rotation of queries and keys, also after norms of their heads |
+| rms_norm, add_rms_norm | norm of hidden states, without and with a residual addition |
+| rope, norm_rope | rotation of queries and keys, without and with norms of the heads |
 | swiglu, geglu | gates of feed-forward layers |
-| loss, loss_frozen | lm_head, trained or frozen, and loss |
+| loss, loss_frozen | trained or frozen lm_head, with the loss |
 | lora_linear | frozen linear layer with a low-rank update |
 | attention, attention_softcap, _sinks, _alibi | causal attention of one row of documents, with and without a window |
-| adamw, adamw_8bit | one step over the factors of LoRA r 16 on all linear layers of an 8B model |
-| norm_linear | residual addition, norm, and the layers that read it (q, k, v; gate, up), over 1 to 16 positions |
-| packed_linear | other quantized layers (o; down) over 1 to 16 positions |
-| lora_one_pass, lora_in_parts | forward pass of a layer with LoRA in one launch; as a product and an update in place |
+| adamw, adamw_8bit | one step for the factors of LoRA r 16 on all linear layers of an 8B model |
+| norm_linear | residual addition, norm, and the projections after the norm (q, k, v; gate, up), 1 to 16 positions |
+| packed_linear | other quantized layers (o; down), with 1 to 16 positions |
+| lora_one_pass, lora_in_parts | forward pass of a LoRA layer in one launch, or as a matmul and an update in place |
 
 | program | |
 | --- | --- |
 | ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
-| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers; the same through torch.compile |
+| eager, compiled | the formula in PyTorch, in the dtype of transformers' layers, without and with torch.compile |
 | peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW and nf4 products, PyTorch's SDPA |
 
-Times are medians with the L2 cache flushed before each run, of the forward pass and of both passes. Shares of
-`copy_gb_per_s`, the bandwidth of a copy of a tensor larger than the caches, count each input and result of a pass once.
-`both_tflops` counts the large matrix products; its share is that of `matmul_tflops`, the rate of a matmul of bfloat16.
-`peak_mb` is what a forward and a backward pass allocate. `errors` are distances of results and gradients from the
-formula in float64, relative to its norm. The formulas of quantized layers multiply by weights that were dequantized
-beforehand.
+Times are medians of the forward pass and of both passes, with the L2 cache flushed before each run. Bandwidths count
+each input and result of a pass once, and are divided by `copy_gb_per_s`, the bandwidth of a copy of a tensor larger
+than the caches. `both_tflops` counts the large matmuls, and is divided by `matmul_tflops`, the rate of a matmul in
+bfloat16. `peak_mb` is the memory that a forward and a backward pass allocate. `errors` are the norms of the differences
+of results and gradients from the formula in float64, relative to the norm of the formula's values. The formulas of
+quantized layers multiply by weights that were dequantized beforehand.
 
 benchmarks/triton_cases_*.py have the ops and their shapes.
 """

@@ -1,20 +1,20 @@
-"""Choose the sizes of the Triton kernels and write the tables of paddlenlp_ext/ops/triton_utils/tile_sizes.
+"""Choose the tile sizes of the Triton kernels, and write the tables of paddlenlp_ext/ops/triton_utils/tile_sizes.
 
-    python -m benchmarks.triton_tune                               on a GPU: times, and the table of its capability
+    python -m benchmarks.triton_tune                               on a GPU: times, and the GPU's table
     python -m benchmarks.triton_tune --kernels rope gate_forward
-    python -m benchmarks.triton_tune --compile 80 90               for GPUs that this machine need not have
+    python -m benchmarks.triton_tune --compile 80 90               for compute capabilities 8.0 and 9.0, without a GPU
     TRITON_INTERPRET=1 python -m benchmarks.triton_tune --check    on a CPU: every candidate at small shapes
 
-On a GPU, each candidate runs at the shapes of benchmarks/triton_tune_cases.py. Its results must equal those of the
-sizes in the table within the rounding of the dtype, and the fastest one is written: by the median time with the L2
-cache flushed before each run. The sizes in the table stay if no other ones are faster by 1 %. This and `--check` use
-PyTorch's tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
+On a GPU, each candidate runs at the shapes of benchmarks/triton_tune_cases.py. The results must equal the results of
+the tile sizes in the table, within the rounding of the dtype. The fastest candidate is written, by the median time with
+the L2 cache flushed before each run. The sizes in the table stay if no candidate is faster by 1 %. Timing and `--check`
+use PyTorch tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
 
 `--compile` needs neither a GPU nor PyTorch. It reads registers, spilled registers and shared memory of the compiled
-candidates. Those that do not fit are dropped, and those that spill unless all do. The sizes in the table stay if they
-let a multiprocessor have half of its largest number of warps, or less where a kernel does not profit from them
-(`Case.enough`); otherwise the candidate most like them that does is written, or the one with the most warps. Sizes that
-were timed stay.
+candidates. Candidates that do not fit are dropped. Candidates that spill registers are also dropped, unless all
+candidates spill. The sizes in the table stay if a multiprocessor can then run half of its maximum number of warps, or
+fewer warps if the kernel does not profit from more (`Case.enough`). Otherwise the most similar candidate that allows so
+many warps is written, or the candidate with the most warps. Sizes that were timed stay.
 """
 
 from __future__ import annotations
@@ -250,10 +250,17 @@ def _triton() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kernels", nargs="+", choices=CASES, default=[*CASES], help="kernels to choose sizes for")
+    parser.add_argument(
+        "--kernels", nargs="+", choices=CASES, default=[*CASES], help="kernels whose tile sizes are chosen"
+    )
     parser.add_argument("--check", action="store_true", help="only compare the candidates with each other on a CPU")
     parser.add_argument(
-        "--compile", nargs="+", type=int, choices=MULTIPROCESSORS, metavar="CAPABILITY", help="choose without a GPU"
+        "--compile",
+        nargs="+",
+        type=int,
+        choices=MULTIPROCESSORS,
+        metavar="CAPABILITY",
+        help="choose tile sizes for these compute capabilities, without a GPU",
     )
     args = parser.parse_args()
     if args.check:

@@ -1,8 +1,8 @@
-"""Generation benchmark in transformers on PyTorch, as benchmarks/generation.py.
+"""Generation benchmark of benchmarks/generation.py in transformers on PyTorch.
 
     .venv-peers/bin/python -m benchmarks.peers.generation MODEL_FOLDER [--batch 1 --dtype float32|bfloat16]
 
-Every row is generated up to its limit.
+Every row reaches the maximum length.
 """
 
 from __future__ import annotations

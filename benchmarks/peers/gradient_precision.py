@@ -36,7 +36,7 @@ def gradients(args: argparse.Namespace, dtype: torch.dtype) -> tuple[float, dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=Path, help="rows.jsonl and the adapter")
+    parser.add_argument("folder", type=Path, help="folder with rows.jsonl and the adapter")
     parser.add_argument("model", help="Hugging Face folder")
     args = parser.parse_args()
     loss, exact = gradients(args, torch.float32)

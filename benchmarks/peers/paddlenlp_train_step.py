@@ -2,8 +2,8 @@
 
     .venv-paddlenlp/bin/python -m benchmarks.peers.paddlenlp_train_step MODEL_FOLDER
 
-LoRA has the rank and the layers of PaddleNLP's run_finetune.py for Llama. Documents are not packed, which makes no
-difference for equal lengths.
+LoRA has the rank and the target layers that PaddleNLP's run_finetune.py uses for Llama. Documents are not packed, which
+makes no difference for documents of equal length.
 """
 
 from __future__ import annotations

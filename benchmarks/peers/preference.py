@@ -3,8 +3,8 @@
     .venv-peers/bin/python -m benchmarks.peers.preference MODEL_FOLDER [--pairs 8 --prompt 384 --answer 64 --steps 3]
 
 Speed counts every pair as two sequences, each with its prompt; the first step is not timed. With `--precompute` the
-reference model's log-probabilities are computed before training, as in this project; without it in every step, TRL's
-default.
+reference model's log-probabilities are computed before training, as in this project; without `--precompute`, they
+are computed in every step, as TRL does by default.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=384)
     parser.add_argument("--answer", type=int, default=64)
     parser.add_argument("--steps", type=int, default=3)
-    parser.add_argument("--micro_batch", type=int, default=2, help="pairs of a forward and backward pass")
+    parser.add_argument("--micro_batch", type=int, default=2, help="number of pairs in a forward and backward pass")
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--precompute", action="store_true")

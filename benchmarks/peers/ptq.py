@@ -2,7 +2,7 @@
 
     python -m benchmarks.peers.ptq BASE FOLDER ROWS.json METHOD GROUP_SIZE [--asymmetric]
 
-Run in an environment of its own: python -m venv ENV && ENV/bin/pip install llmcompressor
+Run in a separate environment: python -m venv ENV && ENV/bin/pip install llmcompressor
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     .venv-peers/bin/python -m benchmarks.peers.train_rows ROWS.jsonl MODEL_FOLDER --learning_rate 3e-4 [--losses OUT]
 
 MODEL_FOLDER has the same weights in Hugging Face layout. Each optimizer step takes one line of ROWS, in padded
-micro-batches; the loss is the sum over target tokens divided by their number in the step. Speed counts tokens without
-padding, from the second step on.
+micro-batches; the loss is the sum over the target tokens of the step, divided by the number of target tokens. Speed
+counts tokens without padding, from the second step on.
 """
 
 from __future__ import annotations
@@ -51,14 +51,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--losses", type=Path, help="write one JSON line per step to this file")
     parser.add_argument("--method", choices=["lora", "full"], default="lora")
     parser.add_argument("--rank", type=int, default=8)
-    parser.add_argument("--adapter", help="start from this LoRA adapter instead of a new one")
+    parser.add_argument("--adapter", help="start from this LoRA adapter instead of a new adapter")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--learning_rate", type=float, required=True)
     parser.add_argument("--schedule", choices=["linear", "cosine", "constant"], default="linear")
     parser.add_argument("--warmup_steps", type=int, default=0)
     parser.add_argument("--max_grad_norm", type=float, default=1.0)
     parser.add_argument("--micro_batch", type=int, default=8)
-    parser.add_argument("--steps", type=int, help="number of timed steps, after an untimed one; default: all of ROWS")
+    parser.add_argument(
+        "--steps", type=int, help="number of timed steps, after an untimed step; default: one step per line of ROWS"
+    )
     return parser.parse_args()
 
 

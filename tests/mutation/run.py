@@ -8,8 +8,9 @@ A server imports Paddle once and forks a process for each fault. The child compi
 file, so the working tree stays as it is; programs that a test starts in new processes see the code without the fault.
 The sample is ordered by a hash of seed and fault, so it does not change with edits elsewhere.
 
-Tests are tried in the order of their distance: those that mirror the module, those that import it, those of its
-folder. A first run of each test file records which lines it executes and how long it takes (build/mutation/map.json).
+Tests run in the order of their distance from the module: first tests that mirror it, then tests that import it, then
+tests of its folder. A first run of each test file records which lines it executes and how long it takes
+(build/mutation/map.json).
 """
 
 from __future__ import annotations
@@ -231,13 +232,13 @@ def print_table(results: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("packages", nargs="*", default=PACKAGES)
-    parser.add_argument("--sample", type=int, default=25, help="faults of each package")
-    parser.add_argument("--skip", type=int, default=0, help="faults of the sample to leave out at its beginning")
+    parser.add_argument("--sample", type=int, default=25, help="number of faults per package")
+    parser.add_argument("--skip", type=int, default=0, help="number of faults to skip at the start of the sample")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", default=(), help="keys of faults")
+    parser.add_argument("--only", nargs="*", default=(), help="keys of the faults to run")
     parser.add_argument("--tests", nargs="*", default=[], help="test files to try first")
-    parser.add_argument("--list", action="store_true", help="print the sample only")
-    parser.add_argument("--table", action="store_true", help="print the outcomes so far only")
+    parser.add_argument("--list", action="store_true", help="only print the sample")
+    parser.add_argument("--table", action="store_true", help="only print the outcomes so far")
     arguments = parser.parse_args()
     os.chdir(ROOT)
     tests, results = TestMap(), STATE / "results.jsonl"

@@ -1,11 +1,11 @@
-"""Attack a server from one address, and measure the requests of a client with another address. Linux only.
+"""Attack a server from one address, and measure the requests of a client at another address. Linux only.
 
     python -m tests.stress.attack_server                                       # tiny model, every attack at once
     python -m tests.stress.attack_server unread echo --model smollm2-135m-instruct --requests 100
 
-The server runs on this computer. The attackers use the address 127.0.0.2. Idle and attacked rounds alternate. The
-script prints the latencies of the other client and of /health, and after each round the server's memory and
-descriptors.
+The server runs on this computer. The attackers use the address 127.0.0.2. Rounds without and with attacks alternate.
+The script prints the latencies of the other client and of /health, and after each round the server's memory and number
+of file descriptors.
 """
 
 from __future__ import annotations
@@ -290,8 +290,8 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("attacks", nargs="*", help=f"names of attacks, by default all: {', '.join(ATTACKS)}")
     parser.add_argument("--model", help="model folder or name; unset: the tiny model of the tests")
-    parser.add_argument("--requests", type=int, default=1000, help="number of idle and of attacked requests")
-    parser.add_argument("--rounds", type=int, default=4, help="number of idle and of attacked rounds")
+    parser.add_argument("--requests", type=int, default=1000, help="number of requests without and with attacks")
+    parser.add_argument("--rounds", type=int, default=4, help="number of rounds without and with attacks")
     options = parser.parse_args(arguments)
     with chosen_server(options.model) as (target, pid):
         found = run(target, pid, options.attacks or list(ATTACKS), options.requests, options.rounds)

@@ -1,9 +1,9 @@
-"""Give every program bad paths, inputs and outputs: each must end with one line of error, never with a traceback.
+"""Give every program bad paths, inputs and outputs: each must end with a one-line error, never with a traceback.
 
     python -m tests.stress.bad_paths
     python -m tests.stress.bad_paths predictor.py
 
-As root, the programs run as the user `nobody`, for whom permissions count.
+As root, the programs run as the user `nobody`, for whom file permissions apply.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Fill small file systems during runs and merges: each ends with one line of error, and its checkpoints are whole.
+"""Fill small file systems during runs and merges: each must end with a one-line error and intact checkpoints.
 
     python -m tests.stress.full_disk --every 4
 
@@ -29,7 +29,9 @@ from tests.stress.kill_and_resume import COMMON, LORA, run_finetune, write_input
 def main() -> None:
     """Run every program on file systems of all sizes up to one that is large enough."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--every", type=int, default=4, help="difference of the sizes, in KiB (a page is 4)")
+    parser.add_argument(
+        "--every", type=int, default=4, help="step between the sizes of the file systems, in KiB (a page has 4 KiB)"
+    )
     every = parser.parse_args().every
     loss_plot.plot_loss = lambda log_history, path: None  # takes longer than the runs
     with tempfile.TemporaryDirectory() as name:

@@ -3,9 +3,10 @@
     python -m tests.stress.fuzz                              # every target, 1,000 inputs each
     python -m tests.stress.fuzz config templates --count 100000 --seed 7
 
-A target makes one input from a seed and reads it. It may accept the input, or refuse it with ValueError. Everything
-else is a finding: another exception, more than 5 seconds, or memory beyond a limit. A finding is printed with its seed,
-which repeats it: `--seed SEED --count 1`. Seeds of earlier findings are kept in `KEPT`, and run in `make test`.
+A target makes one input from a seed and reads it. The target may accept the input, or reject the input with ValueError.
+Everything else is a finding: another exception, more than 5 seconds, or memory beyond a limit. A finding is printed
+with its seed, and `--seed SEED --count 1` repeats it. Seeds of earlier findings are kept in `KEPT`, and run in `make
+test`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Kill or stop small runs and resume them: each must end with the bits of the run that was never stopped.
+"""Kill or stop small runs and resume them: each must end bitwise equal to a run that was never stopped.
 
     python -m tests.stress.kill_and_resume --kills 1000      SIGKILL, one to three times per run
-    python -m tests.stress.kill_and_resume --signals 200     two stop signals per run, the second while it stops
+    python -m tests.stress.kill_and_resume --signals 200     two stop signals per run, the second while the run stops
 
 Attempts are forked from a process that has imported everything and computed nothing, so they start in 0.1 seconds.
 Half of the kills come after a random time. The others come before a random file operation (open, rename, mkdir, remove)
-below the run's folder, which an audit hook counts: so half of the kills are in saves and caches.
+below the run's folder, which an audit hook counts. Half of the kills therefore interrupt saves and caches.
 
 Stop signals come after random times. A stopped process leaves through the interpreter's exit, as a program does.
 """
@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=12, help="number of kills in total")
     parser.add_argument("--signals", type=int, default=0, help="number of runs with two stop signals, instead of kills")
     parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES), help="kinds of runs")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the moments")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random moments")
     arguments = parser.parse_args()
     loss_plot.plot_loss = lambda log_history, path: None  # takes longer than the runs
     draw = random.Random(arguments.seed)
