@@ -369,7 +369,7 @@ class Trainer:
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
         """Evaluate and log; save a new best model for `load_best_model_at_end`. A signal interrupts the evaluation."""
         state, metrics = self.state, None
-        with signals.interruptible(), self.time_limit.measured("evaluation"):
+        with self.callbacks.phase("evaluating", state), signals.interruptible(), self.time_limit.measured("evaluation"):
             metrics = self.evaluator.metrics()
         signals.synchronize()
         if metrics is None:
@@ -400,5 +400,6 @@ class Trainer:
         if self._last_saved == (state.step, state.evaluation_due):  # already saved
             return
         state.note_checkpoint()
-        self.saver.save(state, self.model, self.tokenizer, self.optimizer, self.objective)
+        with self.callbacks.phase("saving", state):
+            self.saver.save(state, self.model, self.tokenizer, self.optimizer, self.objective)
         self._last_saved = (state.step, state.evaluation_due)

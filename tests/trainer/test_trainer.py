@@ -98,6 +98,20 @@ def test_trainer_calls_callbacks_in_order(tmp_path):
     ]  # fmt: skip
 
 
+def test_trainer_tells_callbacks_when_it_evaluates_and_saves(tmp_path):
+    class Phases(Recorder):
+        def on_phase(self, state, phase):
+            self.calls.append((phase, state.step))
+
+    recorder = Phases()
+    make_trainer(tmp_path, dev=DEV, callbacks=[recorder], max_steps=2, logging_steps=2, evaluation_strategy="steps",
+                 save_strategy="steps", save_steps=2).train()  # fmt: skip
+    assert recorder.calls == [
+        ("begin", 0), ("step", 1), ("step", 2), ("log", 2), ("evaluating", 2), ("training", 2), ("log", 2),
+        ("evaluate", 2), ("saving", 2), ("save", 2), ("training", 2), ("end", 2),
+    ]  # fmt: skip
+
+
 @pytest.mark.parametrize("infinite", [False, True])
 def test_trainer_non_finite_step_is_not_made_and_names_its_rows(tmp_path, infinite):
     class BreakingCallback(Callback):

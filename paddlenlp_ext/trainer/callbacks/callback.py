@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ class Callback:
     def on_evaluate(self, state: TrainerState, metrics: dict[str, float]) -> None:
         """Handle the metrics of an evaluation during training."""
 
+    def on_phase(self, state: TrainerState, phase: str) -> None:
+        """Handle the start of a phase: "evaluating" or "saving", and "training" after either."""
+
     def on_rollback(self, state: TrainerState) -> None:
         """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state in this checkpoint."""
 
@@ -51,3 +55,12 @@ class CallbackList:
         """Call a hook of every callback; `hook` is a method name such as "on_log"."""
         for callback in self.callbacks:
             getattr(callback, hook)(*arguments)
+
+    @contextmanager
+    def phase(self, phase: str, state: TrainerState) -> Iterator[None]:
+        """Tell the callbacks at the start of the block that `phase` begins, and at its end that training goes on."""
+        self.call("on_phase", state, phase)
+        try:
+            yield
+        finally:
+            self.call("on_phase", state, "training")

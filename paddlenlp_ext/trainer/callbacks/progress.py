@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
@@ -77,7 +77,7 @@ def _hms(seconds: float) -> str:
 
 
 class ProgressBar(Callback):
-    """Progress bar with loss, learning rate, tokens per second, target tokens per second and remaining time."""
+    """Progress bar with phase, step, loss, learning rate, all and target tokens per second, and remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -87,9 +87,8 @@ class ProgressBar(Callback):
 
     def on_train_begin(self, state: TrainerState) -> None:
         self._bar = Progress(
-            TextColumn("training"),
+            TextColumn("{task.description}, step {task.completed}/{task.total}"),
             BarColumn(),
-            MofNCompleteColumn(),
             TextColumn("{task.fields[metrics]}"),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
@@ -113,6 +112,10 @@ class ProgressBar(Callback):
             f"{self._rates[0]:,.0f} tok/s ({self._rates[1]:,.0f} target)"
         )
         self._bar.update(self._task, completed=state.step, metrics=metrics)
+
+    def on_phase(self, state: TrainerState, phase: str) -> None:
+        assert self._bar is not None, "training has not begun"
+        self._bar.update(self._task, description=phase)
 
     def on_rollback(self, state: TrainerState) -> None:
         assert self._bar is not None, "training has not begun"

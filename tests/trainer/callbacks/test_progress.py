@@ -40,9 +40,10 @@ def test_progress_bar_shows_numbers_and_passes_log_lines():
     state.add(REPORT)
     bar.on_step_end(state, REPORT)
     get_logger().warning("a log line")
+    bar.on_phase(state, "evaluating")
     bar.on_train_end(state)
     text = screen.getvalue()
-    for part in ("1/4", "loss 2.5000", "lr 1.00e-04", "1,600 tok/s (600 target)", "a log line"):
+    for part in ("evaluating, step 1/4", "loss 2.5000", "lr 1.00e-04", "1,600 tok/s (600 target)", "a log line"):
         assert part in text, part
     get_logger().removeHandler(handler)
     assert handler.stream is stream and stream.getvalue() == ""
