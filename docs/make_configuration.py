@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.help_text import markdown_tables, show_default
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys, program_options
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.peft.registry import peft_methods
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import ROOT
-from paddlenlp_ext.config.options import options_of
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.run_config import SECTIONS, switches_of
 
 SHIPPED = ROOT / "llm" / "config" / "smollm2"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.checkpoint.gguf.tensor_types import OUTTYPES
 from paddlenlp_ext.config.command_line import parse_arguments
-from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.utils.files import check_writable, write_text
 from paddlenlp_ext.utils.locks import check_no_active_run

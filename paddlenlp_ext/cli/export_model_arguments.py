@@ -9,7 +9,7 @@ from typing import Any
 
 from paddlenlp_ext.cli.predict_arguments import kernel_keys
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
-from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.inference.arguments import QUANT_TYPES, LoadArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process

@@ -7,7 +7,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 
 from paddlenlp_ext.config.command_line import parse_arguments
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 
 _USAGE = """merge_tp_and_pp_params.py --model_name_or_path DIR --tp 2 --pp 2 --allow_pickle [--key value ...]
 

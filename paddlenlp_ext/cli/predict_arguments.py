@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
-from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.grammar import Grammar, json_schema_grammar, regex_grammar

@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass
 from pathlib import Path
 
 from paddlenlp_ext.config.command_line import parse_arguments
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.utils.files import read_json_object
 
 _USAGE = """reft_predictor.py --model_name_or_path MODEL --reft_path REFT [--data_file ROWS] [--key value ...]

@@ -10,7 +10,7 @@ from typing import Any
 
 from paddlenlp_ext.cli.predict_file import check_output_file
 from paddlenlp_ext.config.command_line import parse_arguments
-from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.data.readers.dataset_files import read_rows
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.inference.arguments import ModelArguments

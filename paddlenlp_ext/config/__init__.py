@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.config.errors import ConfigError, Problem
-from paddlenlp_ext.config.options import option
 from paddlenlp_ext.config.parser import load_run_config
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.utils.json_reader import Location

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.help_text import help_text
 from paddlenlp_ext.config.json_settings import Setting
 from paddlenlp_ext.config.known_keys import OptionTable, program_options
 from paddlenlp_ext.config.merge_settings import ParseState
-from paddlenlp_ext.config.options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 
 

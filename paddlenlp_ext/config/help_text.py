@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import Option, type_words
 from paddlenlp_ext.config.known_keys import OptionTable
-from paddlenlp_ext.config.options import Option, type_words
 
 _COMPAT_TITLES = {
     "not yet": "PaddleNLP keys that are not available yet",

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from paddlenlp_ext.config.options import Option
+from paddlenlp_ext.config.dataclass_options import Option
 from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS, CompatKey
 from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of, switches_of
 

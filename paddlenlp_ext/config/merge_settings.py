@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import Option, convert
 from paddlenlp_ext.config.errors import Problem, Report
 from paddlenlp_ext.config.json_settings import Setting
 from paddlenlp_ext.config.known_keys import OptionTable
-from paddlenlp_ext.config.options import Option, convert
 from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.suggest import nearest
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from paddlenlp_ext.config.options import Option, kinds_of
+from paddlenlp_ext.config.dataclass_options import Option, kinds_of
 
 Outcome = Literal["not yet", "not here", "no effect"]
 

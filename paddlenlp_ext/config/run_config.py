@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from paddlenlp_ext.config.options import Option, options_of
+from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.sections.command import CommandConfig
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 
 AREAS = ("ops", "training", "generation", "layouts")
 USAGE = (

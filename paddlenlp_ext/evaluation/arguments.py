@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
-from paddlenlp_ext.config.options import option, options_of
+from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.evaluation.task_options import TaskOptions, read_task
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.config.json_settings import read_file
 from paddlenlp_ext.config.known_keys import program_options
 from paddlenlp_ext.config.merge_settings import ParseState
-from paddlenlp_ext.config.options import OptionGroup, option, options_of
 from paddlenlp_ext.evaluation.prompt_template import fields_of
 from paddlenlp_ext.utils.json_reader import Location
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass
 from typing import Any
 
-from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 NO_VALUE = ("None", "none", "")
 """Values that leave an argument unset on PaddleNLP's command lines."""

@@ -18,7 +18,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import Option, OptionGroup, option
+from paddlenlp_ext.config.dataclass_options import Option, OptionGroup, option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.constructor_arguments import ConfigType, field_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.target_modules import ALL_LINEAR, in_layers, linear_names, select_targets

@@ -19,7 +19,7 @@ from typing import ClassVar
 import numpy as np
 import paddle
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import LinearAdapter
 from paddlenlp_ext.peft.registry import PEFT_METHODS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 LONG_SEQUENCE_STRATEGIES: dict[str, dict[str, str]] = {
     "embedding_strategies": {

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 from paddlenlp_ext.config.device import has_bf16_arithmetic
-from paddlenlp_ext.config.options import OptionGroup, option
 
 DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
 

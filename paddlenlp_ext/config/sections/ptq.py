@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 WEIGHT_LAYOUTS = ("compressed-tensors", "gptq", "awq")
 

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from paddlenlp_ext.config.options import OptionGroup, option
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 NAN_POLICIES = ("raise", "skip", "rollback")
 _TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 from paddlenlp_ext.config.metric_names import METRICS
-from paddlenlp_ext.config.options import OptionGroup, option
 
 REPORTERS = ("none", "visualdl")
 STRATEGIES = ("no", "steps", "epoch")

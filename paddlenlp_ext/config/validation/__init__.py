@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.errors import ConfigError, Report
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, safety, training

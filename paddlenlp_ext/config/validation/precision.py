@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS, ModelConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig

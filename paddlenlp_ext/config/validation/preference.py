@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.metric_names import PREFERENCE_METRICS, REWARD_METRICS
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.ptq import PTQConfig

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names, dev_sets
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.metric_names import GENERATION_METRICS, LABEL_METRICS
-from paddlenlp_ext.config.options import options_of
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig

@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
 from paddlenlp_ext.peft.layers import Factor, adapter_layers, generator_for

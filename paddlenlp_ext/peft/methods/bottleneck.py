@@ -24,7 +24,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward

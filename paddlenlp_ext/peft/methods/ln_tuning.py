@@ -19,7 +19,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.submodules import layer_at

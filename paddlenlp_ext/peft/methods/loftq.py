@@ -26,7 +26,7 @@ from typing import ClassVar
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.peft.lora.init_before_quantization import (
     SVD_CHOICES,
     InitBeforeQuantizationConfig,

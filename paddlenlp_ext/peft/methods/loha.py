@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.peft.layers import LinearAdapter, factor_axes, kaiming_uniform
 from paddlenlp_ext.peft.linear_method_config import rank_option
 from paddlenlp_ext.peft.lycoris_config import LycorisConfig

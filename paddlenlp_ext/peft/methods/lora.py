@@ -38,7 +38,7 @@ from typing import Any, ClassVar
 import numpy as np
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel

@@ -28,7 +28,7 @@ from typing import Any, ClassVar
 
 import paddle
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
 from paddlenlp_ext.peft.lora.init_before_quantization import SVD_CHOICES, principal_factors
 from paddlenlp_ext.peft.lora.init_from_weights import InitFromWeightsConfig

@@ -34,7 +34,7 @@ from paddlenlp_ext.checkpoint.file_layouts.fused_projections import split_fused
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.lora_linear import lora_linear
 from paddlenlp_ext.peft.adapter import Adapter

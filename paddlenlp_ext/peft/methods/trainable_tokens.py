@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 from paddle import nn
 
-from paddlenlp_ext.config.options import option
+from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.trainable_model import TrainableModel

@@ -9,7 +9,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.checksum_manifest import MANIFEST_FILE, find_damage
 from paddlenlp_ext.checkpoint.training_state import load_training_state
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.options import Option, options_of
+from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
 from paddlenlp_ext.data.sampler import check_same_data_order
 from paddlenlp_ext.trainer.checkpoints.output_dir import AUTO, checkpoint_folder, resume_candidates

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paddlenlp_ext.config.options import Option, OptionGroup
-from paddlenlp_ext.config.options import option as declare
+from paddlenlp_ext.config.dataclass_options import Option, OptionGroup
+from paddlenlp_ext.config.dataclass_options import option as declare
 from tests.config.config_cases import SMALLEST, edits, known, load, problems, write
 
 KNOWN = known()
