@@ -200,7 +200,13 @@ class Collate(Protocol):
 
 
 def build_collate(
-    rows: TrainingRows, data: DataConfig, pad_token_id: int, vocab_size: int, skips: PositionSkips | None = None
+    rows: TrainingRows,
+    data: DataConfig,
+    pad_token_id: int,
+    vocab_size: int,
+    skips: PositionSkips | None = None,
+    *,
+    collate_packs: Callable[..., Any] = collate,
 ) -> Collate:
     """Return a function that collates packs of row indices with the configured padding.
 
@@ -211,19 +217,19 @@ def build_collate(
         vocab_size: vocabulary size of the model. The returned function raises ValueError for a larger token id, because
             a sharded embedding would silently return zeros.
         skips: random position ids of training rows (PoSE); None: consecutive position ids.
+        collate_packs: function that collates packs of rows; takes the arguments of `collate`.
     """
-    pad_to_length = data.max_length if data.pad_to_max_length else None
+    padding = {
+        "pad_to_multiple_of": data.pad_to_multiple_of,
+        "pad_to_length": data.max_length if data.pad_to_max_length else None,
+        "pad_token_id": pad_token_id,
+    }
 
-    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PackedBatch:
+    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
-        return collate(
-            packs,
-            pad_to_multiple_of=data.pad_to_multiple_of,
-            pad_to_length=pad_to_length,
-            pad_token_id=pad_token_id,
-            positions=consecutive if skips is None or epoch is None else partial(skips.of_row, epoch),
-        )
+        positions = {} if skips is None or epoch is None else {"positions": partial(skips.of_row, epoch)}
+        return collate_packs(packs, **padding, **positions)
 
     return collate_rows
 

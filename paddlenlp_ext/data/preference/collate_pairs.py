@@ -23,9 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
-from paddlenlp_ext.data.preference.pair_dataset import PairDataset
+from paddlenlp_ext.data.collate import PackedBatch, batch_rows_of, collate
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
@@ -137,39 +135,3 @@ def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
         )
         for prompt, (tokens, loss_mask) in zip(prompts, [*answers[-shift:], *answers[:-shift]], strict=True)
     ]
-
-
-def build_preference_collate(
-    rows: PairDataset,
-    data: DataConfig,
-    pad_token_id: int,
-    vocab_size: int,
-    *,
-    reference_logps: np.ndarray | None = None,
-    with_mismatched: bool = False,
-) -> Collate:
-    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
-
-    Args:
-        rows: the dataset.
-        data: `config.data` of a run.
-        pad_token_id: token at padding positions.
-        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
-        reference_logps: float32 [rows, 2], log-probabilities of the answers under the reference model; None: unknown.
-        with_mismatched: whether to add batches of mismatched prompts and answers, for KTO.
-    """
-    pad_to_length = data.max_length if data.pad_to_max_length else None
-
-    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> PreferenceBatch:
-        packs = [[rows[index] for index in pack] for pack in micro_batch]
-        check_tokens(rows, packs, vocab_size)
-        return collate_pairs(
-            packs,
-            pad_to_multiple_of=data.pad_to_multiple_of,
-            pad_to_length=pad_to_length,
-            pad_token_id=pad_token_id,
-            reference_logps=reference_logps,
-            with_mismatched=with_mismatched,
-        )
-
-    return collate_rows

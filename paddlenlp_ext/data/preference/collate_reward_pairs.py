@@ -11,9 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data.collate import Collate, PackedBatch, batch_rows_of, check_tokens, collate
-from paddlenlp_ext.data.preference.pair_dataset import PairDataset
+from paddlenlp_ext.data.collate import PackedBatch, batch_rows_of, collate
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 
 
@@ -67,31 +65,3 @@ def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
     """Return the index of the last token other than `unscored_token_id`; without such a token, the last index."""
     others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
     return int(others[-1]) if len(others) else len(tokens) - 1
-
-
-def build_reward_collate(
-    rows: PairDataset, data: DataConfig, pad_token_id: int, vocab_size: int, unscored_token_id: int | None
-) -> Collate:
-    """Return a function that collates packs of row indices, with the padding that `config.data` requests.
-
-    Args:
-        rows: the dataset.
-        data: `config.data` of a run.
-        pad_token_id: token at padding positions.
-        vocab_size: size of the model's vocabulary. The returned function raises ValueError for a larger token id.
-        unscored_token_id: see `collate_reward_pairs`.
-    """
-    pad_to_length = data.max_length if data.pad_to_max_length else None
-
-    def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> RewardBatch:
-        packs = [[rows[index] for index in pack] for pack in micro_batch]
-        check_tokens(rows, packs, vocab_size)
-        return collate_reward_pairs(
-            packs,
-            pad_to_multiple_of=data.pad_to_multiple_of,
-            pad_to_length=pad_to_length,
-            pad_token_id=pad_token_id,
-            unscored_token_id=unscored_token_id,
-        )
-
-    return collate_rows

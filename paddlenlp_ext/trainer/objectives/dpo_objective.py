@@ -12,14 +12,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.collate import Collate
-from paddlenlp_ext.data.preference.collate_pairs import PreferenceBatch, build_preference_collate
+from paddlenlp_ext.data.collate import Collate, build_collate
+from paddlenlp_ext.data.preference.collate_pairs import PreferenceBatch, collate_pairs
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.preference.dpo_losses import pair_loss
 from paddlenlp_ext.preference.kto_loss import kto_baseline, kto_loss
@@ -68,16 +69,10 @@ class PreferenceObjective(Objective):
         """Return the collate function of `rows`; if needed, first run the reference model on all rows."""
         logps = None
         if self.options.has_reference and not self.options.follows_model:
-            plain = build_preference_collate(rows, self.config.data, pad_token_id, vocab_size)
+            plain = build_collate(rows, self.config.data, pad_token_id, vocab_size, collate_packs=collate_pairs)
             logps = self._logps_of_rows(rows, plain)
-        return build_preference_collate(
-            rows,
-            self.config.data,
-            pad_token_id,
-            vocab_size,
-            reference_logps=logps,
-            with_mismatched=self._rates_answers,
-        )
+        collate_packs = partial(collate_pairs, reference_logps=logps, with_mismatched=self._rates_answers)
+        return build_collate(rows, self.config.data, pad_token_id, vocab_size, collate_packs=collate_packs)
 
     def _logps_of_rows(self, rows: Any, collate_rows: Callable[..., PreferenceBatch]) -> np.ndarray:
         precision = self.config.precision

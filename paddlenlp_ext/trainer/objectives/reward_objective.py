@@ -9,14 +9,15 @@ Shapes: B batch, S sequence, D hidden, A answers of a batch.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import paddle
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.data.collate import Collate
-from paddlenlp_ext.data.preference.collate_reward_pairs import RewardBatch, build_reward_collate
+from paddlenlp_ext.data.collate import Collate, build_collate
+from paddlenlp_ext.data.preference.collate_reward_pairs import RewardBatch, collate_reward_pairs
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.preference.reward_model_loss import NUM_SUMS, reward_losses, reward_metrics, reward_sums
 from paddlenlp_ext.trainer.objectives.objective import Objective
@@ -52,7 +53,8 @@ class RewardObjective(Objective):
 
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the function that collates micro-batches of `rows`."""
-        return build_reward_collate(rows, self.config.data, pad_token_id, vocab_size, self._unscored_token_id)
+        collate_packs = partial(collate_reward_pairs, unscored_token_id=self._unscored_token_id)
+        return build_collate(rows, self.config.data, pad_token_id, vocab_size, collate_packs=collate_packs)
 
     def num_units(self, batch: RewardBatch) -> int:
         """Return the number of pairs."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +13,10 @@ import pytest
 from rich.console import Console
 
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
+from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.preference import pair_dataset as dataset_module
-from paddlenlp_ext.data.preference.collate_pairs import build_preference_collate
+from paddlenlp_ext.data.preference.collate_pairs import collate_pairs
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
 from paddlenlp_ext.data.preview import preview_rows, style_row
@@ -249,7 +251,8 @@ def test_preference_packs_hold_each_answer_once(load):
     rows = load(PAIR, TWO_TURNS, RATED, PAIR, loss_type="kto", max_length=140, src_length=100)
     plan = PackingPlan(rows.lengths, batch_size=2, packing="greedy", capacity=140)
     config = PreferenceDataConfig(max_length=140)
-    collate = build_preference_collate(rows, config, 0, 400, reference_logps=np.arange(8.0).reshape(4, 2))
+    collate_packs = partial(collate_pairs, reference_logps=np.arange(8.0).reshape(4, 2))
+    collate = build_collate(rows, config, 0, 400, collate_packs=collate_packs)
     batches = [collate(micro_batch) for micro_batch in plan.epoch(0)]
     assert sorted(index for batch in batches for index in batch.row_indices) == [0, 1, 2, 3]
     for batch in batches:
@@ -258,7 +261,7 @@ def test_preference_packs_hold_each_answer_once(load):
         assert found == answers and batch.mismatched is None
         assert len(batch.reference_logps) == batch.num_answers
     with pytest.raises(ValueError, match=r"train\.jsonl:1: row 0 has the token id"):
-        build_preference_collate(rows, config, 0, 5)([[0]])
+        build_collate(rows, config, 0, 5, collate_packs=collate_packs)([[0]])
 
 
 def test_preference_encoder_of_invalid_rows_keeps_the_columns_of_answers(tokenizer):
@@ -282,6 +285,7 @@ def test_preview_names_the_answers_of_a_row(load, tokenizer):
 def test_preference_collate_with_padding_gives_rows_of_max_length(load):
     rows = load(PAIR, PAIR, max_length=70, src_length=50, loss_type="kto")
     config = PreferenceDataConfig(max_length=70, pad_to_max_length=True)
-    batch = build_preference_collate(rows, config, 0, 400, with_mismatched=True)([[0], [1]])
+    collate_packs = partial(collate_pairs, with_mismatched=True)
+    batch = build_collate(rows, config, 0, 400, collate_packs=collate_packs)([[0], [1]])
     assert batch.input_ids.shape == (2, 70)
     assert batch.mismatched.num_answers == 4

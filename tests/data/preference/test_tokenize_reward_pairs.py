@@ -10,7 +10,8 @@ import pytest
 
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
-from paddlenlp_ext.data.preference.collate_reward_pairs import build_reward_collate, collate_reward_pairs
+from paddlenlp_ext.data.collate import build_collate
+from paddlenlp_ext.data.preference.collate_reward_pairs import collate_reward_pairs
 from paddlenlp_ext.data.preference.pair_dataset import load_reward_dataset
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoringEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
@@ -79,7 +80,7 @@ def test_load_reward_dataset_stores_rows_as_they_are_batched(load, tokenizer, sh
         for text, (tokens, mask) in zip(answers, row.answers, strict=True):
             assert tokenizer.decode(tokens) == f"{text}<|im_end|>\n"  # as the template ends
             assert mask.tolist() == [True] * (len(tokens) - 1) + [False]
-    batch = build_reward_collate(rows, PreferenceDataConfig(), 0, 400, None)([[0], [1]])
+    batch = build_collate(rows, PreferenceDataConfig(), 0, 400, collate_packs=collate_reward_pairs)([[0], [1]])
     ends = batch.input_ids.ravel()[batch.scored]
     assert len(ends) == 4 and {tokenizer.decode([token]) for token in ends} == {"\n"}
 
