@@ -70,7 +70,7 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
-    """Return all pairs of tokens that join to another token, sorted by the rank of the joined token."""
+    """Return all pairs of tokens that merge into another token, sorted by the rank of the merged token."""
     pairs = [
         (rank, ranks[token[:cut]], ranks[token[cut:]], token[:cut], token[cut:])
         for token, rank in ranks.items()

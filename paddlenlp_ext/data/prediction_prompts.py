@@ -35,7 +35,7 @@ class Prompt:
     reference: str | None
 
     def with_system(self, text: str) -> Prompt:
-        """Return the prompt with a system prompt; an existing system prompt stays."""
+        """Return the prompt with the system prompt `text`; if it already has a system prompt, return it unchanged."""
         if self.conversation.system is not None:
             return self
         return replace(self, conversation=self.conversation.with_system(text))

@@ -178,7 +178,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     if not serves_base and len(stored) > 1:
         raise ValueError(
             f"--lora_path {', '.join(folders)}: an adapter changes the base before it is quantized, so the base does "
-            "not match the other adapters; serve it alone"
+            "not match the other adapters; serve that adapter alone"
         )
     base_name = arguments.base_name if arguments.base_name not in folders else base
     names = {**({base_name: None} if serves_base else {}), **folders}

@@ -16,7 +16,7 @@ class InvalidRowError(ValueError):
     """Error about a row that violates its format or cannot be tokenized.
 
     Attributes:
-        reason: short category, by which the statistics count dropped rows.
+        reason: short category of the error; the statistics count dropped rows by reason.
         path: keys and indices that lead from the row to the invalid value.
         by_policy: whether the row is valid but excluded by an option (`truncation: drop`).
     """

@@ -29,7 +29,7 @@ class InvalidRow:
 
     Attributes:
         location: file, line and column of the error.
-        reason: short category, by which the statistics count dropped rows.
+        reason: short category of the error; the statistics count dropped rows by reason.
         message: description of the error and its remedy.
         by_policy: whether the row is valid but excluded by an option (`truncation: drop`).
         fatal: whether the rest of the file cannot be read.

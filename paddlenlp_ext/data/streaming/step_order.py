@@ -1,7 +1,7 @@
 """Shuffle and pack the windows of a stream, and group the packs into optimizer steps.
 
 Each window is shuffled and packed like an epoch of a stored dataset. A step may start in one window and end in the
-next. The last step of an epoch may have fewer micro-batches than the others. Every rank reads the full stream, but
+next. The last step of an epoch may have fewer micro-batches than other steps. Every rank reads the full stream, but
 collates only the micro-batches that are assigned to the rank.
 """
 

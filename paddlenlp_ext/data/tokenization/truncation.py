@@ -151,7 +151,7 @@ def _truncate_left(
 
 
 def _num_turns_to_drop(conversation: Conversation, template: ChatTemplate, limits: LengthLimits) -> int:
-    """Return the smallest number of oldest turns, at least 1, without which a conversation fits or has no target.
+    """Return how many of the oldest turns (at least 1) to drop until the conversation fits or has no target.
 
     The number is found by bisection, because each attempt renders and encodes the rest of the conversation.
     """
