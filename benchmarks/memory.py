@@ -198,13 +198,12 @@ Predicted components, GB:
 | gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
 | allocator_cache | freed memory that the allocator retains |
 
-The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap,
-where few freed blocks fit a later request. Only blocks of 32 MiB or more are returned to the system. The
-estimate therefore counts smaller heap blocks twice, which overestimates the peak. Without the C++ library
-([cpu.md](cpu.md)), all tensors are on the heap, and a frozen linear layer saves its input. For full fine-tuning, the
-estimate then adds 0.7 times the memory in use. For adapters, whose small tensors fragment the freed memory, the estimate
-adds 1.75 times the memory in use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank
-8, a vocabulary of 8,000):
+The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap, where
+few freed blocks fit a later request. Only blocks of 32 MiB or more are returned to the system. The estimate therefore
+counts smaller heap blocks twice, which overestimates the peak. Without the C++ library ([cpu.md](cpu.md)), all tensors
+are on the heap, and a frozen linear layer saves its input. For full fine-tuning, the estimate then adds 0.7 times the
+memory in use. For adapters, whose small tensors fragment the freed memory, the estimate adds 1.75 times the memory in
+use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
 
 | hidden size x layers | tokens | trained weights | measured | estimated |
 |---|---|---|---|---|
@@ -241,8 +240,8 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
 
 - Adapters that are not fused with their linear layers, such as DoRA and PiSSA, save more activations per token than
   LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` lists these activations by method.
-- The prediction for GPUs has not been compared with a run. The prediction does not include the cache of the allocator. It
-  includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that these kernels
+- The prediction for GPUs has not been compared with a run. The prediction does not include the cache of the allocator.
+  It includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that these kernels
   do not save.
 """
 
