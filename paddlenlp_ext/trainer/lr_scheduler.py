@@ -17,12 +17,24 @@ from paddlenlp_ext.config.sections.optim import OptimConfig
 Schedule = Callable[[int], float]
 """Function from the number of completed optimizer steps to the learning rate of the next step."""
 
-_SHAPES: dict[str, Callable[[float], float]] = {
-    "linear": lambda progress: 1.0 - progress,
-    "cosine": lambda progress: 0.5 * (1.0 + math.cos(math.pi * progress)),
-    "constant": lambda progress: 1.0,
-    "constant_with_warmup": lambda progress: 1.0,
+_DECAYS: dict[str, Callable[[float, OptimConfig], float]] = {
+    "linear": lambda progress, _: 1.0 - progress,
+    "cosine": lambda progress, options: _cosine(2.0 * (options.num_cycles or 0.5) * progress),
+    "cosine_with_restarts": lambda progress, options: (
+        0.0 if progress == 1.0 else _cosine((options.num_cycles or 1.0) * progress % 1.0)
+    ),
+    "polynomial": lambda progress, options: (1.0 - progress) ** options.power,
+    "warmup_stable_decay": lambda progress, _: _cosine(progress),
+    "constant": lambda *_: 1.0,
+    "constant_with_warmup": lambda *_: 1.0,
 }
+"""lr_scheduler_type -> fraction of the peak (above the floor) by the progress of the decay, which is 0 to 1."""
+_STEPS_WITHOUT_WARMUP = 10_000
+"""Time scale of `inverse_sqrt` without warm-up, as in transformers."""
+
+
+def _cosine(half_periods: float) -> float:
+    return 0.5 * (1.0 + math.cos(math.pi * half_periods))
 
 
 def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
@@ -34,16 +46,27 @@ def num_warmup_steps(options: OptimConfig, total_steps: int) -> int:
 
 def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
     """Return the schedule of `lr_scheduler_type` over `total_steps` optimizer steps."""
-    shape = _SHAPES[options.lr_scheduler_type]
-    peak, floor = options.learning_rate, options.min_learning_rate
+    peak, floor = options.learning_rate, options.final_learning_rate
     assert floor <= peak, "checked by config.validation"
     warmup = num_warmup_steps(options, total_steps)
-    decay_end = options.decay_steps or total_steps
+    fraction = _fraction_after_warmup(options, warmup, options.decay_steps or total_steps)
 
     def learning_rate(step: int) -> float:
         if step < warmup:
             return peak * step / warmup
-        progress = min(1.0, (step - warmup) / max(1, decay_end - warmup))
-        return floor + (peak - floor) * shape(progress)
+        return floor + (peak - floor) * fraction(step)
 
     return learning_rate
+
+
+def _fraction_after_warmup(options: OptimConfig, warmup: int, end: int) -> Schedule:
+    """Return the fraction of the peak (above the floor) as a function of the step, for steps after the warm-up."""
+    if options.lr_scheduler_type == "inverse_sqrt":
+        scale = warmup or _STEPS_WITHOUT_WARMUP
+        return lambda step: math.sqrt(scale / (step - warmup + scale))
+    decay = _DECAYS[options.lr_scheduler_type]
+    start = warmup
+    if options.lr_scheduler_type == "warmup_stable_decay":
+        length = options.num_decay_steps or math.ceil(0.1 * (end - warmup))
+        start = max(warmup, end - length)
+    return lambda step: decay(min(1.0, max(0, step - start) / max(1, end - start)), options)

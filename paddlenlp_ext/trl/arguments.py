@@ -25,11 +25,6 @@ Config = TypeVar("Config", bound=type)
 OFF = (None, False, 0, "", "no", "none", [], {}, ())
 NO_LIMIT = 1 << 30
 """Value of `max_length` that disables truncation."""
-OPTIMIZERS = {
-    **dict.fromkeys(("adamw_torch", "adamw_torch_fused", "adamw_hf"), "adamw"),
-    **dict.fromkeys(("adamw_bnb_8bit", "adamw_8bit"), "adamw_8bit"),
-}
-"""Optimizer of transformers -> value of `optim`."""
 NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     **dict.fromkeys(
         (
@@ -74,11 +69,6 @@ def _named(value: Any) -> str:
     return str(getattr(value, "value", value))
 
 
-def _optimizer(value: Any) -> str:
-    name = _named(value)
-    return OPTIMIZERS.get(name, name)
-
-
 def _warmup(value: float) -> dict[str, float]:
     """Return the run key of `warmup_steps`; as in transformers 5, a value below 1 is a fraction of all steps."""
     return {"warmup_ratio": value} if 0 < value < 1 else {"warmup_steps": int(value)}
@@ -94,7 +84,7 @@ Conversion = Callable[[Any], dict[str, Any]]
 CONVERSIONS: dict[str, Conversion] = {
     "lr_scheduler_type": lambda value: {"lr_scheduler_type": _named(value)},
     "warmup_steps": _warmup,
-    "optim": lambda value: {"optim": _optimizer(value)},
+    "optim": lambda value: {"optim": _named(value)},
     "eval_strategy": lambda value: {"evaluation_strategy": _named(value)},
     "save_strategy": lambda value: {"save_strategy": _named(value)},
     "metric_for_best_model": lambda value: {"metric_for_best_model": value.removeprefix("eval_")},

@@ -59,6 +59,7 @@ def test_known_keys_are_all_read_or_listed_as_compat():
     read_in_config |= {"skip_data_intervals", "max_train_time"}  # `skipped_intervals`, `max_train_seconds`
     read_in_config |= {"amp_master_grad", "use_gradient_checkpointing"}  # `float32_gradients`, adjustments
     read_in_config |= {"rslora_plus", "early_stopping", "early_stopping_patience", "eval_dataset_path", "strategy_type"}
+    read_in_config |= {"min_learning_rate", "lr_end"}  # `final_learning_rate`
     for_the_launcher = {"dry_run", "preview_data"}
     sources = [path for folder in ("paddlenlp_ext", "llm") for path in (ROOT / folder).rglob("*.py")]
     code = "\n".join(

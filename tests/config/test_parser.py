@@ -260,3 +260,20 @@ def test_config_error_lists_problems_in_reading_order(tmp_path):
     assert str(error.value).startswith(f"{len(places)} problems in the configuration:\n  1. {first}:1:10: seed")
     assert str(error.value.problems[-1]).startswith("command line: --top_p")
     assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("written", "optimizer"),
+    [
+        *(("adamw_torch", "adamw"), ("adamw_torch_fused", "adamw"), ("paged_adamw_32bit", "adamw")),
+        *(("adamw_bnb_8bit", "adamw_8bit"), ("paged_adamw_8bit", "adamw_8bit")),
+    ],
+)
+def test_optimizer_names_of_transformers_are_read_as_the_optimizer_with_the_same_updates(tmp_path, written, optimizer):
+    assert load(write(tmp_path, SMALLEST | {"optim": written})).optim.optim == optimizer
+
+
+def test_cosine_with_min_lr_is_read_as_cosine(tmp_path):
+    keys = {"lr_scheduler_type": "cosine_with_min_lr", "min_learning_rate": 1e-6}
+    optim = load(write(tmp_path, SMALLEST | keys)).optim
+    assert (optim.lr_scheduler_type, optim.final_learning_rate) == ("cosine", 1e-6)

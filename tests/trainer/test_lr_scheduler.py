@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -10,6 +11,9 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.validation import check_trainer_config
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
+from tests.golden import DATA
+
+GOLDEN = json.loads((DATA / "lr_schedules.json").read_text(encoding="utf-8"))
 
 
 def options(**changes):
@@ -49,6 +53,23 @@ def test_build_schedule_decay_steps_end_the_decay_early():
     rate = build_schedule(options(decay_steps=5, min_learning_rate=1e-4), 10)
     assert rate(5) == rate(9) == pytest.approx(1e-4)
     assert rate(1) == pytest.approx(1e-4 + 2e-4 * 0.8)
+
+
+@pytest.mark.parametrize("case", GOLDEN["schedules"], ids=lambda case: f"{case['name']} {case['kwargs']}")
+def test_build_schedule_matches_transformers(case):
+    keys = {("min_learning_rate" if key == "min_lr" else key): value for key, value in case["kwargs"].items()}
+    schedule = options(
+        learning_rate=GOLDEN["peak"], lr_scheduler_type=case["name"], warmup_steps=case["warmup_steps"], **keys
+    )
+    rate = build_schedule(schedule, GOLDEN["steps"])
+    rates = [rate(step) for step in range(GOLDEN["steps"] + 1)]
+    assert rates == pytest.approx(case["rates"], rel=1e-9, abs=1e-18)
+
+
+def test_build_schedule_warmup_stable_decay_takes_a_tenth_by_default():
+    rate = build_schedule(options(lr_scheduler_type="warmup_stable_decay", warmup_steps=10), 110)
+    assert [rate(step) for step in (10, 100)] == [3e-4, 3e-4]
+    assert rate(101) < 3e-4 and rate(105) == pytest.approx(1.5e-4) and rate(110) == pytest.approx(0.0)
 
 
 def test_num_warmup_steps_ratio_rounds_up_beyond_floating_point_error():

@@ -13,7 +13,7 @@ from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
-from paddlenlp_ext.config.sections.optim import OptimConfig
+from paddlenlp_ext.config.sections.optim import SCHEDULES, OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.safety import SafetyConfig
 from paddlenlp_ext.config.sections.train import REPORTERS, TrainConfig
@@ -124,14 +124,12 @@ def _warmup_fits_max_steps(train: TrainConfig, optim: OptimConfig, report: Repor
         )
 
 
-@rules("learning_rate", "min_learning_rate")
-def _min_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> None:
-    if optim.min_learning_rate > optim.learning_rate:
-        report.error(
-            f"min_learning_rate {optim.min_learning_rate:g} is above learning_rate {optim.learning_rate:g}; lower it",
-            "min_learning_rate",
-            "learning_rate",
-        )
+@rules("learning_rate", "min_learning_rate", "lr_end", "lr_scheduler_type")
+def _final_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> None:
+    final, peak = optim.final_learning_rate, optim.learning_rate
+    if final > peak:
+        key = "min_learning_rate" if optim.min_learning_rate else "lr_end"
+        report.error(f"{key} {final:g} is above learning_rate {peak:g}; lower it", key, "learning_rate")
 
 
 @rules("load_best_model_at_end", "evaluation_strategy")
@@ -235,6 +233,12 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 idle_rules = Rules()
 """Rules that note keys without effect. They run last, so that invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
+
+
+def _schedules_except(*names: str) -> tuple[str, ...]:
+    return tuple(name for name in SCHEDULES if name not in names)
+
+
 # (keys without effect, key that disables them, its values, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (
@@ -282,6 +286,19 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "optim",
         ("adamw", "adamw_mini", "adamw_8bit"),
         "optim is not muon",
+    ),
+    (
+        ("num_cycles",),
+        "lr_scheduler_type",
+        _schedules_except("cosine", "cosine_with_restarts"),
+        "the learning rate schedule has no cycles",
+    ),
+    (("power", "lr_end"), "lr_scheduler_type", _schedules_except("polynomial"), "lr_scheduler_type is not polynomial"),
+    (
+        ("num_decay_steps",),
+        "lr_scheduler_type",
+        _schedules_except("warmup_stable_decay"),
+        "lr_scheduler_type is not warmup_stable_decay",
     ),
     (BLOCKWISE_KEYS[2:], "weight_double_quant", (False,), "weight_double_quant is false"),
     (("max_nan_steps",), "nan_policy", ("raise",), "nan_policy is raise"),

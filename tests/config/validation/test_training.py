@@ -21,6 +21,7 @@ CONTRADICTIONS = [
     ),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
+    ({"lr_end": 1.0, "lr_scheduler_type": "polynomial"}, "lr_end 1 is above learning_rate"),
     (
         {"save_strategy": "epoch", "evaluation_strategy": "steps", "load_best_model_at_end": True},
         "evaluation_strategy (steps) and save_strategy (epoch)",
@@ -143,6 +144,9 @@ IDLE = [
     ({"early_stopping": False, "early_stopping_patience": 3}, "early_stopping_patience has no effect"),
     ({"early_stopping_threshold": 0.1}, "early_stopping_threshold has no effect: early_stopping is off"),
     ({"muon_momentum": 0.9}, "muon_momentum has no effect: optim is not muon"),
+    ({"num_cycles": 2.0}, "num_cycles has no effect: the learning rate schedule has no cycles"),
+    ({"power": 2.0, "lr_scheduler_type": "cosine"}, "power has no effect: lr_scheduler_type is not polynomial"),
+    ({"num_decay_steps": 9}, "num_decay_steps has no effect: lr_scheduler_type is not warmup_stable_decay"),
     ({"ssa_group_size_ratio": 0.5}, "ssa_group_size_ratio has no effect: use_ssa is off"),
 ]
 
