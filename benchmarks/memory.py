@@ -162,8 +162,8 @@ Memory peaks at one of two points:
 
 | point | activations in memory | gradients in memory |
 |---|---|---|
-| start of the backward pass | all | few |
-| optimizer step | none | all, and temporary tensors of an update |
+| start of the backward pass | all activations | few gradients |
+| optimizer step | no activations | all gradients, and temporary tensors of an update |
 
 ## Prediction and measurement
 
