@@ -243,8 +243,8 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 | sharding stage 2, s ranks | (s-1)/s · b · trained per micro-batch, and the same amount once per step to broadcast updated values |
 | sharding stage 3, s ranks | (s-1)/s · b · (trained + 2 · layers + embedding, last norm and lm_head) per micro-batch |
 
-b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. Bytes are
-for ring collectives. With LoRA, only the adapter is trained, and stages 2 and 3 do not shard its gradients.
+b: bytes per value. T: tokens per micro-batch. D: hidden size. "trained" and "layers": parameter counts. The byte
+counts assume ring collectives. With LoRA, only the adapter is trained, and stages 2 and 3 do not shard its gradients.
 """
 MEASURED = """
 ## Formula and measurement
