@@ -78,7 +78,7 @@ def evaluate_loss(
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
         | eval_rewards/chosen, ... | preferences: metrics of preference_metrics.py replace accuracy and perplexity |
-        | eval_num_rows, eval_num_learned | rows and target tokens |
+        | eval_num_rows, eval_num_target_tokens | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
     Raises:
@@ -156,7 +156,7 @@ class _LossSums:
             "eval_loss": mean,
             **{f"eval_{name}": value for name, value in own.items()},
             "eval_num_rows": num_rows,
-            "eval_num_learned": num_target_tokens,
+            "eval_num_target_tokens": num_target_tokens,
             "eval_runtime": seconds,
             "eval_samples_per_second": num_rows / seconds,
             "eval_tokens_per_second": num_tokens / seconds,

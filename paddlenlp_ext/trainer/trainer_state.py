@@ -200,9 +200,9 @@ class TrainerState:
             **{name: total / count for name, (total, count) in interval.metrics.items()},
             **self.scaling_metrics(),
             "tokens_per_second": interval.num_tokens / seconds,
-            "learned_tokens_per_second": interval.num_target_tokens / seconds,
+            "target_tokens_per_second": interval.num_target_tokens / seconds,
             "num_tokens": self.num_tokens,
-            "num_learned_tokens": self.num_target_tokens,
+            "num_target_tokens": self.num_target_tokens,
         }
 
     def scaling_metrics(self) -> dict[str, float]:

@@ -60,7 +60,7 @@ def test_evaluate_loss_equals_the_metrics_of_single_rows(tmp_path):
     assert metrics["eval_accuracy"] == pytest.approx(accuracy)
     assert accuracy > 0
     assert metrics["eval_perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
-    assert (metrics["eval_num_learned"], metrics["eval_num_rows"]) == (count, 13)
+    assert (metrics["eval_num_target_tokens"], metrics["eval_num_rows"]) == (count, 13)
     assert metrics["eval_samples_per_second"] == pytest.approx(13 / metrics["eval_runtime"])
     assert metrics["eval_tokens_per_second"] == pytest.approx(rows.lengths.sum() / metrics["eval_runtime"])
     assert json.loads((tmp_path / "run" / "eval_results.json").read_text()) == metrics
@@ -79,7 +79,7 @@ def test_evaluate_loss_does_not_depend_on_order_or_batching(tmp_path):
 def test_evaluate_loss_max_evaluate_steps_takes_the_first_batches(tmp_path):
     loss, accuracy, count = expected_metrics(make_model(), ROWS.rows[:6])
     metrics = evaluate(tmp_path, per_device_eval_batch_size=3, max_evaluate_steps=2)
-    assert (metrics["eval_num_rows"], metrics["eval_num_learned"]) == (6, count)
+    assert (metrics["eval_num_rows"], metrics["eval_num_target_tokens"]) == (6, count)
     assert metrics["eval_loss"] == pytest.approx(loss, rel=1e-6)
     assert metrics["eval_accuracy"] == pytest.approx(accuracy)
 

@@ -75,8 +75,8 @@ def test_trainer_logs_are_complete_and_agree_with_the_steps(tmp_path, picture):
         assert entry["grad_norm"] == part[-1].grad_norm
         seconds = sum(report.seconds for report in part)
         assert entry["tokens_per_second"] == pytest.approx(sum(report.num_tokens for report in part) / seconds)
-        assert entry["learned_tokens_per_second"] < entry["tokens_per_second"]
-    for key in ("step", "epoch", "num_tokens", "num_learned_tokens"):
+        assert entry["target_tokens_per_second"] < entry["tokens_per_second"]
+    for key in ("step", "epoch", "num_tokens", "num_target_tokens"):
         values = [entry[key] for entry in training]
         assert values == sorted(values) and len(set(values)) == len(values)
     assert training[-1]["num_tokens"] == 3 * ROWS.lengths.sum()

@@ -14,6 +14,7 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 _SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics shown in a training log line
+_HIDDEN = ("_second", "_runtime", "_num_rows", "_num_target_tokens")  # endings of metrics not shown after an evaluation
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 
@@ -31,7 +32,7 @@ def describe(entry: dict[str, Any], total_steps: int) -> str:
     return (
         f"{head}: loss {entry['loss']:.4f}{rewards}, lr {entry['learning_rate']:.3g}, "
         f"grad norm {entry['grad_norm']:.3f}, {entry['tokens_per_second']:,.0f} tokens/s "
-        f"({entry['learned_tokens_per_second']:,.0f} target)"
+        f"({entry['target_tokens_per_second']:,.0f} target)"
     )
 
 
@@ -40,7 +41,7 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
     shown = {
         key.removeprefix("eval_").removeprefix("test_"): value
         for key, value in metrics.items()
-        if key.startswith(("eval_", "test_")) and not key.endswith(("_second", "_runtime", "_num_rows", "_num_learned"))
+        if key.startswith(("eval_", "test_")) and not key.endswith(_HIDDEN)
     }
     return ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
 
@@ -50,7 +51,7 @@ def describe_results(results: dict[str, float]) -> str:
     return (
         f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in steps, "
         f"{results['train_tokens_per_second']:,.0f} tokens/s "
-        f"({results['train_learned_tokens_per_second']:,.0f} target), "
+        f"({results['train_target_tokens_per_second']:,.0f} target), "
         f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB"
     )
 

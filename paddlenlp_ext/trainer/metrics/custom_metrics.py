@@ -21,7 +21,7 @@ from paddlenlp_ext.config.metric_names import METRICS
 
 ComputeMetrics = Callable[[list[dict[str, str]]], Mapping[str, float]]
 _NAME = re.compile(r"[\w.-]+")
-_COUNTS = ("num_rows", "num_learned", "runtime", "samples_per_second", "tokens_per_second", "generation_runtime")
+_COUNTS = ("num_rows", "num_target_tokens", "runtime", "samples_per_second", "tokens_per_second", "generation_runtime")
 _TAKEN = {*METRICS, *_COUNTS}
 
 
