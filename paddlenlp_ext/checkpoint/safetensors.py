@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
-from paddlenlp_ext.checkpoint.dtypes import FLOATING, NUMPY_DTYPE, cast
+from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 from paddlenlp_ext.utils.files import read_json_object, write_text
@@ -228,14 +228,13 @@ def write_safetensors(
         named_tensors: name -> Paddle tensor, NumPy array or LazyTensor; dtypes are kept.
         metadata: entries for `__metadata__` in the header.
     """
-    _write_file(Path(path), _prepare(named_tensors, None), metadata)
+    _write_file(Path(path), _prepare(named_tensors), metadata)
 
 
 def save_sharded(
     folder: str | os.PathLike[str],
     named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]],
     max_shard_bytes: int = DEFAULT_SHARD_BYTES,
-    dtype: str | None = None,
 ) -> list[Path]:
     """Write `model.safetensors`, or several shards with `model.safetensors.index.json`, in the layout of transformers.
 
@@ -245,16 +244,15 @@ def save_sharded(
 
     Args:
         folder: folder of the model, created if absent.
-        named_tensors: name -> Paddle tensor, NumPy array or LazyTensor.
+        named_tensors: name -> Paddle tensor, NumPy array or LazyTensor; dtypes are kept.
         max_shard_bytes: maximum size of a shard; a larger tensor gets a separate shard.
-        dtype: dtype of written floating-point tensors; None: keep the dtype of each tensor.
 
     Returns:
         Paths of the written files.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    shards = _split_into_shards(_prepare(named_tensors, dtype), max_shard_bytes)
+    shards = _split_into_shards(_prepare(named_tensors), max_shard_bytes)
     if len(shards) == 1:
         files = [folder / "model.safetensors"]
     else:
@@ -277,25 +275,17 @@ def save_sharded(
     return files
 
 
-def _prepare(
-    named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]], dtype: str | None
-) -> list[tuple[str, LazyTensor]]:
-    """Return lazy tensors with the dtype `dtype`, sorted by name so that equal tensors produce equal files."""
+def _prepare(named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[tuple[str, LazyTensor]]:
+    """Return lazy tensors, sorted by name so that equal tensors produce equal files."""
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
     assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
     ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))
-    return [(name, _in_format(as_lazy(tensor), dtype)) for name, tensor in ordered]
+    return [(name, as_lazy(tensor)) for name, tensor in ordered]
 
 
 def _natural_key(name: str) -> list[tuple[int, str]]:
     """Return a sort key that compares numeric components of a dotted name as integers: layer 10 follows layer 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in name.split(".")]
-
-
-def _in_format(tensor: LazyTensor, dtype: str | None) -> LazyTensor:
-    if dtype is None or dtype == tensor.dtype or tensor.dtype not in FLOATING:
-        return tensor
-    return LazyTensor(tensor.shape, dtype, lambda: cast(tensor.read(), tensor.dtype, dtype))
 
 
 def _num_bytes(tensor: LazyTensor) -> int:

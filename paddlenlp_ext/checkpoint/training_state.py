@@ -15,16 +15,13 @@ TENSORS_FILE = "training_state.safetensors"
 STATE_FILE = "training_state.json"  # written last: a folder with this file is complete
 
 
-def save_training_state(
-    folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any], part: str = ""
-) -> None:
+def save_training_state(folder: str | os.PathLike[str], tensors: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Write the optimizer tensors and the other state that a resumed run needs.
 
     Args:
         folder: folder of the checkpoint, created if absent.
         tensors: name -> Paddle tensor, NumPy array or LazyTensor; dtypes are kept.
         state: JSON-serializable values. Floats are restored exactly.
-        part: suffix of the file names, such as `rank1`, if each rank writes separate files; otherwise empty.
 
     Raises:
         ValueError: `state` is not JSON-serializable.
@@ -35,16 +32,15 @@ def save_training_state(
         text = json.dumps({"num_tensors": len(tensors), "state": dict(state)}, indent=1)
     except TypeError as error:
         raise ValueError(f"training state for {folder}: {error}; pass arrays in `tensors`") from error
-    write_safetensors(folder / _named(TENSORS_FILE, part), tensors)
-    write_text(folder / _named(STATE_FILE, part), text + "\n")
+    write_safetensors(folder / TENSORS_FILE, tensors)
+    write_text(folder / STATE_FILE, text + "\n")
 
 
-def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple[SafetensorsFile, dict[str, Any]]:
+def load_training_state(folder: str | os.PathLike[str]) -> tuple[SafetensorsFile, dict[str, Any]]:
     """Load the state and open the tensors that `save_training_state` wrote.
 
     Args:
         folder: folder of the checkpoint.
-        part: suffix of the file names; see `save_training_state`.
 
     Returns:
         The open tensor file and the state. `read(name)` of the tensor file loads one tensor; bfloat16 is returned as
@@ -54,18 +50,12 @@ def load_training_state(folder: str | os.PathLike[str], part: str = "") -> tuple
         ValueError: a file is missing or damaged, or the two files are from different saves; the message names the file.
     """
     folder = Path(folder)
-    file = folder / _named(STATE_FILE, part)
+    file = folder / STATE_FILE
     content = read_json_object(file)
-    tensors = SafetensorsFile(folder / _named(TENSORS_FILE, part))
+    tensors = SafetensorsFile(folder / TENSORS_FILE)
     if not isinstance(content.get("state"), dict) or content.get("num_tensors") != len(tensors.names()):
         raise ValueError(
             f"{file}: does not match {tensors.path.name}, which has {len(tensors.names())} tensors; "
             "resume from another checkpoint"
         )
     return tensors, content["state"]
-
-
-def _named(file: str, part: str) -> str:
-    """Return the file name with the suffix `part`, such as `training_state-rank1.json`."""
-    path = Path(file)
-    return f"{path.stem}-{part}{path.suffix}" if part else file

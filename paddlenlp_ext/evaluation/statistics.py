@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+CONFIDENCE = 0.95
+"""Coverage probability of all confidence intervals."""
 NUM_RESAMPLES = 2000
 _ROWS_PER_CHUNK = 1 << 20  # limit on the row indices in memory
 
@@ -34,8 +36,8 @@ class Interval:
     high: float
 
 
-def wilson_interval(num_successes: float, num_rows: int, confidence: float = 0.95) -> Interval:
-    """Return Wilson's score interval of a share p of n rows, where z is the normal quantile of the confidence.
+def wilson_interval(num_successes: float, num_rows: int) -> Interval:
+    """Return Wilson's score interval of a share p of n rows, where z is the normal quantile of `CONFIDENCE`.
 
         (p + z^2 / 2n +- z sqrt(p (1 - p) / n + z^2 / 4n^2)) / (1 + z^2 / n)
 
@@ -44,7 +46,7 @@ def wilson_interval(num_successes: float, num_rows: int, confidence: float = 0.9
     """
     if num_rows < 1:
         raise ValueError("a share needs at least one row")
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
     share, scale = num_successes / num_rows, z * z / num_rows
     center = share + scale / 2
     margin = math.sqrt(z * z * share * (1 - share) / num_rows + scale * scale / 4)
@@ -70,20 +72,15 @@ def resampled_ratios(values: Array, weights: Array, seed: int, num_resamples: in
 
 
 def bootstrap_interval(
-    values: Array,
-    weights: Array,
-    seed: int,
-    transform: Callable[[Array], Array] = np.asarray,
-    confidence: float = 0.95,
+    values: Array, weights: Array, seed: int, transform: Callable[[Array], Array] = np.asarray
 ) -> Interval:
     """Return the bootstrap percentile interval of transform(sum(values) / sum(weights)).
 
     Args:
         values, weights, seed: see `resampled_ratios`.
         transform: function to apply to each ratio.
-        confidence: coverage probability of the interval.
     """
-    return _percentiles(transform(resampled_ratios(values, weights, seed)), confidence)
+    return _percentiles(transform(resampled_ratios(values, weights, seed)))
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def compare_shares(first: Array, second: Array, seed: int) -> Comparison:
     """
     resampled = resampled_ratios(second - first, np.ones(len(first)), seed)
     p_value = mcnemar_p_value(int(np.sum(first > second)), int(np.sum(second > first)))
-    return Comparison(float(np.mean(second - first)), _percentiles(resampled, 0.95), p_value)
+    return Comparison(float(np.mean(second - first)), _percentiles(resampled), p_value)
 
 
 def compare_ratios(
@@ -133,7 +130,7 @@ def compare_ratios(
     ratios = [transform(np.array(values.sum() / weights.sum())) for values, weights in (first, second)]
     smaller = min(np.sum(resampled <= 0), np.sum(resampled >= 0))
     p_value = min(1.0, 2 * (float(smaller) + 1) / (len(resampled) + 1))
-    return Comparison(float(ratios[1] - ratios[0]), _percentiles(resampled, 0.95), p_value)
+    return Comparison(float(ratios[1] - ratios[0]), _percentiles(resampled), p_value)
 
 
 def mcnemar_p_value(only_first: int, only_second: int) -> float:
@@ -151,6 +148,6 @@ def mcnemar_p_value(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * math.fsum(map(math.exp, tail)))
 
 
-def _percentiles(values: Array, confidence: float) -> Interval:
-    low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+def _percentiles(values: Array) -> Interval:
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(float(low), float(high))

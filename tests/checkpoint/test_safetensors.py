@@ -107,12 +107,6 @@ def test_save_sharded_stores_each_tensor_once_within_limit(tmp_path):
     assert np.array_equal(source.read("layer.6"), tensors["layer.6"])
 
 
-def test_save_sharded_dtype_converts_only_floating_tensors(tmp_path):
-    save_sharded(tmp_path, {"w": np.float32([1.0, 2.0]), "codes": np.int8([1, 2])}, dtype="bfloat16")
-    source = open_weights(tmp_path)
-    assert (source.dtype("w"), source.dtype("codes")) == ("bfloat16", "int8")
-
-
 def test_write_safetensors_lazy_tensors_one_at_a_time(tmp_path):
     made = []
 

@@ -21,13 +21,6 @@ def test_training_state_restores_bit_for_bit(tmp_path):
     assert tensors.read("count").tolist() == [3]
 
 
-def test_training_state_parts_are_separate_files(tmp_path):
-    for rank in range(2):
-        save_training_state(tmp_path, {"w": np.float32([rank])}, {"rank": rank}, part=f"rank{rank}")
-    tensors, state = load_training_state(tmp_path, part="rank1")
-    assert state == {"rank": 1} and tensors.read("w").tolist() == [1]
-
-
 def test_save_training_state_non_json_value_raises(tmp_path):
     with pytest.raises(ValueError, match="pass arrays in `tensors`"):
         save_training_state(tmp_path, {}, {"array": np.zeros(2)})

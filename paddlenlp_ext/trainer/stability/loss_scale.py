@@ -53,9 +53,9 @@ class LossScale:
     num_finite_steps: int = 0
     num_overflows: int = 0
 
-    def is_minimal(self, rule: ScalingRule = GRAD_SCALER) -> bool:
+    def is_minimal(self) -> bool:
         """Return whether the scale has reached its minimum."""
-        return self.scale <= rule.minimum
+        return self.scale <= GRAD_SCALER.minimum
 
     def update(self, *, overflow: bool, rule: ScalingRule = GRAD_SCALER) -> None:
         """Count a finite or overflowing step, and raise or lower the scale as `rule` requires."""
