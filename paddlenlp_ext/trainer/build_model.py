@@ -14,7 +14,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.parallel.expert_parallel import ExpertShards
-from paddlenlp_ext.parallel.load_weights import load_shards
+from paddlenlp_ext.parallel.load_weight_slices import load_shards
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.parallel.pipeline.stages import allocate_own_parameters

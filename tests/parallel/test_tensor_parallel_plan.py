@@ -9,7 +9,7 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, build_skeleton
 from paddlenlp_ext.models.model_source import ModelSource
-from paddlenlp_ext.parallel.load_weights import load_shards
+from paddlenlp_ext.parallel.load_weight_slices import load_shards
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.stages import assign_stages, plan_stages
 from paddlenlp_ext.parallel.sequence_parallel import SequenceShards
