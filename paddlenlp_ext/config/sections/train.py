@@ -96,8 +96,8 @@ class TrainConfig(OptionGroup):
     disable_tqdm: bool = option(False, help="disable the progress bar")
     report_to: tuple[str, ...] = option(
         (),
-        choices=(*REPORTERS, "tensorboard", "wandb", "swanlab"),
-        help="also send the logged metrics to visualdl (tensorboard, wandb and swanlab are not available yet)",
+        choices=REPORTERS,
+        help="also send the logged metrics to visualdl",
     )
 
     @property

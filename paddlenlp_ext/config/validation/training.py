@@ -16,7 +16,7 @@ from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.optim import SCHEDULES, OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.safety import SafetyConfig
-from paddlenlp_ext.config.sections.train import REPORTERS, TrainConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
 
@@ -204,16 +204,6 @@ def _early_stopping_needs_evaluations(train: TrainConfig, report: Report) -> Non
         switch = "early_stopping_patience" if train.early_stopping is None else "early_stopping"
         message = f"{switch} needs evaluation_strategy: steps or epoch, not no"
         report.error(message, switch, "evaluation_strategy")
-
-
-@rules("report_to")
-def _reporters_are_available(train: TrainConfig, report: Report) -> None:
-    for name in train.report_to:
-        if name not in REPORTERS:
-            report.error(
-                f"report_to: {name} is not available yet; use visualdl, or read metrics.jsonl in output_dir",
-                "report_to",
-            )
 
 
 @rules("recompute", "recompute_granularity", "refined_recompute", "no_recompute_layers", "offload_recompute_inputs")

@@ -56,7 +56,7 @@ CONTRADICTIONS = [
     ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),
     ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
     ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
-    ({"report_to": "wandb"}, "report_to: wandb is not available yet"),
+    ({"report_to": "wandb"}, 'report_to: "wandb" is not one of: none, visualdl'),
     ({"lazy": True}, "lazy needs max_steps"),
 ]
 
