@@ -29,11 +29,13 @@ class MergeArguments(OptionGroup):
     """Arguments of the programs that merge an adapter."""
 
     adapter_path: str | None = option(
-        None, help="adapter folder (written here, by PEFT or by PaddleNLP); unset: the base model is copied"
+        None, help="adapter folder (written by this library, PEFT or PaddleNLP); unset: the base model is copied"
     )
     output_path: str = option(MISSING, help="folder of the merged model")
-    model_name_or_path: str | None = option(None, help="base model; unset: the base model named by the adapter")
-    device: str = option("auto", help="device to compare logits on: auto, cpu, gpu, ...; without a GPU always cpu")
+    model_name_or_path: str | None = option(None, help="base model; unset: the base model that the adapter names")
+    device: str = option(
+        "auto", help="device for the comparison of logits: auto, cpu, gpu, ...; without a GPU, always cpu"
+    )
     dtype: str | None = option(
         None, choices=("float32", "float16", "bfloat16"), help="dtype of the merged model; unset: dtype of the base"
     )
@@ -41,12 +43,12 @@ class MergeArguments(OptionGroup):
         "dequantized",
         choices=("dequantized", "original"),
         aliases=("merge_base",),
-        help="if the base was quantized in training: merge into its dequantized or its original weights",
+        help="if the base was quantized in training: merge into the dequantized or the original weights",
     )
     overwrite: bool = option(False, help="replace a model at the output path")
     allow_pickle: bool = option(
         False,
-        help="read .pdparams or adapter_model.bin if there are no safetensors; only arrays are accepted",
+        help="read .pdparams or adapter_model.bin if there are no safetensors files; only arrays are accepted",
     )
 
 

@@ -18,10 +18,12 @@ Merge a model that PaddleNLP saved with one file per rank."""
 class MergeShardsArguments(OptionGroup):
     """Arguments of merge_tp_and_pp_params.py."""
 
-    model_name_or_path: str = option(MISSING, help="folder written by PaddleNLP")
-    tensor_parallel_degree: int = option(MISSING, help="tensor-parallel degree of the run", minimum=0, aliases=("tp",))
+    model_name_or_path: str = option(MISSING, help="folder of the model that PaddleNLP saved")
+    tensor_parallel_degree: int = option(
+        MISSING, help="tensor-parallel degree of the run that saved the model", minimum=0, aliases=("tp",)
+    )
     pipeline_parallel_degree: int = option(
-        MISSING, help="pipeline-parallel degree of the run", minimum=0, aliases=("pp",)
+        MISSING, help="pipeline-parallel degree of the run that saved the model", minimum=0, aliases=("pp",)
     )
     output_path: str | None = option(None, help="folder of the merged model; unset: model_name_or_path")
     overwrite: bool = option(False, help="replace a model at the output path")

@@ -51,14 +51,14 @@ class BOFTConfig(LinearTargetsConfig):
 
     boft_block_size: int | None = option(
         None,
-        help="features per rotation block, a divisor of in_features; unset or 0: 4",
+        help="number of features per rotation block, a divisor of in_features; unset or 0: 4",
         minimum=0,
         key="boft_block_size",
         arguments=("block_size",),
     )
     boft_block_num: int | None = option(
         None,
-        help="blocks per layer, in place of boft_block_size",
+        help="number of blocks per layer, in place of boft_block_size",
         minimum=0,
         aliases=("boft_block_num",),
         key="boft_num_blocks",

@@ -53,7 +53,7 @@ class IA3Config(PeftConfig):
         "default selects kv_b_proj and down_proj",
     )
     feedforward_modules: tuple[str, ...] | None = option(
-        FEEDFORWARD, help="targets whose input is scaled instead of the output"
+        FEEDFORWARD, help="target layers whose input is scaled instead of the output"
     )
 
     def targets(self, model: TrainableModel) -> list[str]:

@@ -98,7 +98,7 @@ class LoRAConfig(RandomInitConfig):
     target_parameters: tuple[str, ...] | None = option(
         None,
         help="weights of experts, routers and linear layers to adapt, as name suffixes: mlp.experts.gate_up_proj, "
-        "mlp.experts.down_proj, mlp.gate.weight (or mlp.router.weight), mlp.up_proj.weight; unset: none",
+        "mlp.experts.down_proj, mlp.gate.weight (or mlp.router.weight), mlp.up_proj.weight; unset: no weights",
         key="target_parameters",
     )
     use_dora: bool = _variant("DoRA")

@@ -52,7 +52,7 @@ class MiSSConfig(LinearTargetsConfig):
     targets_key: ClassVar[str] = "miss_target_modules"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"miss_dropout"}
 
-    r: int = rank_option(32, "miss_rank", "input features per shard; the rank of the update")
+    r: int = rank_option(32, "miss_rank", "number of input features per shard, which is also the rank of the update")
     init_weights: str = option(
         "balance",
         help="variant: balance; mini (miss_mini_rank trained columns); bat (the update also depends on the weight)",

@@ -55,14 +55,14 @@ class OFTConfig(LinearTargetsConfig):
 
     oft_block_size: int | None = option(
         None,
-        help="features per rotation block, rounded to a divisor of in_features; unset: 32",
+        help="number of features per rotation block, rounded to a divisor of in_features; unset: 32",
         minimum=2,
         key="oft_block_size",
         arguments=("block_size",),
     )
     r: int | None = option(
         None,
-        help="blocks per layer, in place of oft_block_size",
+        help="number of blocks per layer, in place of oft_block_size",
         minimum=1,
         aliases=("oft_r",),
         arguments=("num_blocks",),

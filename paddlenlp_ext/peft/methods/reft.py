@@ -144,7 +144,7 @@ class ReFTConfig(PeftConfig):
     )
     add_bias: bool = option(
         False,
-        help="add the bias c to the projection of NoreftIntervention; the bias b is always used",
+        help="NoreftIntervention: add the bias c to the projection; the bias b is used in any case",
         aliases=("add_bias",),
     )
     dropout: float = option(
