@@ -9,5 +9,5 @@
 | `duplicates`, `languages` | near-duplicate search with MinHash; language detection |
 | `audit_splits` | audit of all splits of a run |
 | `report`, `html_page` | results as JSON, as text for the log, and as an HTML file |
-| `lost_targets` | error for runs that lose too many target tokens |
+| `max_lost_targets` | error for runs that lose too many target tokens |
 """

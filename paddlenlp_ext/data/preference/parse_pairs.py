@@ -1,6 +1,6 @@
 """Parse rows of preference data: a prompt with a pair of answers, or with one rated answer.
 
-Fields that are not listed in `answer_rows.FORMATS` have the same effects as in fine-tuning (data/rows/known_fields.py).
+Fields that `pair_formats.FORMATS` does not list have the same effects as in fine-tuning (data/rows/known_fields.py).
 """
 
 from __future__ import annotations
