@@ -15,7 +15,7 @@ from paddlenlp_ext.data.rows.errors import MAX_LISTED, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import without_training_fields
 from paddlenlp_ext.data.rows.parse_messages import OPENAI_ROLES, SHAREGPT_ROLES
 from paddlenlp_ext.data.rows.row_formats import parse_row
-from paddlenlp_ext.data.rows.source_row import InvalidRow, location_of
+from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
 
 ItemT = TypeVar("ItemT")
@@ -90,7 +90,7 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
         try:
             items.append(parse(row.value))
         except InvalidRowError as error:
-            problems.append(InvalidRow(location_of(row, error.path), error.reason, str(error)))
+            problems.append(error.in_row(row))
     if problems:
         listed = "\n".join(f"  {problem}" for problem in problems[:MAX_LISTED])
         raise ValueError(

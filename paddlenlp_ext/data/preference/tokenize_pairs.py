@@ -27,7 +27,7 @@ from paddlenlp_ext.data.preference.parse_pairs import Answer, parse_preference, 
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.conversation import REFUSED
 from paddlenlp_ext.data.rows.errors import NO_TARGET, InvalidRowError
-from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
@@ -139,7 +139,7 @@ class PreferenceEncoder(RowEncoder):
         try:
             return row, [(answer, _render_answer(answer, self.template)) for answer in self.parse(row.value)]
         except InvalidRowError as error:
-            return _invalid(row, error)
+            return error.in_row(row)
 
     def _finish(
         self, row: SourceRow, answers: Sequence[Answer], sequences: Sequence[tuple[list[int], list[bool]]]
@@ -149,7 +149,7 @@ class PreferenceEncoder(RowEncoder):
             encoded = self._shorten(complete, answers)
             return self._pair_row(row, encoded, complete, answers)
         except InvalidRowError as error:
-            return replace(_invalid(row, error), num_target_tokens=sum(sum(mask) for _, mask in sequences))
+            return replace(error.in_row(row), num_target_tokens=sum(sum(mask) for _, mask in sequences))
 
     def _pair_row(self, row: SourceRow, encoded: _Encoded, complete: _Encoded, answers: Sequence[Answer]) -> PairRow:
         """Return the tokenized row; `encoded` is the row after truncation, `complete` before truncation."""
@@ -264,7 +264,3 @@ def _caps(lengths: Sequence[int], room: int) -> list[int]:
         caps[index] = min(lengths[index], room // (len(by_length) - place))
         room -= caps[index]
     return [caps[index] for index in range(len(lengths))]
-
-
-def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
-    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
 
 MAX_LISTED = 20
 """Maximum number of invalid rows that an error message lists; further invalid rows are only counted."""
@@ -26,6 +26,10 @@ class InvalidRowError(ValueError):
         self.reason = reason
         self.path = tuple(path)
         self.by_policy = by_policy
+
+    def in_row(self, row: SourceRow) -> InvalidRow:
+        """Return the `InvalidRow` that reports this error at the location of the invalid value in `row`."""
+        return InvalidRow(location_of(row, self.path), self.reason, str(self), self.by_policy)
 
 
 class DataError(ValueError):

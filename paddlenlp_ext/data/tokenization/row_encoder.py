@@ -20,7 +20,7 @@ from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, NO_TARGET, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import unknown_fields
 from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
-from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow, location_of
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
@@ -72,7 +72,7 @@ def _encode_one(
         return list(encode([row]))
     except InvalidRowError as error:
         assert isinstance(row, SourceRow), "an invalid row is not encoded"
-        return [_invalid(row, error)]
+        return [error.in_row(row)]
 
 
 def _encode_conversations(
@@ -95,7 +95,7 @@ def _render(row: SourceRow | InvalidRow, template: ChatTemplate) -> list[Example
     try:
         return template.render(parse_row(row.value))
     except InvalidRowError as error:
-        return _invalid(row, error)
+        return error.in_row(row)
 
 
 def _finish_row(
@@ -115,7 +115,7 @@ def _finish_row(
     num_lost, num_lost_targets = (sum(counts) for counts in zip((0, 0), *(item[1:] for item in lost), strict=True))
     if not finished or (lost and limits.truncation == "error"):
         num_targets = num_lost_targets + sum(int(example.loss_mask.sum()) for example in finished)
-        return [replace(_invalid(row, lost[0][0]), num_target_tokens=num_targets)]
+        return [replace(lost[0][0].in_row(row), num_target_tokens=num_targets)]
     first = replace(
         finished[0],
         num_truncated_tokens=finished[0].num_truncated_tokens + num_lost,
@@ -177,7 +177,7 @@ def _encode_texts(
             for part, tokens in enumerate(split_text(turn.prompt + turn.answer, limits)):
                 yield replace(_tokenized(row, tokens, [True] * len(tokens), 0, 0, 0), part=part)
         except InvalidRowError as error:
-            yield replace(_invalid(row, error), num_target_tokens=turn.length)
+            yield replace(error.in_row(row), num_target_tokens=turn.length)
 
 
 def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
@@ -186,7 +186,7 @@ def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
     try:
         return parse_text(row.value)
     except InvalidRowError as error:
-        return _invalid(row, error)
+        return error.in_row(row)
 
 
 def _tokenized(
@@ -205,10 +205,6 @@ def _tokenized(
     return TokenizedRow(
         row.location, np.array(tokens, dtype=np.int32), target, answer_start, last_turn, num_truncated_tokens
     )
-
-
-def _invalid(row: SourceRow, error: InvalidRowError) -> InvalidRow:
-    return InvalidRow(location_of(row, error.path), error.reason, str(error), error.by_policy)
 
 
 @dataclass(frozen=True)

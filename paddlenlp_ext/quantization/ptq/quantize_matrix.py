@@ -15,8 +15,6 @@ from paddlenlp_ext.quantization.ptq.input_statistics import InputStatistics
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 
-METHODS = ("rtn", "gptq", "awq")
-
 
 @dataclass(frozen=True, kw_only=True)
 class PostTrainingOptions:
