@@ -17,7 +17,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions, autocast
 from paddlenlp_ext.trainer.trainer_state import StepReport
 

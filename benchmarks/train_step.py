@@ -25,7 +25,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.trainer.build_model import build_model
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.utils.run_command import run_command
 
 

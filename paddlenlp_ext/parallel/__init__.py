@@ -20,7 +20,7 @@ adapter, and then shards both.
 | module | contents |
 | --- | --- |
 | `mesh` | rank of this process, number of ranks and communication group along every mesh axis |
-| `process_group` | collectives that the trainer calls (interface: `trainer/process_group_protocol.py`) |
+| `process_group` | collectives that the trainer calls (for one process: `trainer/single_process.py`) |
 | `tensor_parallel` | shards a model by the sharding plan of its model family, with hooks on the sharded layers |
 | `shard_parameters` | shards one parameter or buffer |
 | `vocab_parallel` | embedding, lm_head and cross entropy with a sharded vocabulary |

@@ -1,4 +1,4 @@
-"""Collective operations of the trainer over the device mesh (interface: trainer/process_group_protocol.py)."""
+"""Collective operations of the trainer over the device mesh; trainer/single_process.py has the same operations."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.sharding_spec import Shard, is_expert_parallel, placement_of
 
 
 class DistributedProcesses:
-    """Processes of a mesh; implements `trainer.process_group_protocol.ProcessGroup`.
+    """Processes of a mesh, with the attributes and methods of `trainer.single_process.SingleProcess`.
 
     Micro-batches are distributed over the replicas (data x sharding). The tensor and pipeline ranks of a replica
     process the same micro-batch.
@@ -107,7 +107,7 @@ class DistributedProcesses:
         return values[0]
 
     def gather_shards(self, part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
-        """Return the full tensor from the shards of the tensor-parallel or expert-parallel ranks."""
+        """Return the full tensor, gathered from the shards of all ranks; collective, not differentiable."""
         return gather_shards(self.mesh, part, shard)
 
     def barrier(self) -> None:
@@ -130,7 +130,10 @@ class DistributedProcesses:
             sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Finish the gradients of a micro-batch: with ZeRO stage 2 or 3, reduce them to their owners."""
+        """Finish the gradients of a micro-batch: with ZeRO stage 2 or 3, reduce them to their owners.
+
+        All replicas call this method the same number of times.
+        """
         if self.sharding is not None:
             self.sharding.after_micro_batch()
 
@@ -162,7 +165,10 @@ class DistributedProcesses:
             sum_shared_gradients(parameters, self.mesh.pipeline)
 
     def save_gathered(self, tensors: Mapping[str, Any], write: Callable[[Mapping[str, Any]], None]) -> None:
-        """Call `write` on the main process with all tensors, gathered from their shards (gather_weights.py)."""
+        """Call `write` on the main process with all tensors, gathered from their shards (gather_weights.py).
+
+        All processes call this method with their tensors, and return after the main process has written the files.
+        """
         save_gathered(self.mesh, tensors, write)
 
 

@@ -17,7 +17,7 @@ from paddlenlp_ext.trainer.build_model import BuiltModel, build_model
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.load_data import RunData
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
 
 

@@ -27,7 +27,7 @@ from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, custom_
 from paddlenlp_ext.trainer.metrics.rouge_bleu import text_metrics
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.utils.files import write_text
 
 

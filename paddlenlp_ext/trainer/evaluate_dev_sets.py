@@ -15,7 +15,7 @@ from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
 from paddlenlp_ext.trainer.objectives.objective import Objective
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
 
 TEST = "test"

@@ -37,7 +37,7 @@ from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.stability.master_gradients import widen_gradients
 from paddlenlp_ext.trainer.trainer_state import StepReport
 from paddlenlp_ext.utils.seeds import seed_of

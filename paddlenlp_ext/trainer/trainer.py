@@ -38,7 +38,7 @@ from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objectives.build_objective import build_objective
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer, build_rounding, offload_state
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup, SingleProcess
+from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import RollbackRequest, StepGuard
 from paddlenlp_ext.trainer.stability.rollback import roll_back
 from paddlenlp_ext.trainer.stopping.early_stopping import BestMetricTracker

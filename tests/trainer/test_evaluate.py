@@ -11,7 +11,7 @@ import pytest
 
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.trainer.evaluate import evaluate_generation, evaluate_loss, evaluation_mode
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.stopping.early_stopping import BestMetricTracker
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import VOCABULARY, Rows, Tokenizer, make_config, make_model

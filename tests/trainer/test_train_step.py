@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer import train_step
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.train_step import OptimizerStep, StepOptions
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.models import TINY_LLAMA

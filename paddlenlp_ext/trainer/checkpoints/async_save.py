@@ -22,7 +22,7 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import checkpoint_folder, prun
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import write_checkpoint
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.logging import get_logger

@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer, optimizer_state, restore_optimizer_state
 from paddlenlp_ext.trainer.optimizers.parameter_groups import updated_parameters
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 from paddlenlp_ext.utils.locks import check_no_active_run

@@ -9,7 +9,7 @@ from paddlenlp_ext.trainer.objectives.dpo_objective import PreferenceObjective
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.reward_objective import RewardObjective
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 
 
 def build_objective(

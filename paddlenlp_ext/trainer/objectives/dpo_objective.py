@@ -29,7 +29,7 @@ from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.objectives.reference_model import ReferenceWeights, fingerprint, reference_logps
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
 
 

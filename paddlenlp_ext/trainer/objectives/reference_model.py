@@ -32,7 +32,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.sharding_spec import is_materialized, placement_of, set_placement, shard_of
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)

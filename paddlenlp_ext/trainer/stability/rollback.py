@@ -10,7 +10,7 @@ from paddlenlp_ext.trainer.checkpoints.resume import checkpoint_damage
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import read_state, restore_checkpoint
 from paddlenlp_ext.trainer.objectives.objective import Objective
 from paddlenlp_ext.trainer.optimizers.optimizer_state import Optimizer
-from paddlenlp_ext.trainer.process_group_protocol import ProcessGroup
+from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.train_step import NonFiniteError
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.logging import get_logger

@@ -15,7 +15,7 @@ from paddlenlp_ext.trainer.forward_backward import SequentialSchedule, hidden_st
 from paddlenlp_ext.trainer.objectives import dpo_objective
 from paddlenlp_ext.trainer.objectives.dpo_objective import PreferenceObjective
 from paddlenlp_ext.trainer.objectives.reference_model import fingerprint
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.training import (
     KillAfter,

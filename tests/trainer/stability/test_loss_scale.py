@@ -12,7 +12,7 @@ from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale, ScalingRule
 from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import StepGuard
 from paddlenlp_ext.trainer.train_step import NonFiniteError

@@ -7,7 +7,7 @@ import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.parallel.collectives import zero_gradient
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.stability.master_gradients import widen_gradients
 from paddlenlp_ext.trainer.trainer import Trainer
 from tests.common.marks import needs_cpp

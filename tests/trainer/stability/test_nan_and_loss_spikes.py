@@ -17,7 +17,7 @@ from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
-from paddlenlp_ext.trainer.process_group_protocol import SingleProcess
+from paddlenlp_ext.trainer.single_process import SingleProcess
 from paddlenlp_ext.trainer.stability.nan_and_loss_spikes import StepGuard
 from paddlenlp_ext.trainer.train_step import NonFiniteError
 from paddlenlp_ext.trainer.trainer import Trainer
