@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import index
 
 from paddlenlp_ext.utils.suggest import did_you_mean
 
@@ -99,3 +101,10 @@ def check_strategy(name: str) -> None:
     if name not in STRATEGIES:
         hint = did_you_mean(name, STRATEGIES)
         raise ValueError(f"unknown decode_strategy {name!r}{hint} Known: {', '.join(STRATEGIES)}.")
+
+
+def as_token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
+    """Return the end tokens of generation_config.json (one id, several ids or None) as a set."""
+    if token_ids is None:
+        return frozenset()
+    return frozenset(map(index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))

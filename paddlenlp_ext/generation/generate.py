@@ -5,8 +5,7 @@ Shapes: B batch, S positions of the prompts, D hidden, V vocab.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,7 +14,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.generation.beam_search import beam_search
-from paddlenlp_ext.generation.decoding_options import DecodingOptions
+from paddlenlp_ext.generation.decoding_options import DecodingOptions, as_token_set
 from paddlenlp_ext.generation.grammar import GrammarState
 from paddlenlp_ext.generation.logits_processors import ModelLogits
 from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, Row, prefill, step
@@ -110,7 +109,7 @@ def generate(
         min_new_tokens=min_new_tokens,
         max_draft_tokens=max_draft_tokens,
         max_ngram_size=max_ngram_size,
-        eos_token_ids=_token_set(eos_token_id),
+        eos_token_ids=as_token_set(eos_token_id),
         seed=seed,
         max_total_length=max_total_length,
     )
@@ -131,13 +130,6 @@ def generate(
                 if row.ended and on_row is not None:
                     on_row(row.number, row.generated)
     return [row.generated for row in rows]
-
-
-def _token_set(token_ids: int | Iterable[int] | None) -> frozenset[int]:
-    """Return the argument `eos_token_id` (one id, several ids or None) as a set."""
-    if token_ids is None:
-        return frozenset()
-    return frozenset(map(operator.index, token_ids if isinstance(token_ids, Iterable) else [token_ids]))
 
 
 def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: DecodingOptions, config: Any) -> list[Row]:
