@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import paddle
@@ -55,8 +55,11 @@ def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
     )
 
 
-class ForwardBackward(Protocol):
-    """Schedule of the forward and backward passes of one process."""
+class SequentialSchedule:
+    """Schedule that runs micro-batches in sequence, for a process with all layers."""
+
+    def __init__(self, model: TrainableModel) -> None:
+        self.model = model
 
     def run(
         self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
@@ -69,29 +72,8 @@ class ForwardBackward(Protocol):
             after_micro_batch: function called after the backward pass of a micro-batch.
 
         Returns:
-            Unscaled loss and metrics, summed over the micro-batches of this process; 0 on a pipeline stage without
-            lm_head.
+            Unscaled loss and metrics, summed over the micro-batches.
         """
-        ...
-
-    def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) for each batch, without gradients.
-
-        The results are None on a pipeline stage without lm_head.
-        """
-        ...
-
-
-class SequentialSchedule:
-    """Schedule that runs micro-batches in sequence, for a process with all layers."""
-
-    def __init__(self, model: TrainableModel) -> None:
-        self.model = model
-
-    def run(
-        self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
-    ) -> tuple[paddle.Tensor, np.ndarray | float]:
-        """Accumulate the gradients of the micro-batches; see `ForwardBackward.run`."""
         total, total_sums = paddle.zeros([], "float32"), 0.0
         for micro_batch in micro_batches:
             with micro_batch.context():
@@ -123,7 +105,11 @@ class PipelineSchedule:
     def run(
         self, micro_batches: Sequence[ScaledBatch], measure: Measure, after_micro_batch: Callable[[], None]
     ) -> tuple[paddle.Tensor, np.ndarray | float]:
-        """Accumulate the gradients of the micro-batches; call `after_micro_batch` once after the last backward pass."""
+        """Accumulate the gradients of the micro-batches; see `SequentialSchedule.run` for the arguments.
+
+        `after_micro_batch` is called once after the last backward pass. On stages other than the last, the loss and
+        metrics are 0.
+        """
         total, total_sums = paddle.zeros([], "float32"), 0.0
 
         def forward(number: int, is_last_chunk: bool) -> paddle.Tensor | None:
@@ -157,6 +143,10 @@ class PipelineSchedule:
 
     def _shapes(self, batches: Sequence[PackedBatch]) -> list[list[int]]:
         return [self.model.hidden_states_shape(*batch.input_ids.shape) for batch in batches]
+
+
+ForwardBackward = SequentialSchedule | PipelineSchedule
+"""Schedule of the forward and backward passes of one process."""
 
 
 def build_forward_backward(model: TrainableModel, pipeline: Pipeline | None) -> ForwardBackward:

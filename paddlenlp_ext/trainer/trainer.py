@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -265,23 +265,19 @@ class Trainer:
         reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._added_callbacks])
         self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)
-        self.saver = CheckpointSaver(config, self.process_group, self.time_limit, self._on_save)
+        self.saver = CheckpointSaver(
+            config, self.process_group, self.time_limit, lambda path: self.callbacks.call("on_save", self.state, path)
+        )
         return order, step
-
-    def _on_save(self, folder: Path) -> None:
-        self.callbacks.call("on_save", self.state, folder)
-
-    def _remaining_steps(self, order: DataOrder | StreamOrder) -> Iterator[StepBatch]:
-        state = self.state
-        return order.step_batches(state.epoch_index, state.batch_index, state.data_cursor)
 
     # -- training loop ------------------------------------------------------------------------------------------------
     def _run(self, order: DataOrder | StreamOrder, step: OptimizerStep, signals: StopSignals) -> None:
         guard = StepGuard(self.config.safety, self.train_rows, self.output_dir if self.process_group.is_main else None)
         training = (self.model, self.optimizer, self.objective, self.process_group)
         while True:
+            remaining = order.step_batches(self.state.epoch_index, self.state.batch_index, self.state.data_cursor)
             try:
-                return self._run_steps(self._remaining_steps(order), step, guard, signals)
+                return self._run_steps(remaining, step, guard, signals)
             except RollbackRequest as request:
                 self.saver.wait()
                 self.state = roll_back(request.error, self.output_dir, self.state, *training)
@@ -328,9 +324,7 @@ class Trainer:
         After a stop signal, a due evaluation is left to the resumed run.
         """
         train, state = self.config.train, self.state
-        is_logged = state.step % train.logging_steps == 0 or state.step == state.total_steps
-        is_logged = self._is_requested("should_log") or is_logged
-        if is_logged:
+        if self._is_requested("should_log") or state.step % train.logging_steps == 0 or state.step == state.total_steps:
             self._log_steps()
         evaluates = self._is_due(train.evaluation_strategy, train.eval_steps or train.logging_steps, step_batch)
         evaluates = self._is_requested("should_evaluate") or evaluates
