@@ -6,6 +6,7 @@ Each step runs a command that a user would type. The script then reads the resul
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -66,6 +67,8 @@ def show(seconds: float) -> None:
     for what, where in [("adapter", ADAPTER), ("loss curve", ADAPTER / "loss.png"), ("merged model", MERGED)]:
         console.print(f"{what:>12}: {where}")
     console.print(f"\nDone in {seconds:.0f} s.")
+    if Path(sys.prefix) == ROOT / ".venv" and "VIRTUAL_ENV" not in os.environ:
+        console.print("To type such commands yourself, first run: [bold]source .venv/bin/activate[/bold]")
 
 
 def fraction_with_right_word(answers: list[dict[str, str]]) -> float:

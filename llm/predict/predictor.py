@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext._runtime import configure_runtime
+from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.utils.run_command import run_command
 
@@ -12,6 +12,7 @@ from paddlenlp_ext.utils.run_command import run_command
 def main(argv: Sequence[str]) -> None:
     """Parse the command line before the slow import of Paddle, then predict."""
     arguments = parse_arguments(argv)
+    require_paddle()
     from paddlenlp_ext.cli.predict import predict
 
     predict(arguments)

@@ -8,6 +8,7 @@ from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_ext._runtime import require_paddle
 from paddlenlp_ext.checkpoint.gguf.tensor_types import OUTTYPES
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.dataclass_options import option, options_of
@@ -61,8 +62,9 @@ def run_export(arguments: ExportGgufArguments) -> str:
 
     Raises:
         ValueError: the file exists, or `find_model_and_adapter`, `merge_adapter` or `export_gguf` raises a ValueError.
-        ModuleNotFoundError: the gguf library is not installed.
+        ModuleNotFoundError: Paddle or the gguf library is not installed.
     """
+    require_paddle()
     from paddlenlp_ext.checkpoint.gguf.gguf_file import require_gguf
     from paddlenlp_ext.checkpoint.hub import resolve_model
     from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu

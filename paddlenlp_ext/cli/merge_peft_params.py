@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from typing import Literal, cast
 
+from paddlenlp_ext._runtime import require_paddle
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
@@ -89,6 +90,7 @@ def run_merge(arguments: MergeArguments) -> str:
     Raises:
         ValueError: see `choose_device_or_cpu` and `merge_adapter`; no partial output is left behind.
     """
+    require_paddle()
     from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
     from paddlenlp_ext.models.auto import load_for_task
     from paddlenlp_ext.peft.merge.copy_model import copy_model

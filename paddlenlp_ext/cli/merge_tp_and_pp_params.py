@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 
+from paddlenlp_ext._runtime import require_paddle
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 
@@ -44,6 +45,7 @@ def merge_shards(argv: Sequence[str]) -> str:
     arguments = MergeShardsArguments(**values)
     if not arguments.allow_pickle:
         raise ValueError("the shards are pickles (.pdparams); add --allow_pickle to read the arrays in them")
+    require_paddle()
     from paddlenlp_ext.parallel.merge_paddlenlp_shards import merge_saved_shards
 
     report = merge_saved_shards(
