@@ -21,6 +21,7 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from paddlenlp_ext.checkpoint.gguf.ollama_tools import WriteChat
     from paddlenlp_ext.data.templates.base import ChatTemplate
 
 logger = get_logger("paddlenlp_ext.export")
@@ -236,4 +237,19 @@ def chat_delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) 
             "the text that the chat template adds depends on the messages, so the Modelfile has no template; Ollama "
             "uses the template in the GGUF file"
         )
+    elif delimiters.tools is None and _writes_tools(write_chat):
+        logger.warning(
+            "the chat template does not write tools and calls as JSON, so the Modelfile's template has no tools, and "
+            "Ollama refuses requests with tools; llama.cpp uses the template in the GGUF file, which has them"
+        )
     return delimiters
+
+
+def _writes_tools(write_chat: WriteChat) -> bool:
+    """Return whether the prompt of a question changes if tools are passed."""
+    from paddlenlp_ext.checkpoint.gguf.ollama_tools import TOOLS, USER
+
+    try:
+        return write_chat((USER,), TOOLS) != write_chat((USER,), ())
+    except ValueError:
+        return False

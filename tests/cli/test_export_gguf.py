@@ -9,6 +9,9 @@ import pytest
 from paddlenlp_ext.checkpoint.gguf.ollama_tools import compact_json
 from paddlenlp_ext.cli.export_gguf import chat_delimiters
 from paddlenlp_ext.data.rows.row_formats import parse_row
+from paddlenlp_ext.data.templates.base import TemplateOptions
+from paddlenlp_ext.data.templates.load import load_template
+from paddlenlp_ext.utils.logging import get_logger
 from tests.data.templates.test_chat_templates import byte_tokenizer, decode, template_of
 from tests.golden import DATA
 from tests.golden.cases.ollama_cases import CHATS, TEMPLATES
@@ -43,3 +46,17 @@ def test_ollama_template_writes_the_prompt_of_the_chat_template_up_to_spaces_in_
 def test_chat_delimiters_of_a_template_without_calls_in_json_have_no_tools(name):
     delimiters = chat_delimiters(byte_tokenizer(), template_of(name))
     assert delimiters is None or delimiters.tools is None
+
+
+@pytest.mark.parametrize(
+    ("tools", "warns"),
+    [("{% for each in tools or [] %}<tool>{{ each.function.name }}</tool>{% endfor %}", True), ("", False)],
+)
+def test_chat_delimiters_of_a_template_with_tools_in_another_form_warn(tools, warns, tmp_path, caplog, monkeypatch):
+    monkeypatch.setattr(get_logger(), "propagate", True)
+    path = tmp_path / "chat.jinja"
+    turns = "{% for each in messages %}<|{{ each.role }}|>{{ each.content }}{% endfor %}"
+    path.write_text(f"{tools}{turns}{{% if add_generation_prompt %}}<|assistant|>{{% endif %}}")
+    delimiters = chat_delimiters(byte_tokenizer(), load_template(str(path), byte_tokenizer(), TemplateOptions()))
+    assert delimiters is not None and delimiters.tools is None
+    assert ("does not write tools and calls as JSON" in caplog.text) == warns
