@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.quantized_formats.base import PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
 from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS

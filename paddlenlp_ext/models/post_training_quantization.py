@@ -18,7 +18,7 @@ from paddle import nn
 from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.load_weights import check_tensors, read_into_parameters
-from paddlenlp_ext.checkpoint.quantized_formats.base import PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
 from paddlenlp_ext.checkpoint.quantized_formats.repack import pack_tensors
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy, save_sharded
 from paddlenlp_ext.checkpoint.weight_source import WeightSource

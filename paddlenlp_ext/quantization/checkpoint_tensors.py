@@ -10,7 +10,7 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.checkpoint.quantized_formats.base import INTEGER_PARTS
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import INTEGER_PARTS
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.quantization.bitsandbytes_tensors import STATE, bitsandbytes_tensors, read_bitsandbytes, read_state

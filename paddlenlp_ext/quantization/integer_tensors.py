@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.quantized_formats.base import INTEGER_PARTS
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import INTEGER_PARTS
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight

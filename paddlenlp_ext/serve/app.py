@@ -19,7 +19,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from paddlenlp_ext.serve.access_control import AccessCheck
-from paddlenlp_ext.serve.connection import STATUS_CLIENT_CLOSED, until_disconnected
+from paddlenlp_ext.serve.client_disconnects import STATUS_CLIENT_CLOSED, until_disconnected
 from paddlenlp_ext.serve.engine_thread import EngineStoppedError, EngineThread, QueueFullError
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.parse_request import ChatRequest

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from paddlenlp_ext.serve.connection import until_disconnected
+from paddlenlp_ext.serve.client_disconnects import until_disconnected
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.responses import ResponseFormat, json_bytes, usage
 from paddlenlp_ext.serve.running_request import RunningRequest

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from paddlenlp_ext.serve.server_sent_events import EventStream
-from tests.serve.test_connection import SCOPE, never
+from tests.serve.test_client_disconnects import SCOPE, never
 
 
 async def events():

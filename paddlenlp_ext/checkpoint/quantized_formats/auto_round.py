@@ -6,8 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
-from paddlenlp_ext.checkpoint.quantized_formats.base import PackedLayout, mapping_option, unsupported, whole_option
 from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout, GPTQv2Layout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import (
+    PackedLayout,
+    mapping_option,
+    unsupported,
+    whole_option,
+)
 
 AUTO_ROUND = "auto-round"
 """Value of `quant_method` in config.json."""

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.quantized_formats.base import (
+from paddlenlp_ext.checkpoint.quantized_formats.int32_packing import pack_words, unpack_words
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import (
     IntegerMatrix,
     PackedLayout,
     check_multiple,
     unsupported,
     whole_option,
 )
-from paddlenlp_ext.checkpoint.quantized_formats.int32_packing import pack_words, unpack_words
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)

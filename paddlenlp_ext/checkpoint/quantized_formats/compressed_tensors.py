@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from paddlenlp_ext.checkpoint.quantized_formats.base import (
+from paddlenlp_ext.checkpoint.quantized_formats.int32_packing import pack_words, unpack_words
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import (
     IntegerMatrix,
     PackedLayout,
     mapping_option,
     unsupported,
     whole_option,
 )
-from paddlenlp_ext.checkpoint.quantized_formats.int32_packing import pack_words, unpack_words
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 COMPRESSED_TENSORS = "compressed-tensors"

@@ -7,9 +7,9 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.quantized_formats.auto_round import AUTO_ROUND, auto_round_layout
 from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
-from paddlenlp_ext.checkpoint.quantized_formats.base import PackedLayout, unsupported
 from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import CompressedTensorsLayout
 from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout, unsupported
 
 LAYOUTS: dict[str, type[PackedLayout]] = {
     layout.method: layout for layout in (CompressedTensorsLayout, GPTQLayout, AWQLayout)

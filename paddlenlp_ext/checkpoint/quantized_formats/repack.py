@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.quantized_formats.base import INTEGER_PARTS, IntegerMatrix, PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import INTEGER_PARTS, IntegerMatrix, PackedLayout
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard

@@ -13,7 +13,7 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.quantized_formats.base import IntegerMatrix, PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import IntegerMatrix, PackedLayout
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
 from paddlenlp_ext.checkpoint.quantized_formats.repack import PackedWeights, pack_tensors
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, as_lazy

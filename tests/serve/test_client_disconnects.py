@@ -11,8 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from paddlenlp_ext.serve import connection
-from paddlenlp_ext.serve.connection import TimedConnection, until_disconnected
+from paddlenlp_ext.serve import client_disconnects
+from paddlenlp_ext.serve.client_disconnects import TimedConnection, until_disconnected
 
 SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
 
@@ -43,7 +43,7 @@ def test_until_disconnected_cancels_the_work_of_a_client_that_leaves():
 
 
 def test_connection_beyond_the_limit_of_its_client_is_reset_until_another_one_is_closed(monkeypatch):
-    monkeypatch.setattr(connection, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(client_disconnects, "MAX_CONNECTIONS", 2)
     config, state = uvicorn.Config(Response("x"), log_level="critical"), ServerState()
     config.load()
 
