@@ -80,28 +80,9 @@ def _host() -> str:
     return os.environ["PADDLE_CURRENT_ENDPOINT"].rpartition(":")[0]
 
 
-_COLLECTIVES = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "scatter_tensor",
-    "gather",
-    "barrier",
-)
-_ON_CALC_STREAM = (
-    "all_reduce",
-    "all_gather",
-    "all_gather_into_tensor",
-    "broadcast",
-    "reduce",
-    "scatter",
-    "scatter_tensor",
-    "send",
-    "recv",
-)
+_SHARED = ("all_reduce", "all_gather", "all_gather_into_tensor", "broadcast", "reduce", "scatter", "scatter_tensor")
+_COLLECTIVES = (*_SHARED, "gather", "barrier")
+_ON_CALC_STREAM = (*_SHARED, "send", "recv")
 
 
 class _Done:
