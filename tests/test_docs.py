@@ -54,3 +54,8 @@ def test_readme_errors_are_what_run_finetune_prints(tmp_path, monkeypatch):
     with pytest.raises(ConfigError) as caught:
         load_run_config(shown[1].split(), peft_methods())
     assert f"error: {caught.value}\n" == shown[2]
+
+
+def test_docs_do_not_install_the_package_from_a_registry():
+    pages = [page.name for page in PAGES if re.search(r"pip install\s+'?paddlenlp", page.read_text())]
+    assert not pages, "the package is not published; write pip install -e '.[extra]'"
