@@ -4,7 +4,7 @@
     larger body          --> turns of the clients --> process with low priority
 
 A large body therefore delays neither small bodies nor the engine. Each process has a budget of processor time per
-request. A process that exceeds the budget is killed and replaced.
+request, and on Linux a limit of memory. A process that exceeds the time is killed and replaced.
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
+import resource
 import signal
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
+from pathlib import Path
 
 from paddlenlp_ext.serve.errors import ApiError
 from paddlenlp_ext.serve.fair_turns import FairTurns, TooManyWaitingError
@@ -27,6 +29,9 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.serve")
 MAX_SECONDS = 10.0
 """Maximum processor time to read one request."""
+_MAX_BYTES = 4 << 30
+"""Maximum memory that a process may allocate after its start, on Linux."""
+_PROCESS_SIZE = Path("/proc/self/statm")
 _SMALL_BYTES = 1 << 14
 _MAX_SMALL, _MAX_LARGE = 1024, 32
 """Maximum number of waiting requests of a client with small and with large bodies."""
@@ -103,8 +108,11 @@ class _ReaderProcess:
             self.close()
             self._start()
             logger.warning("a request of %d bytes exceeded the budget of its reader, which was replaced", len(body))
-            problem = f"reading the request took more than {self._max_seconds:g} seconds; send a shorter one"
-            raise ApiError(400, problem, "request_too_expensive") from None
+            raise _too_expensive(f"more than {self._max_seconds:g} seconds, or too much memory") from None
+
+
+def _too_expensive(what: str) -> ApiError:
+    return ApiError(400, f"reading the request took {what}; send a shorter one", "request_too_expensive")
 
 
 _process_reader: RequestReader | None = None
@@ -115,10 +123,20 @@ def _begin(reader: RequestReader, niceness: int) -> None:
     global _process_reader
     _process_reader = reader
     os.nice(niceness)
+    _limit_memory()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     for each in (signal.SIGINT, signal.SIGTERM):  # both also reach the server, which finishes its requests first
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _limit_memory() -> None:
+    if not _PROCESS_SIZE.exists():
+        return
+    used = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize()
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    limit = used + _MAX_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def _exit_with_parent() -> None:
@@ -133,5 +151,7 @@ def _read(read: Read, body: bytes, max_seconds: float) -> ReadRequest:
     signal.setitimer(signal.ITIMER_PROF, max_seconds)  # the timer's signal kills the process
     try:
         return read(_process_reader, body)
+    except MemoryError:
+        raise _too_expensive(f"more than {_MAX_BYTES >> 30} GiB of memory") from None
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)

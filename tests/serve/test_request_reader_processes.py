@@ -25,6 +25,10 @@ def endless(reader: Any, body: bytes) -> Any:
         pass
 
 
+def allocate(reader: Any, body: bytes) -> Any:
+    return len(bytearray(5 << 30))
+
+
 def invalid(reader: Any, body: bytes) -> Any:
     raise ApiError(404, "no such model", "model_not_found", "model")
 
@@ -56,12 +60,22 @@ def test_body_is_read_in_another_process_and_errors_of_the_request_arrive_unchan
 @pytest.mark.parametrize("size", [1, len(LARGE)])
 def test_request_beyond_the_budget_is_an_error_and_the_next_one_is_read(readers, size):
     async def use():
-        with pytest.raises(ApiError, match=r"took more than 0\.3 seconds; send a shorter one") as caught:
+        with pytest.raises(
+            ApiError, match=r"took more than 0\.3 seconds, or too much memory; send a shorter one"
+        ) as caught:
             await readers.read("a", endless, b" " * size)
         return caught.value, await readers.read("a", echo, b" " * size)
 
     error, after = asyncio.run(use())
     assert (error.status, error.code) == (400, "request_too_expensive") and after == ("reader", size)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set on Linux")
+def test_request_beyond_the_memory_limit_is_an_error_and_the_next_one_is_read(readers):
+    with pytest.raises(ApiError, match=r"took more than 4 GiB of memory; send a shorter one") as caught:
+        asyncio.run(readers.read("a", allocate, b"x"))
+    assert (caught.value.status, caught.value.code) == (400, "request_too_expensive")
+    assert asyncio.run(readers.read("a", echo, b"x")) == ("reader", 1)
 
 
 def test_small_body_is_read_while_a_large_one_is_read_and_the_waiting_one_of_a_client_that_left_is_not(
