@@ -60,7 +60,7 @@ def merge_arguments(
 
     Args:
         argv: the command line.
-        description: description in the help text.
+        description: description in the help text, up to its first colon.
         adapter_argument: name of the argument for the adapter folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
 
@@ -72,7 +72,9 @@ def merge_arguments(
     options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
     aliases = tuple(alias.removeprefix("--") for alias in output_aliases)
     options["output_path"] = replace(options["output_path"], aliases=aliases)
-    usage = f"{adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{description or ''}"
+    program = f"merge_{adapter_argument.removeprefix('--').removesuffix('_path')}_params.py"
+    summary = (description or "").partition(":")[0]
+    usage = f"{program} {adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{summary}."
     values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)

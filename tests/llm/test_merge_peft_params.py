@@ -108,3 +108,11 @@ def test_merge_peft_params_vera_uses_the_stored_projections(base: Path, tmp_path
     assert run("merge_peft_params", "--peft_path", tmp_path / "adapter", "--output_path", tmp_path / "merged") == 0
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     np.testing.assert_allclose(logits(merged), logits(model), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["lokr", "lora", "peft", "vera"])
+def test_merge_help_names_the_program(name, capsys):
+    with pytest.raises(SystemExit):
+        load_script(LLM / f"merge_{name}_params.py").main(["--help"])
+    usage = f"usage: merge_{name}_params.py --{name}_path ADAPTER --output_path MERGED [--key value ...]\n"
+    assert capsys.readouterr().out.startswith(usage)
