@@ -8,6 +8,16 @@ from typing import Any
 _NAMES = ("name", "age", "tags", "größe", 'quoted "key"', "a/b", "value", "$ref", "type", "items")
 
 
+def closed(schema: Any) -> Any:
+    """Return a schema whose objects have no other properties; a model may write other properties without end."""
+    if isinstance(schema, list):
+        return [closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    own = {"additionalProperties": False} if schema.get("type") == "object" else {}
+    return {key: closed(value) for key, value in schema.items()} | own
+
+
 def random_schema(rng: random.Random, depth: int = 3) -> dict[str, Any]:
     """Return a schema of an object whose properties have up to `depth` levels."""
     schema = _object(rng, depth)

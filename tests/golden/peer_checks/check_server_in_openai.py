@@ -77,6 +77,9 @@ def check_openai(client: openai.OpenAI) -> None:
     parts = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     text = "".join(part.choices[0].delta.content or "" for part in parts if part.choices)
     assert text == choice.message.content and parts[-1].usage == full.usage
+    parts = list(client.chat.completions.create(**request, logprobs=True, top_logprobs=3, stream=True))
+    streamed = [entry for part in parts for each in part.choices if each.logprobs for entry in each.logprobs.content]
+    assert [entry.token for entry in streamed] == [entry.token for entry in choice.logprobs.content]
     several = client.chat.completions.create(**{**request, "temperature": 1}, n=3, seed=1)
     assert len({each.message.content for each in several.choices}) > 1
     echoed = client.completions.create(
