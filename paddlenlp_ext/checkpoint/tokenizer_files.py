@@ -100,8 +100,8 @@ def _check_components(content: dict[str, Any], file: Path) -> None:
             growth *= max(_growth(part), 1)
             if growth > MAX_GROWTH:
                 raise ValueError(
-                    f"{file}: {name} may make a text {growth:,} times longer, more than {MAX_GROWTH}; use the files of "
-                    "another tokenizer"
+                    f"{file}: {name} may make a text {growth:,} times longer; the maximum is {MAX_GROWTH}; use the "
+                    "files of another tokenizer"
                 )
 
 

@@ -44,7 +44,9 @@ class ServeArguments(ModelArguments):
         None, minimum=2, help="maximum tokens of prompt and answer together; unset: the context length of the model"
     )
     prompt_tokens_per_step: int = option(
-        256, minimum=1, help="maximum number of prompt tokens per step, between two tokens of running requests"
+        256,
+        minimum=1,
+        help="maximum number of prompt tokens to prefill per step, before the running requests decode their next token",
     )
     max_body_bytes: int = option(2097152, minimum=1024, help="maximum size of a request in bytes")
     request_timeout: float = option(600.0, above=0, help="request timeout in seconds; a longer generation fails")

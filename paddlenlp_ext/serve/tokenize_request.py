@@ -76,7 +76,7 @@ class RequestReader:
             num_logprobs = sum(map(len, prompts)) * parsed.num_choices * (1 + parsed.num_top)
             limit = max(_MAX_ECHOED_LOGPROBS, self.catalog.max_total_length * (1 + parsed.num_top))
             if num_logprobs > limit:
-                problem = f"the response has {num_logprobs} log-probabilities of prompts, more than {limit}"
+                problem = f"the response has {num_logprobs} log-probabilities of prompts; the maximum is {limit}"
                 raise invalid("logprobs", f"{problem}; send several requests")
         return ReadRequest(replace(parsed, prompts=()), prompts, limits, texts)
 

@@ -151,9 +151,9 @@ def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1
     key = file.architecture_key(key)
     value = file.require(key, int) if default is None else file.get(key, int, default)
     if value < minimum:
-        raise ValueError(f"{file.path}: {key} is {value}, less than {minimum}; the file is damaged")
+        raise ValueError(f"{file.path}: {key} is {value}, below the minimum {minimum}; the file is damaged")
     if value > maximum:
-        raise ValueError(f"{file.path}: {key} is {value}, more than {maximum}; the file is damaged")
+        raise ValueError(f"{file.path}: {key} is {value}, above the maximum {maximum}; the file is damaged")
     return value
 
 

@@ -116,7 +116,7 @@ def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
         raise ValueError(f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows")
     longest = max(map(len, tokens), default=0)
     if longest > _MAX_TOKEN_LENGTH:  # the time of `merges_from_scores` grows with the square of the token length
-        raise ValueError(f"{file.path}: a token has {longest} characters, more than {_MAX_TOKEN_LENGTH}")
+        raise ValueError(f"{file.path}: a token has {longest} characters; the maximum is {_MAX_TOKEN_LENGTH}")
     first_at: dict[str, int] = {}
     for index, token in enumerate(tokens):
         if first_at.setdefault(token, index) != index:

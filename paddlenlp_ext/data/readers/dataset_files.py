@@ -198,7 +198,8 @@ def _files_of(path: Path) -> list[Path]:
     """Return the data files of a path: the file itself, or the files of a directory.
 
     Raises:
-        ValueError: `Dataset.save_to_disk` wrote the directory with a selection of rows, as old releases did.
+        ValueError: files are missing, or an old release of `datasets` saved the directory and stored the selected rows
+            as an index file beside all rows.
     """
     if path.is_file():
         return [path]
@@ -206,7 +207,9 @@ def _files_of(path: Path) -> list[Path]:
         return sorted(file for file in path.glob("*") if file.name.endswith(known_suffixes()) and file.is_file())
     state = read_json_object(path / _SAVED)
     if state.get("_indices_data_files"):
-        raise ValueError(f"{path}: saved with a selection of rows; save the dataset again with datasets 2 or later")
+        raise ValueError(
+            f"{path}: an index file selects some of the stored rows; save the dataset again with datasets 2 or later"
+        )
     files = [path / str(entry["filename"]) for entry in state.get("_data_files", ())]
     missing = [str(file) for file in files if not file.is_file()]
     if missing or not files:

@@ -191,8 +191,9 @@ class Renderings:
     def answer_after_prompt(self, index: int) -> str | None:
         """Return the text of an answer, for a template that rewrites the prompt when the answer follows.
 
-        To locate the end of the prompt, the message before the answer is replaced with a label. The result is None
-        unless the text that follows the label in the prompt also follows the label when the answer is rendered.
+        To locate the end of the prompt, the message before the answer is replaced with a label, and the conversation is
+        rendered without and with the answer. The result is None if the answer is the first message, if a rendering
+        lacks the label, or if the two renderings differ right after the label.
         """
         if index == 0:
             return None

@@ -219,7 +219,7 @@ def _check_operands(name: str, value: Any, options: Iterable[Any], is_other: boo
     """
     for option in options:
         if isinstance(option, int) and abs(option) > _MAX_WIDTH:
-            raise TemplateLimitError(f"it passes {option} to {name}, more than {_MAX_WIDTH:,}")
+            raise TemplateLimitError(f"it passes {option} to {name}; the maximum is {_MAX_WIDTH:,}")
     if is_other and sum(map(size, (value, *options))) > _MAX_OTHER_CHARS:
         raise TemplateLimitError(f"it passes more than {_MAX_OTHER_CHARS:,} characters to {name}")
 

@@ -62,7 +62,7 @@ def _bounded(source: str, conversation: Conversation) -> Iterator[str]:
         raise InvalidRowError(REFUSED, f"the chat template: {error}") from error
     except Exception as error:
         text = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
-        raise InvalidRowError(REFUSED, f"the chat template raises: {text[:_MAX_ERROR_CHARS]}") from error
+        raise InvalidRowError(REFUSED, f"the chat template fails: {text[:_MAX_ERROR_CHARS]}") from error
 
 
 @functools.lru_cache(maxsize=256)

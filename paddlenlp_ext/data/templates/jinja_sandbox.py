@@ -71,7 +71,7 @@ def compile_bounded(environment: Environment, text: str) -> Template:
         jinja2.exceptions.TemplateError: the text is not valid Jinja.
     """
     if len(text) > MAX_TEMPLATE_CHARS:
-        raise TemplateLimitError(f"it has {len(text):,} characters, more than {MAX_TEMPLATE_CHARS:,}")
+        raise TemplateLimitError(f"it has {len(text):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}")
     environment.__class__ = _BoundedEnvironment
     assert isinstance(environment, _BoundedEnvironment)
     environment.num_written = len(text)
@@ -117,7 +117,7 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateLimitError("it uses autoescape")
         _, num_visits = _count_visits(template)
         if num_visits > _MAX_VISITS:
-            raise TemplateLimitError(f"its compilation takes {num_visits:,} steps, more than {_MAX_VISITS:,}")
+            raise TemplateLimitError(f"its compilation takes {num_visits:,} steps; the maximum is {_MAX_VISITS:,}")
         _ChargingCode().visit(template)
         template.set_environment(self)
         return template

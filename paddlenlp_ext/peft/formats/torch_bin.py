@@ -153,7 +153,7 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
         raise ValueError(f"{path}: {wrong[0]!r} is not a tensor; {_REMEDY}")
     num_bytes, limit = sum(value.nbytes for value in content.values()), _MAX_EXPANSION * path.stat().st_size
     if num_bytes > limit:  # tensors may share storages, and repeat their elements
-        raise ValueError(f"{path}: its tensors expand to {num_bytes:,} bytes, more than {limit:,}; {_REMEDY}")
+        raise ValueError(f"{path}: its tensors expand to {num_bytes:,} bytes; the maximum is {limit:,}; {_REMEDY}")
     return {
         name: np.array(value, np.float32 if value.dtype.kind == "f" else value.dtype) for name, value in content.items()
     }

@@ -86,7 +86,10 @@ def test_load_dataset_from_saved_folders_reads_the_files_that_state_json_lists(f
     [
         ({"_data_files": [{"filename": "gone.arrow"}]}, r"state.json: missing files: .*gone.arrow; save the dataset"),
         ({"_data_files": []}, "state.json: missing files: all"),
-        ({"_indices_data_files": [{"filename": "indices.arrow"}]}, "saved with a selection of rows; save the dataset"),
+        (
+            {"_indices_data_files": [{"filename": "indices.arrow"}]},
+            "an index file selects some of the stored rows; save",
+        ),
     ],
 )
 def test_find_files_of_an_incomplete_saved_folder_raises(state, problem, folder):

@@ -144,7 +144,7 @@ def test_read_torch_tensors_beyond_the_size_of_the_file_raises_before_allocation
     assert read_torch_tensors(small)["w"].tolist() == [1.0, 1.0, 1.0]
     tensors = {"w": expanded(10**13), "v": expanded(5)}
     large = write_archive(tmp_path / "large.bin", tensors, data__0=b"\0\0\x80?")
-    with pytest.raises(ValueError, match=r"large\.bin: its tensors expand to 40,000,000,000,020 bytes, more than"):
+    with pytest.raises(ValueError, match=r"large\.bin: its tensors expand to 40,000,000,000,020 bytes; the maximum is"):
         read_torch_tensors(large)
 
 
