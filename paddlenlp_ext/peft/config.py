@@ -256,7 +256,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields of an adapter config file describe this variant, not the refined method."""
+        """Return whether the fields of an adapter config file describe this variant instead of the refined method."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -181,7 +181,10 @@ def _check_parents(
         ValueError: a branch continues another document, or a row has more or fewer parents than documents.
     """
     if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
-        raise ValueError(f"document_parents {document_parents} do not match documents of {document_lengths} tokens")
+        raise ValueError(
+            f"document_parents has {[len(row) for row in document_parents]} entries per row, but the rows have "
+            f"{[len(row) for row in document_lengths]} documents; pass a parent, or None, for each document"
+        )
     for number, row in enumerate(document_parents):
         root = None
         for index, parent in enumerate(row):

@@ -86,13 +86,16 @@ def packed_documents(
     begins = layout.first_positions().tolist()
     ends = [begin + length for begin, length in zip(begins, lengths, strict=True)]
     if prompt_lengths is None and layout.document_parents is not None:
-        raise ValueError("documents that continue another need prompt_lengths; pass the prompt length of each document")
+        raise ValueError("document_parents needs prompt_lengths; pass the prompt length of each document")
     rows = document_lengths if prompt_lengths is None else prompt_lengths
     prompts = [length for row in rows for length in row]
     if [len(row) for row in rows] != [len(row) for row in document_lengths] or any(
         not 0 <= prompt <= length for prompt, length in zip(prompts, layout.sequence_lengths(), strict=True)
     ):
-        raise ValueError(f"prompt_lengths {rows} do not match documents of {document_lengths} tokens")
+        raise ValueError(
+            f"prompt_lengths is {rows} for documents of lengths {document_lengths}; pass one prompt length per "
+            "document, not longer than the document"
+        )
     return [
         Document(start - begin, begin, end, prompt)
         for start, begin, end, prompt in zip(starts, begins, ends, prompts, strict=True)

@@ -7,7 +7,7 @@ arXiv:2311.06243. D_i is block-diagonal. Its blocks are Cayley transforms (I - Q
 A [b, b] is trained. The butterfly permutation P_i interleaves the half blocks of 2^i blocks, so that m factors mix the
 features of 2^(m-1) blocks. With one factor, R is the rotation of OFT.
 
-Shapes: m factors, k blocks of b features, k * b = in; out features of the adapted linear.
+Shapes: m factors; k blocks of b features each; in/out features of the adapted linear, in = k * b.
 """
 
 from __future__ import annotations

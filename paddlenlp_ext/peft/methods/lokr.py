@@ -6,7 +6,7 @@
 If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r. With `decompose_both`, W1 is such a product
 if max(a, c) > 2 r. The forward pass does not compute delta W: for x reshaped to [c, d], x delta^T = s W1 x W2^T.
 
-Shapes: out = a * b, in = c * d features of the adapted linear, r rank.
+Shapes: r rank; in/out features of the adapted linear, factored as in = c * d and out = a * b.
 """
 
 from __future__ import annotations

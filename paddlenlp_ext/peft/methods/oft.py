@@ -8,7 +8,8 @@ angles between rows as W. With `num_cayley_neumann_terms`, R is a polynomial in 
 PEFT. The polynomial needs no inverse, but is nearly orthogonal only for small Q. As in PEFT, the polynomial rotates in
 the direction opposite to the Cayley transform.
 
-Shapes: k blocks of b features, k * b = in; the parameter has the b (b - 1) / 2 values above each block's diagonal.
+Shapes: k blocks of b features each; in/out features of the adapted linear, in = k * b. The parameter stores the
+b (b - 1) / 2 values above the diagonal of each block of Q.
 """
 
 from __future__ import annotations
@@ -87,9 +88,11 @@ class OFTConfig(LinearTargetsConfig):
         names = super().targets(model)
         sizes = sorted({as_linear(layer_at(model, name)).in_features for name in names})
         if self.oft_block_size is not None and any(size % self.oft_block_size for size in sizes):
-            used = ", ".join(f"{size} inputs: {self.block_size_of(size)}" for size in sizes)
+            used = ", ".join(f"{self.block_size_of(size)} for {size} inputs" for size in sizes)
             logger.info(
-                "oft_block_size %d does not divide the inputs of all layers; using %s", self.oft_block_size, used
+                "oft_block_size %d does not divide the number of input features of every layer; block sizes used: %s",
+                self.oft_block_size,
+                used,
             )
         return names
 

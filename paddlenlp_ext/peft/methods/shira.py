@@ -6,7 +6,7 @@ arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, but th
 positions of the nonzero elements are random, and are stored with the values. Hugging Face PEFT draws other positions
 for the same seed, but loads the stored positions.
 
-Shapes: k = r (in + out) trained values, in/out features of the adapted linear.
+Shapes: r rank of a LoRA of the same size; in/out features of the adapted linear; k = r (in + out) trained values.
 """
 
 from __future__ import annotations

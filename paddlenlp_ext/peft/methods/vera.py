@@ -14,7 +14,7 @@ Adapters saved without A and B can therefore be loaded in both libraries. PEFT d
 `torch.Generator().manual_seed(key)`, the Mersenne Twister MT19937 with 32-bit seeding (Matsumoto and Nishimura 1998).
 NumPy has the same generator. PyTorch's `Tensor.uniform_` of float32 uses the low 24 bits of each output.
 
-Shapes: r rank, in/out features of the adapted linear, max in/max out maximum of in/out over all layers.
+Shapes: r rank; in/out features of the adapted linear; max in/max out: largest in/out of all adapted layers.
 """
 
 from __future__ import annotations

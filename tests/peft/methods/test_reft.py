@@ -134,7 +134,7 @@ def test_compute_prompt_lengths_branches_count_from_the_start_of_their_parent():
 
 
 def test_reft_branches_without_prompt_lengths_raise():
-    with pytest.raises(ValueError, match="need prompt_lengths"):
+    with pytest.raises(ValueError, match="document_parents needs prompt_lengths"):
         trained().hidden_states(
             paddle.to_tensor(INPUT_IDS[:1]), document_lengths=[[8, 3]], document_parents=[[None, 0]]
         )
@@ -143,7 +143,7 @@ def test_reft_branches_without_prompt_lengths_raise():
 def test_reft_wrong_prompt_lengths_raise():
     model, ids = trained(), paddle.to_tensor(INPUT_IDS)
     for wrong in ([[12], [3]], [[3]], [[3, 3], [3, 3]], [[-1], [2]]):
-        with pytest.raises(ValueError, match="do not match documents"):
+        with pytest.raises(ValueError, match="pass one prompt length per document"):
             model(ids, prompt_lengths=wrong)
 
 
