@@ -121,7 +121,7 @@ def adapted(
     rank: int,
     form: str,
 ) -> Case:
-    """Return the case of a layer with a low-rank update, in one launch or as a product and an update in place."""
+    """Return the case of a LoRA layer, in one launch or as a base matmul followed by an in-place update."""
     matrix = Matrix.random(form, outputs, inputs, dtype, device)
     shapes = (positions, inputs), (rank, inputs), (outputs, rank)
     operands = [(torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(dtype) for shape in shapes]

@@ -18,7 +18,7 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | adamw, adamw_8bit | one step for the factors of LoRA r 16 on all linear layers of an 8B model |
 | norm_linear | residual addition, norm, and the projections after the norm (q, k, v; gate, up), 1 to 16 positions |
 | packed_linear | other quantized layers (o; down), with 1 to 16 positions |
-| lora_one_pass, lora_in_parts | forward pass of a LoRA layer in one launch, or as a matmul and an update in place |
+| lora_one_pass, lora_in_parts | forward pass of a LoRA layer in one launch, or as base matmul and in-place update |
 
 | program | |
 | --- | --- |

@@ -75,7 +75,7 @@ def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) ->
 
 
 def _draws(index: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Return the random draws of the values at indices `index` [N], int64 [N] between 0 and 2^16 - 1."""
+    """Return the random draw for the value at each index in `index` [N]: int64 [N], from 0 to 2^16 - 1."""
     counter, half = index // 8, index % 8
     x = [_masked(counter, _LOW), counter // 2**32, paddle.full_like(counter, position.step), paddle.zeros_like(counter)]
     key0, key1 = position.seed, position.tensor

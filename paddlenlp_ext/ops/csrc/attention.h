@@ -81,9 +81,9 @@ struct Tile {
     }
 };
 
-// Keys or values of one document or of the prefix, for one head. A packed element holds two neighbors in a row in the
-// row_major copy, and two neighbors in a column in the col_major copy. With float elements, both copies are the same
-// array.
+// Keys or values of one document or of the prefix, for one head. Each packed element of the row_major copy holds two
+// adjacent values of a row, and each packed element of the col_major copy holds two adjacent values of a column. With
+// float elements, both copies are the same array.
 template <class Element>
 struct Copies {
     const Element *row_major, *col_major;
@@ -104,9 +104,9 @@ constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;
 }
 
-// Return a tile of floats [rows][columns] with row stride BLOCK as the left factor of a product. Packed elements are
-// written to `scratch` [BLOCK * BLOCK / 2]. The depth of the product is the number of columns of the tile (row_major)
-// or its number of rows (col_major, 16 columns).
+// Return a tile of floats [rows][columns] with row stride BLOCK as the left factor of a product. left_row_major returns
+// the tile itself, so the product sums over its columns. left_col_major returns the transpose of a tile with 16
+// columns, so the product sums over its rows. Packed elements are written to `scratch` [BLOCK * BLOCK / 2].
 inline tiles::Strided<float> left_row_major(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
 inline tiles::Strided<float> left_col_major(i64, const float* from, float*) { return {from, 1, BLOCK}; }
 inline tiles::Strided<PackedPair> left_row_major(i64 rows, i64 columns, const float* from, PackedPair* scratch) {

@@ -32,7 +32,8 @@ void fill_zero(float* to, i64 rows, i64 columns, i64 ld) {
     for (i64 row = 0; row < rows; ++row) std::memset(to + row * ld, 0, columns * sizeof(float));
 }
 
-// Queries, or the gradients of their outputs, in col_major elements: the right factor of the key and value gradients.
+// Queries, or the gradients of their outputs: the right factor of the products that give the gradients of keys and
+// values. Each packed element holds two adjacent values of a column.
 template <class Element>
 class ColMajorBlock {
   public:

@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes, shrunk
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether these tile sizes give a thread 8 to 32 elements."""
+    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
     return 8 <= entry["COLUMNS"] // (32 * entry["num_warps"]) <= 32
 
 

@@ -53,7 +53,7 @@ GRADIENT_SIZES = TileSizes(
 
 
 def _is_one_pass(entry: dict[str, int]) -> bool:
-    """Return whether these sizes are consistent, read W once per launch, and give a thread 8 to 96 sums."""
+    """Return whether a launch with these tile sizes is valid, reads W once, and has 8 to 96 accumulators per thread."""
     rows, warps, ways = (entry[name] for name in ("ROWS", "num_warps", "WAYS"))
     has_codes = entry.get("bits") != 0
     sums = ways * rows * (entry["COLUMNS"] + _rank_tile(entry.get("rank", LARGEST_RANK))) // (32 * warps)

@@ -5,7 +5,7 @@
 The forward and backward passes dequantize W a few rows at a time, so that the full dequantized W is never in memory. W
 has no gradient.
 
-Shapes: in, out: input and output features.
+Shapes: in/out features of the weight.
 """
 
 from __future__ import annotations

@@ -30,7 +30,10 @@ LARGEST = 65536
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread gets 8 to 32 elements; only programs of one row and 32 warps may exceed 32."""
+    """Return whether a program with these tile sizes has 8 to 32 elements per thread.
+
+    More elements per thread are allowed for a program with one row and 32 warps, the maximum number of warps.
+    """
     per_thread = entry["ROWS"] * entry.get("columns", LARGEST) // (32 * entry["num_warps"])
     return 8 <= per_thread <= 32 or (per_thread > 32 and (entry["ROWS"], entry["num_warps"]) == (1, 32))
 

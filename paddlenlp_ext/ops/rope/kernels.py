@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _is_full(entry: dict[str, int]) -> bool:
-    """Return whether a thread gets 8 to 32 elements."""
+    """Return whether a program with these tile sizes has 8 to 32 elements per thread."""
     return 8 <= entry["ELEMENTS"] // (32 * entry["num_warps"]) <= 32
 
 

@@ -71,7 +71,10 @@ def tile_sizes(kernel: str) -> TileSizes:
 
 
 def _is_sensible(entry: dict[str, int]) -> bool:
-    """Return whether an operand tile takes 8 to 32 KiB, and a thread has a reasonable number of scores."""
+    """Return whether the larger operand tile takes 8 to 32 KiB, and a thread has 8 to 64 scores.
+
+    With 4 warps, fewer than 8 scores per thread are also allowed.
+    """
     queries, keys, row_bytes = entry["QUERIES"], entry["KEYS"], entry.get("row_bytes", LARGEST_ROW)
     scores = queries * keys // (32 * entry["num_warps"])
     is_enough = scores >= 8 or entry["num_warps"] == 4
