@@ -172,7 +172,10 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
 
 
 def can_merge(model: Any) -> bool:
-    """Return whether a model has an adapter that can be merged; merging would dequantize a quantized base."""
+    """Return whether a model has an adapter that can be merged.
+
+    The result is False for a quantized base, because merging would dequantize it.
+    """
     return isinstance(model, PeftModel) and model.peft_config.mergeable and model.quantization is None
 
 

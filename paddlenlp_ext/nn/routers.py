@@ -120,7 +120,8 @@ def _weigh_chosen(
 class Router(nn.Layer):
     """Router of an expert layer: a linear layer from hidden states to logits, and a function of `ROUTERS`.
 
-    The parameters have the dtype of activations, because lower precision could change which experts are chosen.
+    For bfloat16 weights on the CPU, the parameters are float32, like activations, because bfloat16 could change which
+    experts are chosen. Otherwise, the parameters have the dtype of the weights.
 
     Attributes:
         observe: function that records the logits and returns them (nn/load_balancing_loss.py); None: not recorded.

@@ -91,8 +91,9 @@ class TrainerState:
         best_metric: value of this metric in the best evaluation so far.
         best_step: step of the best evaluation so far.
         num_not_improved: number of evaluations since the metric last improved (early stopping).
-        evaluation_due: whether the evaluation of this step was not finished; a resumed run starts with the evaluation.
-        skipped_steps: steps whose data are skipped, ascending, including later steps. `step` counts skipped steps.
+        evaluation_due: whether the evaluation of this step is still to be finished; a resumed run starts with it.
+        skipped_steps: steps whose data are skipped, ascending; steps after `step` may be listed in advance. `step`
+            counts skipped steps.
         overflow_steps: steps skipped after an overflow of float16 gradients, ascending. `step` counts these steps.
         loss_scale: dynamic loss scale; None unless the run computes in float16.
         num_nan_steps: number of consecutive steps with a non-finite loss or gradient norm.

@@ -53,7 +53,8 @@ def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
 def _there_are_no_test_rows(train: TrainConfig, report: Report) -> None:
     if train.do_predict:
         report.error(
-            "do_predict: preference data has no test rows; name the file in dev_dataset_path and set do_eval",
+            "do_predict: preference training does not read test rows; to evaluate on a test file, set dev_dataset_path "
+            "to this file and set do_eval",
             "do_predict",
         )
 

@@ -161,7 +161,7 @@ def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | Non
 
 
 def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
-    """Return whether `checkpoint` is a folder in `output_dir`, and not a checkpoint of another run."""
+    """Return whether `checkpoint` is a folder in `output_dir`, so that it belongs to the same run."""
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 

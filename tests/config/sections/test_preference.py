@@ -138,7 +138,7 @@ def test_preference_data_is_neither_a_stream_nor_a_mixture():
     (note,) = config.notes
     assert note.startswith("lazy has no effect") and not config.data.is_stream
     assert "cannot be mixed by weights" in refused(train_dataset_prob="0.5,0.5")["train_dataset_prob"]
-    assert "has no test rows" in refused(do_predict=True)["do_predict"]
+    assert "does not read test rows" in refused(do_predict=True)["do_predict"]
 
 
 def test_preference_run_needs_the_files_of_its_splits():
