@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+from paddlenlp_ext.data.readers.arrow_buffers import expanded_bytes
 from paddlenlp_ext.data.readers.base import READERS, Block, Cursor, FileReader
 from paddlenlp_ext.data.readers.column_batches import column_blocks
 from paddlenlp_ext.utils.optional_packages import import_extra
+
+_MAX_EXPANDED_BYTES = 1 << 32
 
 
 @READERS.register(".arrow")
@@ -26,6 +29,8 @@ class ArrowReader(FileReader):
         (row,) = start or (0,)
         try:
             with pyarrow.memory_map(self.name) as source:
+                self._check_compression(ipc.MessageReader.open_stream(source))
+                source.seek(0)
                 table = ipc.open_stream(source).read_all()
                 batches = map(_validated, table.slice(row).to_batches())
                 yield from column_blocks(batches, self.name, row, len(table))
@@ -33,6 +38,21 @@ class ArrowReader(FileReader):
             raise ValueError(
                 f"{self.path}: not an Arrow stream, or damaged ({error}); save the dataset again"
             ) from error
+
+    def _check_compression(self, messages: Iterable[Any]) -> None:
+        """Check how much memory the compressed buffers of all batches take; other buffers are memory-mapped.
+
+        Raises:
+            ValueError: the buffers take too much memory.
+        """
+        num_bytes = 0
+        for message in messages:
+            num_bytes += expanded_bytes(message)
+            if num_bytes > _MAX_EXPANDED_BYTES:
+                raise ValueError(
+                    f"{self.path}: the compressed columns expand to more than {_MAX_EXPANDED_BYTES >> 30} GiB; save "
+                    "them without compression, so that they are memory-mapped, or in several files"
+                )
 
 
 def _validated(batch: Any) -> Any:

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 import zstandard
 
-from paddlenlp_ext.data.readers import column_batches, compression, parquet
+from paddlenlp_ext.data.readers import arrow, column_batches, compression, parquet
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 
 ROW = b'{"src": "a", "tgt": "b"}'
@@ -69,6 +69,25 @@ def test_reader_of_a_row_of_columns_beyond_the_limit_names_it(name, nested, tmp_
     line = 2 if nested else 1
     with pytest.raises(ValueError, match=rf"{name}:{line}: a row is longer than .* MiB; split it into several rows"):
         list(open_reader(write_columns(tmp_path / name, table)).rows())
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4", None])
+def test_arrow_reader_of_compressed_columns_beyond_the_limit_raises_before_decompression(
+    compression, tmp_path, monkeypatch
+):
+    path, table = tmp_path / "rows.arrow", repeated_text(10_000, 5000).append_column("n", [range(10_000)])
+    options = pyarrow.ipc.IpcWriteOptions(compression=compression)
+    with pyarrow.ipc.new_stream(str(path), table.schema, options=options) as stream:
+        stream.write_table(table)
+    assert len(list(open_reader(path).rows())) == 10_000
+    monkeypatch.setattr(arrow, "_MAX_EXPANDED_BYTES", 170_000)  # 40 kB of indices, 80 kB of n, 50 kB of tgt
+    if compression is None:
+        assert len(list(open_reader(path).rows())) == 10_000
+    else:
+        with pytest.raises(ValueError, match=f"{path}: the compressed columns expand to more than 0 GiB; save them"):
+            list(open_reader(path).rows())
+    monkeypatch.setattr(arrow, "_MAX_EXPANDED_BYTES", 180_000)
+    assert len(list(open_reader(path).rows())) == 10_000
 
 
 @pytest.mark.parametrize(
