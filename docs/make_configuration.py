@@ -10,6 +10,7 @@ from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.help_text import markdown_tables, show_default
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys, program_options
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.toolkit_keys import TOOLKIT_GROUPS
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
@@ -19,6 +20,7 @@ REWARD_KEYS = (
     "<!-- keys of reward models: made by docs/make_configuration.py -->\n",
     "<!-- end of keys of reward models -->\n",
 )
+TOOLKITS = ("<!-- toolkits: made by docs/make_configuration.py -->\n", "<!-- end of toolkits -->\n")
 DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
 
 _NO_DROPOUT = "no decoder of this library has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
@@ -41,7 +43,8 @@ DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
 def renew(page: str) -> str:
     """Return the page with its tables generated from the code."""
     known = known_keys(peft_methods())
-    return _replace(_replace(page, KEYS, markdown_tables(known)), DEFAULTS, defaults_table(known))
+    page = _replace(_replace(page, KEYS, markdown_tables(known)), DEFAULTS, defaults_table(known))
+    return _replace(page, TOOLKITS, toolkit_tables())
 
 
 def renew_preference(page: str) -> str:
@@ -68,6 +71,30 @@ def defaults_table(known: KnownKeys) -> str:
         here = show_default(known.options[known.keys[key]].default)
         lines.append(f"| `{key}` | {show_default(documented)} | {here} | {reason} |")
     return "\n".join(lines) + "\n"
+
+
+def toolkit_tables() -> str:
+    """Return the keys of other toolkits and what does the same here, as Markdown tables."""
+    lines = []
+    for title, entries in TOOLKIT_GROUPS.items():
+        lines += [f"### Toolkit keys: {title}", "", "| toolkit key | here |", "|---|---|"]
+        lines += [f"| {', '.join(f'`{key}`' for key in entry['keys'])} | {_here(entry)} |" for entry in entries]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _here(entry: Mapping[str, Any]) -> str:
+    """Return what a key of a toolkit means here: the same key, keys for some of its values, or an explanation."""
+    if "is" in entry:
+        return f"`{entry['is']}`"
+    if entry.get("outcome") == "no effect":
+        return f"no effect: {entry['reason']}"
+    meanings = [f"`{show_default(value)}`: accepted" for value in entry.get("neutral", ()) if value not in ("", [], {})]
+    for value, keys in entry.get("sets", {}).items():
+        pairs = ", ".join(f"`{key}: {show_default(each)}`" for key, each in keys.items())
+        meanings.append(f"`{value}`: {pairs or 'accepted'}")
+    otherwise = "otherwise: " if meanings else ""
+    return "; ".join([*meanings, f"{otherwise}error: {entry['reason']}"])
 
 
 def _replace(page: str, markers: tuple[str, str], text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import Option, type_words
@@ -15,20 +16,29 @@ _COMPAT_TITLES = {
 }
 
 
-def help_text(table: OptionTable, usage: str) -> str:
-    """Return the text of `--help`: all keys in groups, one line per key."""
+def help_text(table: OptionTable, usage: str, read: Collection[str] | None = None) -> str:
+    """Return the text of `--help`: the keys that have an effect in groups, one line per key.
+
+    Args:
+        table: keys that the program accepts.
+        usage: first lines of the text.
+        read: keys that the program reads; None: all keys of the table that are not in the compatibility table.
+    """
     lines = [f"usage: {usage}"]
     for title, options in groups(table):
-        lines += ["", f"{title}:"]
+        options = [option for option in options if (read is None or option.key in read) and _has_effect(option, table)]
+        lines += ["", f"{title}:"] if options else []
         for option in options:
             limits = option.limits.describe()
             default = "required" if option.required else f"default {show_default(option.default)}"
             details = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
-            if option.section in _COMPAT_TITLES:
-                details = default
             lines.append(f"  --{option.key:<28} {option.help}{_remark(option, table)} [{details}]")
-            if option.aliases:
-                lines.append(f"    {'':<28} also --{', --'.join(option.aliases)}")
+            if aliases := _aliases(option, table):
+                lines.append(f"    {'':<28} also --{', --'.join(aliases)}")
+    if table.toolkit:
+        lines += ["", "docs/configuration.md lists the keys of other toolkits that are accepted or explained."]
+    if table.compat:
+        lines += ["", "docs/configuration.md lists PaddleNLP's keys that have no effect or are not available."]
     return "\n".join(lines) + "\n"
 
 
@@ -40,7 +50,8 @@ def markdown_tables(table: OptionTable) -> str:
         for option in options:
             limits = option.limits.describe()
             kind = type_words(option) + (f": {limits}" if limits else "")
-            also = f" (also `{'`, `'.join(option.aliases)}`)" if option.aliases else ""
+            aliases = _aliases(option, table)
+            also = f" (also `{'`, `'.join(aliases)}`)" if aliases else ""
             meaning = (option.help + _remark(option, table)).replace("|", r"\|")
             lines.append(f"| `{option.key}`{also} | {kind} | {show_default(option.default)} | {meaning} |")
         lines.append("")
@@ -48,12 +59,23 @@ def markdown_tables(table: OptionTable) -> str:
 
 
 def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
-    """Return the groups of keys, as (title, options): sections, adapter methods, then compatibility keys."""
+    """Return the groups of keys, as (title, options): sections, adapter methods, then PaddleNLP's keys."""
     by_section: dict[str, list[Option]] = {}
     for option in table.options.values():
-        by_section.setdefault(option.section, []).append(option)
+        if option.key not in table.toolkit:
+            by_section.setdefault(option.section, []).append(option)
     compat = {title: by_section.pop(outcome, []) for outcome, title in _COMPAT_TITLES.items()}
     return [(title, options) for title, options in {**by_section, **compat}.items() if options]
+
+
+def _aliases(option: Option, table: OptionTable) -> list[str]:
+    return [alias for alias in option.aliases if alias not in table.toolkit]
+
+
+def _has_effect(option: Option, table: OptionTable) -> bool:
+    """Return whether some value of a key changes what the program does."""
+    entry = table.compat.get(option.key)
+    return option.section not in _COMPAT_TITLES and (entry is None or entry.outcome != "no effect")
 
 
 def _remark(option: Option, table: OptionTable) -> str:

@@ -7,11 +7,13 @@ Values change before the sections are built, so the rules between keys and `run_
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+from paddlenlp_ext.config.dataclass_options import convert
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.utils.distributed_env import world_size
@@ -41,6 +43,34 @@ def adjust(state: ParseState) -> None:
         for change in find(state.value):
             state.values.update(change.values)
             state.report.note(change.reason, *change.because)
+
+
+def translate_toolkit_keys(state: ParseState) -> None:
+    """Set the keys that the user's keys of other toolkits stand for, with a note for each (toolkit_keys.json)."""
+    for key, entry in state.table.compat.items():
+        if key not in state.values or key in state.report.invalid_keys:
+            continue
+        read_as = [
+            f"{here}: {json.dumps(value)}"
+            for here, value in (entry.translation(state.values[key]) or {}).items()
+            if _set_counterpart(state, key, here, value)
+        ]
+        if read_as:
+            state.report.note(f"{key} is read as {' and '.join(read_as)}", key)
+
+
+def _set_counterpart(state: ParseState, key: str, here: str, value: Any) -> bool:
+    """Set the key `here` because of `key`; report a problem and return False if it has another value."""
+    earlier = state.settings.get(here)
+    if here in state.report.invalid_keys:
+        return False
+    if earlier is not None and state.values[here] != value:
+        message = f"{key} and {earlier.key} contradict each other: {key} means {here}: {json.dumps(value)}; keep one"
+        state.report.error(message, key, here)
+        return False
+    state.settings[here] = state.settings[key]
+    state.values[here] = convert(state.table.options[here], value, from_command_line=False)
+    return True
 
 
 def _evaluate(value: Values) -> Iterator[Adjustment]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from paddlenlp_ext.config.dataclass_options import Option
 from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS, CompatKey
 from paddlenlp_ext.config.run_config import SECTIONS, method_options, options_of, switches_of
+from paddlenlp_ext.config.toolkit_keys import ANSWERED_KEYS, RENAMED_KEYS
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,13 @@ class OptionTable:
         options: key -> option, in the order of the help text.
         keys: key or alias -> key.
         compat: key -> entry of the compatibility table.
+        toolkit: keys and aliases of other toolkits; they are not abbreviated, and `--help` does not list them.
     """
 
     options: dict[str, Option]
     keys: dict[str, str] = field(init=False)
     compat: dict[str, CompatKey] = field(default_factory=dict)
+    toolkit: frozenset[str] = frozenset()
 
     def __post_init__(self) -> None:
         keys: dict[str, str] = {}
@@ -37,7 +40,8 @@ class OptionTable:
         """Return the key that a word names, directly or by an alias; otherwise all keys that the word abbreviates."""
         if written in self.keys:
             return [self.keys[written]]
-        return sorted({key for spelling, key in self.keys.items() if spelling.startswith(written)}) if written else []
+        spellings = [spelling for spelling in self.keys if spelling not in self.toolkit and written]
+        return sorted({self.keys[spelling] for spelling in spellings if spelling.startswith(written)})
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,22 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             assert entry.key not in options, f"{entry.key} is a section's key: its entry must not have a type"
             compat[entry.key] = entry
             options[entry.key] = entry.option()
-    return KnownKeys(options, compat, sections, methods, method_keys)
+    toolkit = _add_toolkit_keys(options, compat)
+    return KnownKeys(options, compat, toolkit, sections, methods, method_keys)
+
+
+def _add_toolkit_keys(options: dict[str, Option], compat: dict[str, CompatKey]) -> frozenset[str]:
+    """Add the keys of other toolkits whose counterparts are in `options`, and return them."""
+    declared = {spelling for option in options.values() for spelling in option.spellings}
+    renamed = {key: here for key, here in RENAMED_KEYS.items() if key not in declared and here in options}
+    for key, here in renamed.items():
+        options[here] = dataclasses.replace(options[here], aliases=(*options[here].aliases, key))
+    answered = [entry for entry in ANSWERED_KEYS if entry.key not in declared]
+    answered = [entry for entry in answered if all(options.keys() >= keys.keys() for keys in entry.sets.values())]
+    for entry in answered:
+        compat[entry.key] = entry
+        options[entry.key] = dataclasses.replace(entry.option(), section="toolkit")
+    return frozenset(renamed) | {entry.key for entry in answered}
 
 
 def _switch_option(switch: str, method: type) -> Option:

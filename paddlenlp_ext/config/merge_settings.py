@@ -124,7 +124,10 @@ class ParseState:
             if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:
                 continue
             value = self.values[key]
-            shown = str(value).lower() if isinstance(value, bool) else str(value)
+            if entry.translation(value) is not None:
+                continue
+            shown = "an object" if isinstance(value, dict) else str(value)
+            shown = shown.lower() if isinstance(value, bool) else shown
             if entry.needs is not None:
                 if not self.value(entry.needs):
                     report.note(f"{key} has no effect: {entry.needs} is off", key)

@@ -11,8 +11,8 @@ implemented, delete its entries.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -32,6 +32,7 @@ class CompatKey:
         kind: type of the key (object: any value); None if a section declares the key.
         outcome: effect of any other value: "not yet" and "not here" are errors, "no effect" is a note.
         needs: switch that enables the key's feature; if it is on, the problem is reported for the switch only.
+        sets: value, as text -> keys and values of this library that mean the same (toolkit_keys.json).
     """
 
     key: str
@@ -40,6 +41,11 @@ class CompatKey:
     kind: Any = None
     outcome: Outcome = "not yet"
     needs: str | None = None
+    sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def translation(self, value: Any) -> Mapping[str, Any] | None:
+        """Return the keys and values that a value of the key stands for; None if there are none."""
+        return self.sets.get(value if isinstance(value, str) else json.dumps(value))
 
     def option(self) -> Option:
         """Return the option for a key that no section declares."""
@@ -63,18 +69,19 @@ class CompatKey:
         return f"{self.key} has no effect: {self.reason}"
 
 
-_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "any": object, None: None}
+_TYPES = {"bool": bool, "int": int, "float": float, "str": str, "bool or str": bool | str, "any": object, None: None}
 
 
-def _entries(group: list[Mapping[str, Any]]) -> Iterator[CompatKey]:
+def compat_keys(group: Iterable[Mapping[str, Any]]) -> Iterator[CompatKey]:
+    """Return the keys that the entries of a JSON file describe."""
     for entry in group:
+        kind, rest = _TYPES[entry["type"]], {name: entry[name] for name in ("needs", "sets") if name in entry}
         for key in entry["keys"]:
-            kind, needs = _TYPES[entry["type"]], entry.get("needs")
-            yield CompatKey(key, tuple(entry["neutral"]), entry["reason"], kind, entry["outcome"], needs)
+            yield CompatKey(key, tuple(entry["neutral"]), entry["reason"], kind, entry["outcome"], **rest)
 
 
 _TABLE = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
-SECTION_KEYS = tuple(_entries(_TABLE["keys of sections"]))
+SECTION_KEYS = tuple(compat_keys(_TABLE["keys of sections"]))
 """Entries about keys that a section declares."""
-COMPAT_KEYS = tuple(entry for group in _TABLE.values() for entry in _entries(group))
+COMPAT_KEYS = tuple(entry for group in _TABLE.values() for entry in compat_keys(group))
 """All entries of the table."""

@@ -16,7 +16,7 @@ from paddlenlp_ext.config.command_line import print_help, read_command_line
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
-from paddlenlp_ext.config.implied_keys import adjust
+from paddlenlp_ext.config.implied_keys import adjust, translate_toolkit_keys
 from paddlenlp_ext.config.json_settings import Setting, read_file
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
 from paddlenlp_ext.config.merge_settings import ParseState
@@ -25,7 +25,7 @@ from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation import check_run
-from paddlenlp_ext.config.validation.ptq import check_quantization
+from paddlenlp_ext.config.validation.ptq import QUANTIZATION_KEYS, check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -53,7 +53,7 @@ def load_run_config(
     known, usage = known_keys(peft_methods, sections), USAGE.format(program)
     line = read_command_line(argv, known)
     if line.wants_help:
-        print_help(known, usage)
+        print_help(known, usage, QUANTIZATION_KEYS if "ptq" in sections else None)
     if not argv:
         raise ConfigError([Problem("", f"no arguments; usage: {usage}", ArgumentLocation())])
     state = ParseState(known)
@@ -106,6 +106,7 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
     for settings in sources:
         state.merge(settings)
     if is_complete:
+        translate_toolkit_keys(state)
         adjust(state)
     sections = _build_sections(state, known.sections)
     switch, adapter = _build_adapter(state, known)

@@ -14,7 +14,7 @@ from paddlenlp_ext.config.dataclass_options import option as declare
 from tests.config.config_cases import SMALLEST, edits, known, load, problems, write
 
 KNOWN = known()
-SPELLINGS = sorted(KNOWN.keys)
+SPELLINGS = sorted(KNOWN.keys.keys() - KNOWN.toolkit)
 IN_FILES = [option for option in KNOWN.options.values() if option.section != "command"]
 
 

@@ -28,7 +28,13 @@ def test_file_of_another_program_names_what_is_not_available(tmp_path, name):
     difference, refused = OTHER[name]
     found = problems(write(tmp_path, COMMON | difference), methods=BUILT)
     assert {problem.key for problem in found} == refused, [str(problem) for problem in found]
-    words = ("is not available yet", "is not used here", "needs model_name_or_path", "needs dataset_name_or_path")
+    words = (
+        "is not available yet",
+        "is not used here",
+        "needs model_name_or_path",
+        "needs dataset_name_or_path",
+        "are one key",
+    )
     assert all(any(word in problem.message for word in words) for problem in found)
 
 
