@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Translate the command line to arguments of run_finetune.py, and run the program."""
+    """Translate the command line into arguments of run_finetune.py, and run the program."""
     require_paddle()
     arguments = run_finetune_arguments(argv)
     from paddlenlp_ext.cli.run_finetune import run_finetune

@@ -124,7 +124,7 @@ class _Batch:
 
 
 class Engine:
-    """Engine of continuous batching, with a batch of running requests and a queue of waiting requests.
+    """Engine for continuous batching, with a batch of running requests and a queue of waiting requests.
 
     All methods must be called from the same thread.
 

@@ -194,7 +194,7 @@ class ExpertExchange:
                 set_own_tensor(layer, name, full)
 
     def release(self) -> None:
-        """Free the experts that other ranks hold."""
+        """Free this rank's copies of the experts that other ranks hold."""
         self._set_gathered(False, self._first, self._num_local)
         for layer, name, own in self._own:
             set_own_tensor(layer, name, own)

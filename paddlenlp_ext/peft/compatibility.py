@@ -56,7 +56,7 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
 
 
 def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) -> None:
-    """Check that the stored tensors compute the same function under both configs.
+    """Check that a model with the stored tensors computes the same function under both configs.
 
     Raises:
         ValueError: the methods differ, or options outside `free_on_resume` differ; the message lists both values of

@@ -127,7 +127,7 @@ def in_layers(
             raise ValueError(f"layers_pattern={containers!r} has no effect without layers_to_transform; pass both")
         return targets
     if min(numbers) < 0:
-        raise ValueError(f"layers_to_transform={indices!r}: layers are counted from 0; pass indices of at least 0")
+        raise ValueError(f"layers_to_transform={indices!r}: layers are counted from 0; pass non-negative indices")
     container = containers if isinstance(containers, str) else "|".join(containers or ())
     leaves = [r"[^.]+"] if targets is None else map(re.escape, targets)
     before = rf"(?:.*?\.)?(?:{container or '[^.]*'})\.(?:{'|'.join(map(str, numbers))})\.(?:.*\.)?"

@@ -72,7 +72,7 @@ def export_model(
 
 
 def describe_program(folder: Path, model: Any) -> None:
-    """Write the description of the program, which `StaticModel` reads, to the key `static_graph` of config.json."""
+    """Write the description of the program to the key `static_graph` of config.json, where `StaticModel` reads it."""
     config = read_json_object(folder / "config.json")
     config[STATIC_GRAPH] = {
         "cache_dtype": cache_dtype(model),

@@ -1,7 +1,7 @@
 // Products of small matrices that fit into the cache. The attention kernels spend most of their time in these products.
 //
-// An element is a float, or a PackedPair of two bfloat16 values that are neighbors along the depth (packed_pair.h).
-// Depths are counted in elements.
+// The depth of a product is the length of the dimension over which it sums, in elements. An element is a float, or a
+// PackedPair of two bfloat16 values that are adjacent in this dimension (packed_pair.h).
 #pragma once
 
 #include "packed_pair.h"

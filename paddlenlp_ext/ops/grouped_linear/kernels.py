@@ -25,7 +25,7 @@ from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
 
 def _fits(entry: dict[str, int], rows: int, columns: int, terms: int) -> bool:
-    """Return whether a thread gets 8 to 128 sums, and a program reads 128 bytes of terms per row at a time."""
+    """Return whether a thread has 8 to 128 accumulators, and a program reads 128 bytes of each row at a time."""
     per_thread = rows * columns // (32 * entry["num_warps"])
     return 8 <= per_thread <= 128 and terms * entry.get("element_size", 4) == 128
 

@@ -1,7 +1,7 @@
 """Reference model of preference training, without a second model in memory.
 
 The reference model is the model before training. Before the first step, it computes the log-probabilities of all
-answers. The log-probabilities are stored in the folder of the token cache; the file name has a hash of weights and
+answers. The log-probabilities are stored in the folder of the token cache; the file name contains a hash of weights and
 compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
