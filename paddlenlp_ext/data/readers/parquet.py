@@ -53,14 +53,14 @@ def _text_columns(path: Path, footer: Any) -> list[str]:
         num_bytes = max(group.total_byte_size, sum(column.total_uncompressed_size for column in columns))
         if num_bytes > _MAX_GROUP_BYTES:
             raise ValueError(
-                f"{path}: row group {index} expands to {num_bytes / 2**30:.1f} GiB, more than "
-                f"{_MAX_GROUP_BYTES >> 30} GiB; {_REMEDY}"
+                f"{path}: row group {index} expands to {num_bytes / 2**30:.1f} GiB; the "
+                f"maximum is {_MAX_GROUP_BYTES >> 30} GiB; {_REMEDY}"
             )
         for column in columns:
             if column.num_values > _MAX_GROUP_VALUES:
                 raise ValueError(
-                    f"{path}: row group {index} has {column.num_values:,} values of {column.path_in_schema}, more than "
-                    f"{_MAX_GROUP_VALUES:,}; {_REMEDY}"
+                    f"{path}: row group {index} has {column.num_values:,} values of {column.path_in_schema}; the "
+                    f"maximum is {_MAX_GROUP_VALUES:,}; {_REMEDY}"
                 )
             if column.physical_type == "BYTE_ARRAY":
                 texts[column.path_in_schema] = None

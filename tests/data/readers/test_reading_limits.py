@@ -93,8 +93,8 @@ def test_arrow_reader_of_compressed_columns_beyond_the_limit_raises_before_decom
 @pytest.mark.parametrize(
     ("limit", "problem"),
     [
-        ("_MAX_GROUP_BYTES", r"row group 0 expands to 0.0 GiB, more than 0 GiB; .*smaller row groups"),
-        ("_MAX_GROUP_VALUES", r"row group 0 has 100 values of src, more than 10; .*smaller row groups"),
+        ("_MAX_GROUP_BYTES", r"row group 0 expands to 0.0 GiB; the maximum is 0 GiB; .*smaller row groups"),
+        ("_MAX_GROUP_VALUES", r"row group 0 has 100 values of src; the maximum is 10; .*smaller row groups"),
     ],
 )
 def test_parquet_reader_of_a_row_group_beyond_the_limit_names_it_before_reading(limit, problem, tmp_path, monkeypatch):
