@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,9 +68,9 @@ def parse_arguments(
     return {table.options[key].attribute: value for key, value in by_key.items()}, state.report.notes
 
 
-def print_help(table: OptionTable, usage: str) -> None:
-    """Print the help text and exit the program."""
-    sys.stdout.write(help_text(table, usage))
+def print_help(table: OptionTable, usage: str, read: Collection[str] | None = None) -> None:
+    """Print the help text (see `help_text`) and exit the program."""
+    sys.stdout.write(help_text(table, usage, read))
     raise SystemExit(0)
 
 

@@ -11,15 +11,19 @@ from paddlenlp_ext.config.paddlenlp_keys import COMPAT_KEYS
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.ptq import PTQConfig
 
-_USED = frozenset(
+_PACKING_KEYS = ("zero_padding", "greedy_zero_padding", "pad_to_multiple_of", "pad_to_max_length", "use_pose_convert")
+_STREAM_KEYS = ("lazy", "shuffle_buffer_size", "dataloader_num_workers")
+QUANTIZATION_KEYS = frozenset(
     {
         *("model_name_or_path", "tokenizer_name_or_path", "output_dir", "overwrite_output_dir", "device"),
         "per_device_train_batch_size",
         *(option.key for section in (PTQConfig, DataConfig) for option in options_of(section, "")),
     }
-)
+) - {*_PACKING_KEYS, *_STREAM_KEYS, "eval_dataset_path"}
 """Keys that quantization uses; all other keys are about training."""
-_ACTIVATION_KEYS = {entry.key: entry for entry in COMPAT_KEYS if entry.needs == "do_ptq" and entry.key not in _USED}
+_ACTIVATION_KEYS = {
+    entry.key: entry for entry in COMPAT_KEYS if entry.needs == "do_ptq" and entry.key not in QUANTIZATION_KEYS
+}
 
 
 def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], report: Report) -> None:
@@ -65,5 +69,5 @@ def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], re
             report.note(f"{key} has no effect: {idle[key]} is false", key)
         elif key == "group_size" and ptq.weight_quant_method != "groupwise":
             report.note("group_size has no effect: weight_quant_method is abs_max_channel_wise", key)
-        elif key not in _USED and key not in report.invalid_keys:
+        elif key not in QUANTIZATION_KEYS and key not in report.invalid_keys:
             report.note(f"{key} has no effect: nothing is trained", key)
