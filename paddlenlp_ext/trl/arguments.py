@@ -93,7 +93,6 @@ CONVERSIONS: dict[str, Conversion] = {
     "neftune_noise_alpha": lambda value: {"neftune": True, "neftune_noise_alpha": value} if value else {},
     "report_to": lambda value: {"report_to": _reporters(value)},
     "max_length": lambda value: {"max_length": value, "src_length": value},
-    "chat_template_path": lambda value: {"chat_template": value},
 }
 """Argument -> conversion, for arguments whose run key has another name or another value."""
 

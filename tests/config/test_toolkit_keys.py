@@ -79,6 +79,47 @@ def refused_value(entry: CompatKey) -> Any:
     return not value if value in entry.neutral or entry.translation(value) is not None else value
 
 
+FILES_OF_TOOLKITS = {
+    "LLaMA-Factory": (
+        {"finetuning_type": "lora", "lora_target": "all", "cutoff_len": 2048, "quantization_bit": 4, "packing": True}
+        | {"preprocessing_num_workers": 2, "lr_scheduler_type": "cosine", "use_rslora": True, "flash_attn": "fa2"},
+        {"lora": True, "max_length": 2048, "weight_quantize_algo": "nf4", "zero_padding": True}
+        | {"greedy_zero_padding": True, "dataset_num_proc": 2, "lr_scheduler_type": "cosine", "rslora": True}
+        | {"use_flash_attention": True},
+    ),
+    "ms-swift": (
+        {"tuner_type": "lora", "quant_bits": 4, "truncation_strategy": "delete", "split_dataset_ratio": 0.0}
+        | {"attn_impl": "flash_attention_2", "gradient_checkpointing": True, "bnb_4bit_use_double_quant": True},
+        {"lora": True, "weight_quantize_algo": "nf4", "truncation": "drop", "use_flash_attention": True}
+        | {"recompute": True, "weight_double_quant": True},
+    ),
+    "axolotl": (
+        {"sequence_len": 4096, "micro_batch_size": 2, "num_epochs": 4, "lr_scheduler": "cosine", "sample_packing": True}
+        | {"optimizer": "adamw_bnb_8bit", "train_on_inputs": False, "gradient_checkpointing": "unsloth", "lora_r": 16}
+        | {"lora": True, "pad_to_sequence_len": True, "bfloat16": True, "excess_length_strategy": "raise"},
+        {"max_length": 4096, "per_device_train_batch_size": 2, "num_train_epochs": 4, "lr_scheduler_type": "cosine"}
+        | {"zero_padding": True, "greedy_zero_padding": True, "optim": "adamw_8bit", "recompute": True, "lora": True}
+        | {"offload_recompute_inputs": True, "lora_rank": 16, "pad_to_max_length": True, "bf16": True}
+        | {"truncation": "error"},
+    ),
+    "TRL and PEFT": (
+        {"max_seq_length": 512, "max_prompt_length": 256, "use_peft": True, "r": 4, "bias": "lora_only"}
+        | {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "optim": "adamw_torch_fused", "use_cpu": True}
+        | {"streaming": True, "max_steps": 5, "truncation_mode": "keep_end", "completion_only_loss": True},
+        {"max_length": 512, "src_length": 256, "lora": True, "lora_rank": 4, "lora_trainable_bias": "adapted"}
+        | {"weight_quantize_algo": "nf4", "optim": "adamw", "lazy": True, "max_steps": 5, "truncation": "left"},
+    ),
+}
+"""Toolkit -> (keys as in its files, keys here that set the same)."""
+
+
+@pytest.mark.parametrize("toolkit", FILES_OF_TOOLKITS)
+def test_keys_of_a_toolkit_give_the_same_run_as_the_keys_here(toolkit):
+    written, here = FILES_OF_TOOLKITS[toolkit]
+    expected = outcome(here)
+    assert isinstance(expected, RunConfig) and outcome(written) == expected
+
+
 @pytest.mark.parametrize("here", sorted(set(RENAMED_KEYS.values())))
 def test_renamed_key_gives_the_configuration_of_the_key_here(here):
     value = sample(PREFERENCE.options[here])
