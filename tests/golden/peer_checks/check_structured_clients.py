@@ -73,7 +73,9 @@ def check_openai(client: openai.OpenAI, url: str, model: str) -> None:
         called = client.chat.completions.parse(**request, tools=[tool], tool_choice=choice, parallel_tool_calls=False)
         (call,) = called.choices[0].message.tool_calls
         assert isinstance(call.function.parsed_arguments, Add)
-    with client.chat.completions.stream(**request, tools=[tool], tool_choice="required") as stream:
+    with client.chat.completions.stream(
+        **request, tools=[tool], tool_choice="required", parallel_tool_calls=False
+    ) as stream:  # a small model would write calls until the token limit
         streamed = stream.get_final_completion().choices[0].message.tool_calls
     assert streamed and all(isinstance(each.function.parsed_arguments, Add) for each in streamed)
     result = {"role": "tool", "tool_call_id": call.id, "content": "5"}
@@ -132,7 +134,9 @@ def check_litellm(client: openai.OpenAI, url: str, model: str) -> None:
         .message.tool_calls
     )
     Add.model_validate_json(call.function.arguments)
-    parts = list(litellm.completion(**request, tools=tools, tool_choice="required", stream=True))
+    parts = list(
+        litellm.completion(**request, tools=tools, tool_choice="required", parallel_tool_calls=False, stream=True)
+    )
     (streamed,) = litellm.stream_chunk_builder(parts).choices[0].message.tool_calls[:1]
     Add.model_validate_json(streamed.function.arguments)
 
