@@ -38,9 +38,10 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
 from paddlenlp_ext.peft.merge.copy_model import copy_model
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
-from paddlenlp_ext.quantization.ptq.quantize_matrix import METHODS, PostTrainingOptions
+from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions
 from paddlenlp_ext.utils.run_command import run_command
 
+_METHODS = ("rtn", "gptq", "awq")
 _BATCH = 8
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--eval_rows", type=int, default=100)
     parser.add_argument("--group_size", type=int, default=64)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=METHODS)
+    parser.add_argument("--methods", nargs="+", choices=_METHODS, default=_METHODS)
     parser.add_argument("--asymmetric", action="store_true", help="use a zero point for each group")
     parser.add_argument(
         "--desc_act",
