@@ -117,7 +117,7 @@ def peak_memory_gb() -> float:
 
 
 def environment(*packages: str) -> dict[str, str]:
-    """Return date, processor, Python, the named packages' versions and the commit."""
+    """Return date, processor with number of logical cores, versions of Python and the named packages, and commit."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     names = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -125,7 +125,7 @@ def environment(*packages: str) -> dict[str, str]:
     commit = subprocess.run(describe, capture_output=True, text=True, cwd=Path(__file__).parent, check=False).stdout
     return {
         "date": datetime.date.today().isoformat(),
-        "processor": f"{names[0] if names else platform.machine()} x {len(names)}",
+        "processor": f"{names[0]}, {len(names)} cores" if names else platform.machine(),
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in packages},
         "commit": commit.strip(),

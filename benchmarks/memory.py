@@ -227,7 +227,8 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
 
     python -m benchmarks.train_step --documents 8 --length 1024 --learned 0.05 --steps 0 --lora true --bf16 true \\
         --recompute true [--offload_recompute_inputs true]
-    2026-11-22, Intel Xeon with avx512_bf16 x 2, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and b4b3582 (one document)
+    2026-11-22, two cores of an Intel Xeon with avx512_bf16, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and
+    b4b3582 (one document)
 
 - `TMPDIR` sets the folder of the temporary file. The folder must be on a disk, because files of a tmpfs are in main
   memory. The log warns if the folder is on a tmpfs.
