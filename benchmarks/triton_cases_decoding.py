@@ -39,7 +39,7 @@ class Matrix:
 
     @classmethod
     def random(cls, form: str, outputs: int, inputs: int, dtype: torch.dtype, device: str) -> Matrix:
-        """Return a weight that is dense, nf4, nf4_nested (scales in 8 bits) or int8."""
+        """Return a weight in the form "dense" (not quantized), "nf4", "nf4_nested" (scales in 8 bits) or "int8"."""
         if form == "dense":
             exact = (torch.randn(outputs, inputs, device=device) / inputs**0.5).to(dtype)
             return cls((exact, None, None, None), exact, KERNELS.Format())

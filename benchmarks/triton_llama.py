@@ -217,7 +217,7 @@ class Mlp(llama.LlamaMLP):
 
 
 class Lora(PeftLinear):
-    """LoRA linear over a dense or packed base."""
+    """LoRA linear over an unquantized or packed base."""
 
     def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Map [..., I] to [..., O]."""
@@ -264,7 +264,7 @@ class _Frozen(torch.autograd.Function):
 
 
 def quantize(model: nn.Module, dequantized: bool = False) -> None:
-    """Replace the frozen weights under LoRA with nf4 (scales in 8 bits), or with dense weights of the same values."""
+    """Replace the frozen weights under LoRA with nf4 (scales in 8 bits), or with their dequantized values."""
     for module in model.modules():
         if isinstance(module, PeftLinear):
             base = module.base_layer

@@ -17,7 +17,8 @@ program:
 | liger | Liger-Kernel's patch of transformers with PEFT and PyTorch's fused AdamW, if it is installed |
 
 For an nf4 base, eager and liger use bitsandbytes ("nf4_peer" under `weights`). If bitsandbytes is not installed, eager
-and liger use dense weights with the same values ("nf4_dense"): the losses can then be compared, but not the memory.
+and liger use unquantized weights with the same values ("nf4_dense"): the losses can then be compared, but not the
+memory.
 
 Each program runs in a separate process, with the same weights and data. `ms` is the median time of the steps after the
 first five, `peak_gib` is the peak memory of tensors during the steps, including weights, `losses` are the losses of all
@@ -61,8 +62,8 @@ def make_training(
 ) -> Training:
     """Return the training of a program; only `ours` takes kernels.
 
-    Bases: "bf16" for dense weights of any dtype; "nf4" by our kernel; "nf4_peer" by bitsandbytes; "nf4_dense" for dense
-    weights that have the values of nf4.
+    Bases: "bf16" for unquantized weights of any dtype; "nf4" by our kernel; "nf4_peer" by bitsandbytes; "nf4_dense" for
+    unquantized weights that have the values of nf4.
     """
     prepare: list[Callable[[Any], object]] = [with_liger] if program == "liger" else []
     if base == "nf4_peer":

@@ -190,7 +190,7 @@ def loss(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def one_pass(tensors: Tensors, bounds: dict[str, int]) -> Run:
-    """Multiply rows with a dense or quantized weight and its low-rank update."""
+    """Multiply rows with an unquantized or quantized weight and its low-rank update."""
     (outputs, inputs), codes, (levels, scales, *_), form = _packed(tensors)
     rows, rank, dtype = bounds.get("rows", 300 if tensors.small else 8192), bounds["rank"], dtype_of(bounds)
     if tensors.small:

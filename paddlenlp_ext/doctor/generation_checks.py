@@ -23,7 +23,7 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 
 AREA = "generation"
-FORMATS = {"dense": None, **{algo: algo for algo in ("nf4", "weight_only_int8", "weight_only_int4")}}
+FORMATS = {"unquantized": None, **{algo: algo for algo in ("nf4", "weight_only_int8", "weight_only_int4")}}
 PROMPTS = [[5, 17, 3, 80, 44], [7, 2, 61], list(range(1, 40))]
 NEW_TOKENS = 8
 

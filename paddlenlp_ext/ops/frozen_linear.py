@@ -1,7 +1,7 @@
 """Frozen base layers of fused ops such as the LoRA linear (lora_linear/).
 
 A fused op computes the frozen base layer and the low-rank update in one differentiable step. `FrozenDense` and
-`FrozenQuantized` have the same methods, so that fused ops support dense and quantized weights alike.
+`FrozenQuantized` have the same methods, so that fused ops support unquantized and quantized weights alike.
 """
 
 from __future__ import annotations

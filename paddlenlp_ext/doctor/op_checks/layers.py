@@ -40,7 +40,7 @@ def run_add_rms_norm(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("norm_linear")
 def run_norm_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call the fused residual addition, RMSNorm and two linear layers, with dense and with quantized weights."""
+    """Call the fused residual addition, RMSNorm and two linear layers, with unquantized and with quantized weights."""
     results = []
     for options in (None, QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8")):
         x, addend = inputs.frozen(3, 64), inputs.frozen(3, 64)
@@ -121,7 +121,7 @@ def run_linear_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("LoRA linear")
 def run_lora_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call the fused LoRA linear on many positions with a dense base, and on few positions with quantized bases."""
+    """Call the fused LoRA linear: many positions with an unquantized base, and few positions with quantized bases."""
     results, formats = [], (QuantizationConfig(algo="nf4"), QuantizationConfig(algo="weight_only_int8"))
     for positions, options in ((75, None), *((5, options) for options in formats)):
         base = _frozen_linear(inputs, 48, options)

@@ -163,7 +163,7 @@ def block_reason(block: Any, norm: Any) -> str | None:
     if not readers:
         return f"{type(block).__name__} has no fused norm"
     if not all(type(each) is QuantizedLinear for each in readers):
-        return "a linear layer that reads the norm is dense or has an adapter"
+        return "a linear layer that reads the norm is not quantized, or has an adapter"
     if type(norm) is not RMSNorm or norm.shards is not None:
         return "the norm is not an RMSNorm, or is sharded"
     return _hook_reason((block, norm, *readers))

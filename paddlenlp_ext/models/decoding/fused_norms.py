@@ -1,8 +1,8 @@
 """Decoding step on a GPU that fuses norms with the quantized linear layers after them (ops/norm_linear).
 
 One kernel launch computes the residual addition, the norm, and the linear layers that read the norm. eligibility.py
-checks which norms can be fused. A norm before dense weights is not fused. Decoding is limited by the overhead of
-Python, and launching the Triton kernel takes longer than calling a norm and Paddle's matrix products (docs/gpu.md).
+checks which norms can be fused. A norm before unquantized weights is not fused. Decoding is limited by the overhead
+of Python, and launching the Triton kernel takes longer than calling a norm and Paddle's matrix products (docs/gpu.md).
 
 Shapes: B batch, S new positions, D hidden.
 """

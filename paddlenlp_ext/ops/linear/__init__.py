@@ -1,4 +1,4 @@
-"""Dense linear layer, `x W^T + bias`."""
+"""Linear layer with an unquantized weight, `x W^T + bias`."""
 
 from __future__ import annotations
 

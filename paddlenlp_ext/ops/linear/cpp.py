@@ -1,4 +1,4 @@
-"""Dense linear layer in C++ (csrc/linear.cpp).
+"""Linear layer with an unquantized weight, in C++ (csrc/linear.cpp).
 
 The matmuls have float32 inputs, or round their inputs to bfloat16; sums are float32 (ops/cpp/bf16.py).
 """

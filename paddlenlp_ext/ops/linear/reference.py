@@ -1,4 +1,4 @@
-"""Dense linear layer in plain Paddle, on any device."""
+"""Linear layer with an unquantized weight, in plain Paddle, on any device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load tiles of dense or quantized weights in Triton kernels; independent of Paddle and PyTorch.
+"""Load tiles of unquantized or quantized weights in Triton kernels; independent of Paddle and PyTorch.
 
 4-bit and 8-bit weights are dequantized in registers with the formula of ops/dequantize/kernels.py. A tile consists of
 several spans of inputs, so that each warp of a program can multiply a different span.
@@ -21,10 +21,10 @@ class Layer(NamedTuple):
     """Paddle or PyTorch tensors of a linear layer.
 
     Attributes:
-        matrix: dense weight [O, I], or codes: int8 [O * I] or uint8 [O * I / 2].
+        matrix: unquantized weight [O, I], or codes: int8 [O * I] or uint8 [O * I / 2].
         y: outputs [..., O]; written.
         bias: [O], or None.
-        scales: float32, or uint8 with double quantization; None for a dense weight.
+        scales: float32, or uint8 with double quantization; None for an unquantized weight.
         group_scales, offset: scales and offset of the quantized scales, float32 and float32 [1]; None without double
             quantization.
     """
@@ -41,7 +41,7 @@ class Format(NamedTuple):
     """Weight format of all layers in a launch.
 
     Attributes:
-        bits: bits per code, 8 or 4; 0 for dense weights.
+        bits: bits per code, 8 or 4; 0 for unquantized weights.
         block: number of weights that share a scale: I, or a power of two that divides I.
         group: number of scales that share a group scale; 0 without double quantization.
         levels: float32 [16], value of each 4-bit code.
