@@ -232,7 +232,7 @@ Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* 
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,
                  i64 positions, i64 heads, i64 size, i64 rotated, float* out);
 
-// to [count, width] = rows `ids` of table [num_rows, width], converted to float.
+// `to` [count, width] = the rows `ids` of `table` [num_rows, width], converted to float.
 Status embedding_rows(const bf16* table, const i64* ids, float* to, i64 count, i64 num_rows, i64 width);
 
 // -- RMSNorm: x, out [rows, size]; weight [size]; inverse_rms [rows] --------------------------------------------------
@@ -296,11 +296,11 @@ Status grouped_linear_input_gradient(const void* gradient, const void* weight, f
 Status grouped_linear_weight_gradient(const void* gradient, const void* x, float* weight_gradient, const i64* starts,
                                       i64 groups, i64 in, i64 out, i64 stride, bool is_bf16);
 
-// to [count, width] = rows `ids` of `from`.
+// `to` [count, width] = the rows `ids` of `from`.
 Status gather_rows(const float* from, const i64* ids, float* to, i64 count, i64 width);
 
-// to [tokens, width] = the sum of the rows of each token. positions [tokens, choices] are the row indices; entries of
-// -1 are skipped.
+// `to` [tokens, width] = the sum of the rows of each token. `positions` [tokens, choices] are the row indices; entries
+// of -1 are skipped.
 Status sum_rows(const float* rows, const i64* positions, float* to, i64 tokens, i64 choices, i64 width);
 
 // -- LoRA: a [rank, in]; b [out, rank]; inner [rank, rows] = a x^T, saved for the gradients ---------------------------

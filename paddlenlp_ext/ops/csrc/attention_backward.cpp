@@ -145,7 +145,7 @@ class QueryBlock {
         }
     }
 
-    // to [key] += sum over queries of factors [key][query] times rows [query], of `size` channels.
+    // `to` [key] += sum over queries of `factors` [key][query] times `rows` [query], of `size` channels.
     void add_to_keys(const Tile& tile, const float* factors, const ColMajorBlock<Element>& rows, i64 size, float* to,
                      i64 ld_to) {
         for (i64 key = 0; key < tile.keys; key += SQUARE) {
@@ -258,7 +258,7 @@ class BackwardPass {
     const KeyValueStore<Element> keys_;
 };
 
-// to [positions, kv_heads, size] = from [positions, heads, size], summed over each group of heads.
+// `to` [positions, kv_heads, size] = `from` [positions, heads, size], summed over each group of heads.
 void sum_groups(const AttentionSizes& sizes, i64 positions, i64 size, const float* from, float* to) {
     if (to == nullptr) return;
     const i64 group = sizes.heads / sizes.kv_heads;

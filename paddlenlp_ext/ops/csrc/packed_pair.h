@@ -21,7 +21,7 @@ static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 colu
 }
 #endif
 
-// to [rows, columns / 2] = from [rows, columns]. A pair holds two adjacent values of a row. `columns` must be a
+// `to` [rows, columns / 2] = `from` [rows, columns]. A pair holds two adjacent values of a row. `columns` must be a
 // multiple of LANES.
 inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; ++row)
@@ -31,8 +31,8 @@ inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from
         }
 }
 
-// to [ceil(rows / 2), columns] = from [rows, columns]. A pair holds two adjacent values of a column. `columns` must be
-// a multiple of LANES. If the number of rows is odd, the last row is paired with zeros.
+// `to` [ceil(rows / 2), columns] = `from` [rows, columns]. A pair holds two adjacent values of a column. `columns` must
+// be a multiple of LANES. If the number of rows is odd, the last row is paired with zeros.
 inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
     for (i64 row = 0; row < rows; row += 2)
         for (i64 column = 0; column < columns; column += LANES) {

@@ -105,8 +105,8 @@ inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<E
         if (full < columns) remaining_columns(accumulate, rows, full, columns, depth, a, b, ldb, c, ldc);
 }
 
-// to [columns, ld] = factor * from [rows, columns] transposed. The lanes after the last row, up to a full vector, are
-// set to zero.
+// `to` [columns, ld] = factor * `from` [rows, columns] transposed. The lanes after the last row, up to a full vector,
+// are set to zero.
 inline void transpose(i64 rows, i64 columns, const float* from, i64 ld_from, float factor, float* to, i64 ld) {
     for (i64 row = 0; row < rows; row += LANES) {
         const i64 present = rows - row < LANES ? rows - row : LANES;
