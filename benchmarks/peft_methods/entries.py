@@ -39,7 +39,7 @@ def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[En
     """Return full fine-tuning, then LoRA and its variants, then the other methods by name.
 
     Args:
-        methods: config class of every registered method by its JSON switch.
+        methods: config class of every registered method by the JSON key that selects the method.
         shipped: folder of `<name>_argument.json` files, of which method keys and learning rate are used.
     """
     entries = {entry.name: entry for entry in _variants_of_lora()}

@@ -15,7 +15,8 @@ class Degrees:
 
     Attributes:
         data: data-parallel replicas.
-        sharding: replicas that shard the optimizer state (ZeRO), from stage 2 on also gradients, in stage 3 weights.
+        sharding: replicas that shard the optimizer state (ZeRO stage 1), also the gradients (stage 2), and also the
+            weights (stage 3).
         pipeline: pipeline stages.
         tensor: tensor-parallel ranks.
         expert: data and sharding ranks over which the experts of a layer are distributed.

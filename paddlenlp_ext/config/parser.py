@@ -42,7 +42,7 @@ def load_run_config(
 
     Args:
         argv: the arguments after the script's name.
-        peft_methods: JSON switch -> config class, for every adapter method.
+        peft_methods: JSON key that selects an adapter method -> config class, for every method.
         sections: name -> class, for every section of the program, such as `SECTIONS` (config/run_config.py).
         program: name of the script, for the help text.
 
@@ -73,7 +73,7 @@ def run_config_from(
     Args:
         config: a dict of keys and values, as in a JSON file, or the path of a JSON file.
         overrides: keys that override `config`.
-        peft_methods: JSON switch -> config class, for every adapter method.
+        peft_methods: JSON key that selects an adapter method -> config class, for every method.
         sections: name -> class, for every section of the program.
 
     Raises:

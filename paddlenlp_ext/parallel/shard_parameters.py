@@ -42,7 +42,8 @@ def shard_parameter(layer: nn.Layer, name: str, shard_axis: int, axis: ProcessAx
     if even and size % axis.size:
         raise ValueError(
             f"tensor_parallel_degree {axis.size} does not divide {name} {list(full.shape)} of {type(layer).__name__} "
-            f"along its axis {shard_axis}; choose a degree or an adapter size that divides {size}"
+            f"along its axis {shard_axis}; choose a degree that divides {size}; if an adapter "
+            f"option such as a block size or factor determines {size}, changing this option also helps"
         )
     shard = local_shard(size, shard_axis, axis)
     _keep_slice(layer, name, shard, shard)

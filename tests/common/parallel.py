@@ -40,7 +40,7 @@ class Case:
         name: name of its folder.
         keys: flat configuration keys in addition to the defaults of `run_case`.
         model: changes to the tiny model's configuration.
-        switch, peft: the adapter method's JSON switch and its options; None trains all weights.
+        switch, peft: the JSON key that selects the adapter method, and its options; None trains all weights.
     """
 
     name: str

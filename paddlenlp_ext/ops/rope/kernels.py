@@ -88,7 +88,7 @@ def _store(
     out, first, second, rest, is_head,
     INTERLEAVED: tl.constexpr, HEAD_DIM: tl.constexpr, ROTARY_DIM: tl.constexpr, HALF: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
-    """Store the channels of heads, in the layout that `_load` returns."""
+    """Store channels, given as `_load` returns them, at the pointers `out`."""
     dtype = out.dtype.element_ty
     if INTERLEAVED:
         c = tl.arange(0, 2 * HALF)[None, :]

@@ -2,8 +2,8 @@
 
 | type | output | parameters |
 | --- | --- | --- |
-| LoreftIntervention | h + R^T (f(W h + b) - R h) | R with orthonormal rows |
-| DireftIntervention | h + R^T f(W h + b) | R with orthonormal rows |
+| LoreftIntervention | h + R^T (f(W h + b) - R h) | R [r, D] with orthonormal rows |
+| DireftIntervention | h + R^T f(W h + b) | R [r, D] with orthonormal rows |
 | NoreftIntervention | h + P^T (f(W h + b) - (P h + c)) | any P ("no basis"), c with `add_bias` |
 | NodireftIntervention | h + P^T f(W h + b) | any P |
 | TinyIntervention | h + h A diag(a) B diag(b) | |
@@ -12,15 +12,15 @@ The first four types are from pyreft, the library of Wu et al. 2024 (arXiv:2404.
 f is `act_fn`. Parameters and computations are in float32, because R would not stay orthonormal in bfloat16. Float32
 costs little, because few positions are changed.
 
-`OrthonormalColumns` parametrizes R by Householder reflections:
+`OrthonormalColumns` parametrizes R^T [D, r] by Householder reflections:
 
-    R = H(frame) (-H(reflectors))[:, :r]        H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
+    R^T = H(frame) (-H(reflectors))[:, :r]      H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
     v_i = e_i + column i of A below its diagonal
 
-A product of reflections is orthogonal, so R stays orthonormal after every optimizer step. `frame` is frozen and
-determines the initial R. `reflectors` is trained and starts at zero, where H(0)[:, i] = -e_i. The parametrization
-equals `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic trivialization:
-Lezcano-Casado 2019, arXiv:1909.09501), but `frame` has D x r values and PyTorch's frame has D x D.
+A product of reflections is orthogonal, so the columns of R^T stay orthonormal after every optimizer step. `frame` is
+frozen and determines the initial R^T. `reflectors` is trained and starts at zero, where H(0)[:, i] = -e_i. The
+parametrization equals `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic
+trivialization: Lezcano-Casado 2019, arXiv:1909.09501), but `frame` has D x r values and PyTorch's frame has D x D.
 
 The product H(A) is computed in compact form: H = I - V T V^T. T^-1 is the strict upper triangle of V^T V plus half of
 its diagonal (Puglisi 1992; Joffrain et al. 2006).
@@ -42,10 +42,10 @@ from paddlenlp_ext.peft.layers import kaiming_uniform, new_parameter
 
 
 class OrthonormalColumns(nn.Layer):
-    """Trained matrix R [D, r], float32, with R^T R = I.
+    """Trained matrix R^T [D, r], float32, with orthonormal columns: R R^T = I.
 
     Args:
-        start: initial R, [D, r] with orthonormal columns.
+        start: initial R^T, [D, r] with orthonormal columns.
     """
 
     frame: paddle.Tensor
@@ -59,7 +59,7 @@ class OrthonormalColumns(nn.Layer):
         self.register_buffer("frame", paddle.to_tensor(reflectors_of(start)))
 
     def matrix(self) -> paddle.Tensor:
-        """Return R [D, r]."""
+        """Return R^T [D, r]."""
         unit = paddle.eye(*self.reflectors.shape)
         return reflect(self.frame, -reflect(self.reflectors, unit))
 
