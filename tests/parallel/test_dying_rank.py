@@ -16,8 +16,8 @@ pytestmark = pytest.mark.layouts  # 20 seconds for each case, most of which the 
 
 WORKER = Path(__file__).with_name("dying_worker.py")
 MOST_SECONDS = 10.0
-STEP = 13  # the last checkpoint before it is of step 10
-CASE = Case("run", {"sharding": "stage2", "save_strategy": "steps", "save_steps": 5})
+STEP = 8  # the last checkpoint before it is of step 6
+CASE = Case("run", {"sharding": "stage2", "save_strategy": "steps", "save_steps": 3})
 DEATHS = {
     "second-killed": ({"dying_rank": 1, "how": "killed"}, "the trainer process with rank=[1] was aborted"),
     "first-killed": ({"dying_rank": 0, "how": "killed"}, "the trainer process with rank=[0] was aborted"),
@@ -61,7 +61,7 @@ def test_run_with_a_dying_rank_ends_with_its_error(died, name):
 
 def test_run_resumed_after_a_dying_rank_matches_the_uninterrupted_run(died):
     folder, _ = died("second-killed")
-    assert {path.name for path in (folder / "run").glob("checkpoint-*")} == {"checkpoint-5", "checkpoint-10"}
+    assert {path.name for path in (folder / "run").glob("checkpoint-*")} == {"checkpoint-3", "checkpoint-6"}
     resumed = dataclasses.replace(CASE, keys={**CASE.keys, "resume_from_checkpoint": True})
     result = run(folder, resumed, {"step": -1, "dying_rank": 1, "how": "raises"})
     assert result.returncode == 0, logs(folder)
@@ -74,7 +74,7 @@ DISTURBANCES = {
     "gradient is NaN on one rank, skipped": ("gradient", {"sharding": "stage2", "nan_policy": "skip"}),
     "norm is NaN on one rank, rolled back": (
         "norm",
-        {"tensor_parallel_degree": 2, "nan_policy": "rollback", "save_strategy": "steps", "save_steps": 5},
+        {"tensor_parallel_degree": 2, "nan_policy": "rollback", "save_strategy": "steps", "save_steps": 3},
     ),
     "slow": ("sleeps", {"sharding": "stage2"}),
 }

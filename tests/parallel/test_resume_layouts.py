@@ -33,7 +33,7 @@ MIXED = {
     "pp2-sharding1": {"pipeline_parallel_degree": 2, "sharding": "stage1"},
     "tp2-sharding3": {"tensor_parallel_degree": 2, "sharding": "stage3"},
 }
-HALF = {"save_strategy": "steps", "save_steps": 10}
+HALF = {"save_strategy": "steps", "save_steps": 5}
 
 
 def laid_out(case: Case, layout: str, **keys) -> Case:
@@ -42,7 +42,7 @@ def laid_out(case: Case, layout: str, **keys) -> Case:
 
 
 def resumed(case: Case, before: str, after: str, folder) -> Case:
-    checkpoint = folder / f"{case.name}-{before}" / "checkpoint-10"
+    checkpoint = folder / f"{case.name}-{before}" / "checkpoint-5"
     continued = laid_out(case, after, resume_from_checkpoint=str(checkpoint))
     return dataclasses.replace(continued, name=f"{case.name}-{before}-then-{after}")
 
@@ -120,7 +120,7 @@ def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
     """Compare layouts that compute the same bits at the start of a run: they write the same bytes."""
     hashes = set()
     for layout in ("dp2", "sharding1", "sharding2", "sharding3"):
-        file = folder / f"sft-{layout}" / "checkpoint-10" / "model.safetensors"
+        file = folder / f"sft-{layout}" / "checkpoint-5" / "model.safetensors"
         hashes.add(hashlib.sha256(file.read_bytes()).hexdigest())
     assert len(hashes) == 1
 

@@ -1,4 +1,4 @@
-"""Two tensor-parallel processes, compared with one: losses, norms, evaluation and saved weights of 20 steps."""
+"""Two tensor-parallel processes, compared with one: losses, norms, evaluation and saved weights of ten steps."""
 
 from __future__ import annotations
 
