@@ -125,7 +125,8 @@ def test_quantized_base_with_every_method_matches_one_process(tmp_path):
     outcomes = launch(2, EVERY_METHOD, tmp_path, timeout=600)
     for case in EVERY_METHOD:
         run_case(case.on_one_process(), tmp_path)
-        assert_same_run(outcomes[case.name], outcome(case.on_one_process(), tmp_path))
+        # Matrices that start from zero are small after ten steps, so that rounding is a larger fraction of them.
+        assert_same_run(outcomes[case.name], outcome(case.on_one_process(), tmp_path), tolerance=3e-5)
 
 
 @pytest.mark.skipif(
