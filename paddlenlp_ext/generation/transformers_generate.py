@@ -100,15 +100,7 @@ def generate_for(
         ValueError: two arguments contradict each other, an option of transformers is not available, or `generate`
             rejects an argument.
     """
-    if prompts is None and input_ids is None:
-        raise ValueError(
-            "generate: there is no prompt; pass lists of token ids as prompts, or the result of tokenizer(text, "
-            'return_tensors="pd") as **inputs'
-        )
-    if prompts is not None and input_ids is not None:
-        raise ValueError("generate: prompts and input_ids both set the prompt; pass only one of them")
-    batch = prompts if input_ids is None else input_ids
-    assert batch is not None, "checked above"
+    batch = _only_prompt(prompts, input_ids)
     is_padded = input_ids is not None or isinstance(batch, (paddle.Tensor, np.ndarray))
     if not is_padded and (attention_mask is not None or "pad_token_id" in options):
         raise ValueError("generate: lists of tokens have no padding; remove attention_mask and pad_token_id")
@@ -148,6 +140,22 @@ def generate_for(
     new_BN = [tokens + [pad_token_id] * (width - len(tokens)) for tokens in new]
     old_BS = np.repeat(ids_BS, copies, axis=0)
     return paddle.to_tensor(np.concatenate([old_BS, np.array(new_BN, np.int64).reshape(len(new), width)], axis=1))
+
+
+def _only_prompt(prompts: Any, input_ids: Any) -> Any:
+    """Return the argument that is given.
+
+    Raises:
+        ValueError: neither or both are given.
+    """
+    if prompts is None and input_ids is None:
+        raise ValueError(
+            "generate: there is no prompt; pass lists of token ids as prompts, or the result of tokenizer(text, "
+            'return_tensors="pd") as **inputs'
+        )
+    if prompts is not None and input_ids is not None:
+        raise ValueError("generate: prompts and input_ids both set the prompt; pass only one of them")
+    return prompts if input_ids is None else input_ids
 
 
 def _set_options(config: Any, where: str) -> dict[str, Any]:
