@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 from functools import partial
 
 from paddlenlp_ext.serve.arguments import ServeArguments
@@ -11,6 +12,9 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 
 logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SWITCH_INTERVAL_S = 0.0005
+"""Seconds that the event loop may keep the interpreter lock, which the engine's thread takes again after each operator;
+Python's default of 5 ms would make a forward pass wait for the loop many times."""
 
 
 def serve(arguments: ServeArguments) -> None:
@@ -71,6 +75,7 @@ def serve(arguments: ServeArguments) -> None:
     address, port = listener.getsockname()[:2]
     host = f"[{address}]" if ":" in address else address
     logger.info("serving %s on http://%s:%d/v1", ", ".join(models.by_name), host, port)
+    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     uvicorn.Server(config).run(sockets=[listener])
     engine_thread.close()  # uvicorn skips the end of the application after a second Ctrl-C
     readers.close()

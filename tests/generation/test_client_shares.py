@@ -104,6 +104,20 @@ def test_engine_prompt_that_is_cancelled_between_its_parts_leaves_the_prompts_of
     assert engine.num_rows == engine.num_waiting == 0
 
 
+def test_engine_short_prompts_of_a_client_are_spread_over_its_steps():
+    model, prompts = tiny_model(MODEL), random_prompts((1,) * 9)
+    engine = engine_of(model, max_rows=9, prompt_tokens_per_step=64)
+    (few,), many = answers_of("few", prompts[:1], 40), answers_of("many", prompts[1:], 40)
+    submit(engine, [few])
+    engine.step()
+    submit(engine, many)
+    num_rows = [engine.num_rows]
+    while engine.num_waiting:
+        engine.step()
+        num_rows.append(engine.num_rows)
+    assert {*num_rows} == {1, 5, 9}, "four prompts in each step of the client"
+
+
 def test_engine_requests_of_two_clients_end_before_the_many_of_another_one():
     model, prompts = tiny_model(MODEL), random_prompts((5,) * 10)
     engine = engine_of(model, max_rows=2)
