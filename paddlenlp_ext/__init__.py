@@ -2,6 +2,7 @@
 
 A package imports only from lower layers; packages in the same layer do not import each other (`tests/test_layers.py`):
 
+    L9  commands; __main__ above it                the `pnx` command
     L8  api, cli, doctor, serve                    public functions; programs for llm/; installation check;
                                                    OpenAI-compatible server
     L7  evaluation, trl                            evaluation on tasks; trainers with the interface of TRL
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from paddlenlp_ext._runtime import check_paddle_release
+from paddlenlp_ext._runtime import check_paddle_release, package_version
 from paddlenlp_ext.utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)
     __all__ += ["__version__"]
 
-__version__ = "0.1.0"
+__version__ = package_version()
 
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_runtime", "utils", "paddle_compat"),
@@ -69,6 +70,8 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("trainer", "inference"),
     ("evaluation", "trl"),
     ("api", "cli", "doctor", "serve"),
+    ("commands",),
+    ("__main__",),
 )
 
 check_paddle_release()

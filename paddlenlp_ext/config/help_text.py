@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Collection
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import Option, type_words
 from paddlenlp_ext.config.known_keys import OptionTable
 
+_COLUMNS = 100
 _COMPAT_TITLES = {
     "not yet": "PaddleNLP keys that are not available yet",
     "not here": "PaddleNLP keys that are not used here",
@@ -17,7 +19,7 @@ _COMPAT_TITLES = {
 
 
 def help_text(table: OptionTable, usage: str, read: Collection[str] | None = None) -> str:
-    """Return the text of `--help`: the keys that have an effect in groups, one line per key.
+    """Return the text of `--help`: the keys that have an effect, in groups, in lines of at most 100 columns.
 
     Args:
         table: keys that the program accepts.
@@ -32,14 +34,23 @@ def help_text(table: OptionTable, usage: str, read: Collection[str] | None = Non
             limits = option.limits.describe()
             default = "required" if option.required else f"default {show_default(option.default)}"
             details = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
-            lines.append(f"  --{option.key:<28} {option.help}{_remark(option, table)} [{details}]")
+            lines += _entry(f"--{option.key}", f"{option.help}{_remark(option, table)} [{details}]")
             if aliases := _aliases(option, table):
-                lines.append(f"    {'':<28} also --{', --'.join(aliases)}")
+                lines += _entry("", f"also --{', --'.join(aliases)}")
     if table.toolkit:
         lines += ["", "docs/configuration.md lists the keys of other toolkits that are accepted or explained."]
     if table.compat:
         lines += ["", "docs/configuration.md lists PaddleNLP's keys that have no effect or are not available."]
     return "\n".join(lines) + "\n"
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """Return the lines of a key: its name, and its text in a column of its own."""
+    start = f"  {name:<30} "
+    wrap = textwrap.TextWrapper(
+        _COLUMNS, initial_indent=start, subsequent_indent=" " * 33, break_on_hyphens=False, break_long_words=False
+    )
+    return wrap.wrap(text)
 
 
 def markdown_tables(table: OptionTable) -> str:

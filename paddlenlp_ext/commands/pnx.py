@@ -1,0 +1,96 @@
+"""The `pnx` command: the table of commands, and the choice of the command that a command line names.
+
+A command's module is imported when the command is called. Modules import Paddle after they have parsed their arguments,
+so that help texts and mistakes in arguments are printed at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import paddlenlp_ext
+from paddlenlp_ext._runtime import configure_runtime
+from paddlenlp_ext.utils.run_command import run_command
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+GROUPS: dict[str, dict[str, tuple[str, str]]] = {
+    "Use a model": {},
+    "Check": {
+        "doctor": ("check this installation", "doctor"),
+    },
+}
+"""Heading -> name of a command -> one-line summary, and its module in this package.
+
+The module's function `run(argv)` runs the command; `module:function` names another function.
+"""
+
+COMMANDS = {name: command for commands in GROUPS.values() for name, command in commands.items()}
+"""Name of a command -> summary and module."""
+
+_EPILOGUE = "`pnx COMMAND --help` describes a command. docs/commands.md has examples."
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run a command line, and exit with code 2 after a user error (see `run_command`).
+
+    Args:
+        argv: the arguments after the program's name; None: the arguments of this process.
+    """
+    configure_runtime()
+    run_command(run, argv)
+
+
+def run(argv: Sequence[str]) -> None:
+    """Run the command that the first one or two arguments name; without a command, print the help text.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    if not argv or argv[0] in ("-h", "--help"):
+        print(help_text())
+    elif argv[0] in ("-V", "--version"):
+        print(f"pnx {paddlenlp_ext.__version__}")
+    else:
+        name, arguments = split_command(argv)
+        if name in COMMANDS:
+            find_function(name)(arguments)
+        else:
+            print(help_text(f"{name} "))
+
+
+def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
+    """Return the name of a command, or of a group whose help is wanted, and the other arguments.
+
+    Raises:
+        ValueError: there is no such command.
+    """
+    for length in (2, 1):
+        name = " ".join(argv[:length])
+        if name in COMMANDS:
+            return name, list(argv[length:])
+    members = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{argv[0]} ")]
+    if not members:
+        names = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
+        raise ValueError(f"pnx has no command {argv[0]!r}{did_you_mean(argv[0], names)} `pnx --help` lists them")
+    if argv[1:] and argv[1] not in ("-h", "--help"):
+        known = " or ".join(f"`pnx {argv[0]} {member}`" for member in members)
+        raise ValueError(f"pnx {argv[0]}: {argv[1]!r} is not one of its commands; use {known}")
+    return argv[0], list(argv[1:])
+
+
+def find_function(name: str) -> Callable[[Sequence[str]], None]:
+    """Import the module of a command, and return its function."""
+    module, _, function = COMMANDS[name][1].partition(":")
+    return getattr(importlib.import_module(f"paddlenlp_ext.commands.{module}"), function or "run")
+
+
+def help_text(prefix: str = "") -> str:
+    """Return the table of the commands whose names begin with `prefix`."""
+    width = max(map(len, COMMANDS)) + 2
+    lines = [f"usage: pnx {prefix}COMMAND [arguments]", ""]
+    for heading, commands in GROUPS.items():
+        shown = {name: summary for name, (summary, _) in commands.items() if name.startswith(prefix)}
+        if shown:
+            lines += [f"{heading}:", *(f"  {name:{width}}{summary}" for name, summary in shown.items()), ""]
+    return "\n".join([*lines, _EPILOGUE])
