@@ -145,7 +145,7 @@ TOLERANCE = 0.08
 PAGE = """\
 # Peak memory of a training step
 
-`--dry_run` prints the peak memory of a run by component. It estimates the peak from shapes and reads no weights:
+`--dry_run` estimates the peak memory of a run by component, from shapes only; no weights are read:
 
     python llm/run_finetune.py config.json --dry_run
 
@@ -214,9 +214,9 @@ use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of 
 
 ## Offloading the inputs of recomputed layers
 
-`"recompute": true` saves only the input of each layer: 4 bytes x hidden size per token, 566 MB for 8,192 tokens of
-SmolLM2-135M. `"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU, and to
-pinned host memory if training on a GPU (not run on a GPU). Results are bitwise equal.
+`"recompute": true` saves only the input of each layer: 4 bytes x hidden size per token and layer, 566 MB for 8,192
+tokens of SmolLM2-135M. `"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU,
+and to pinned host memory if training on a GPU (not run on a GPU). Results are bitwise equal.
 
 The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, with 5 % target tokens:
 

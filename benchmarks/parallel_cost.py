@@ -282,8 +282,8 @@ between GPUs is ignored; in practice, tensor parallelism needs the fast links wi
 The formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a run is
 higher:
 
-- unsharded parameters are assigned to owners: with 32 ranks, the owner of the 8B model's embedding stores twice as much
-  as an even shard (2 GB more);
+- ZeRO does not split a parameter: with 32 ranks, the rank that owns the 8B model's embedding stores twice as much as an
+  even shard (2 GB more);
 - in the backward pass of stages 2 and 3, every process also has the gradients of the embedding, the lm_head and one or
   two layers, and in stage 3 their gathered values.
 
