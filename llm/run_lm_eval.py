@@ -3,7 +3,7 @@
     --model_args pretrained=MODEL[,lora_path=ADAPTER][,max_length=N][,dtype=DTYPE]
     --device cpu, cuda or cuda:N; unset: the first GPU. Without a GPU, the CPU is used
 
-The other arguments are the arguments of lm-eval (pip install -e '.[lm-eval]'); docs/evaluation.md has an
+The other arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an
 example.
 """
 

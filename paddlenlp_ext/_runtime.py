@@ -52,7 +52,7 @@ def require_paddle() -> None:
 
     if importlib.util.find_spec("paddle") is None:
         raise ModuleNotFoundError(
-            "PaddlePaddle is not installed; on a CPU run: pip install -e '.[cpu]' -c constraints.txt; "
+            "PaddlePaddle is not installed; on a CPU run: pip install 'paddlenlp-ext[cpu]'; "
             "on a GPU install paddlepaddle-gpu 3.3 from Paddle's own index (see README.md)"
         )
 
@@ -77,6 +77,14 @@ def check_paddle_release() -> None:
                 f"{package} {installed} is too old: paddlenlp_ext supports Paddle 3 and is tested with 3.3; "
                 f"run: pip install '{package}==3.3.*'"
             )
+
+
+def package_version() -> str:
+    """Return the version of the installed package, which comes from the Git tag; "0+unknown" if it is not installed."""
+    try:
+        return metadata.version("paddlenlp-ext")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"
 
 
 def threads_per_process() -> int:

@@ -1,26 +1,79 @@
-"""Distributions contain the files of the package that are not Python modules."""
+"""Wheels contain every tracked file of the package, and the shipped configurations."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
 
 import pytest
 
+from paddlenlp_ext.utils.shipped_configs import shipped_configs_folder
 from tests.common.scripts import ROOT
 
 setuptools = pytest.importorskip("setuptools")
 
 
-def test_package_data_are_all_tracked_files_that_are_no_modules(monkeypatch):
-    listed = subprocess.run(["git", "ls-files", "paddlenlp_ext"], cwd=ROOT, capture_output=True, text=True, check=False)
+def tracked_files(*paths: str) -> set[str]:
+    listed = subprocess.run(["git", "ls-files", *paths], cwd=ROOT, capture_output=True, text=True, check=False)
     if listed.returncode:
         pytest.skip("not a git checkout")
+    return {path for path in listed.stdout.split() if not path.endswith(".clang-format")}
+
+
+def files_in_wheel(paths: set[str]) -> set[str]:
+    """Return the paths in a wheel of files of the repository."""
+    return {path.replace("llm/config/", "paddlenlp_ext/shipped_configs/") for path in paths}
+
+
+def test_wheel_has_all_tracked_files_and_the_shipped_configs(monkeypatch):
     from distutils.core import run_setup
 
     monkeypatch.chdir(ROOT)
     build = run_setup("setup.py", stop_after="init").get_command_obj("build_py")
-    build.finalize_options()
-    packed = {os.path.join(source, name) for _, source, _, names in build.data_files for name in names}
-    tracked = {path for path in listed.stdout.split() if not path.endswith(".py") and ".clang-format" not in path}
-    assert tracked and tracked <= packed, f"not in package_data of setup.py: {sorted(tracked - packed)}"
+    build.ensure_finalized()
+    built = {os.path.relpath(path, build.build_lib) for path in build.get_outputs(include_bytecode=False)}
+    expected = files_in_wheel(tracked_files("paddlenlp_ext", "llm/config"))
+    assert len(expected) > 500
+    assert expected <= built, f"setup.py leaves out: {sorted(expected - built)}"
+
+
+def test_shipped_configs_folder_has_the_files_of_llm_config():
+    assert shipped_configs_folder() == ROOT / "llm/config"
+    assert list(shipped_configs_folder().glob("smollm2/*.json"))
+
+
+@pytest.mark.layouts
+@pytest.mark.skipif(importlib.util.find_spec("setuptools_scm") is None, reason="setuptools-scm is not installed")
+def test_sdist_gives_the_same_wheel_as_the_checkout(tmp_path: Path):
+    for path in tracked_files():
+        (tmp_path / "tree" / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "tree" / path).write_bytes((ROOT / path).read_bytes())
+
+    def build(kind: str, tree: Path) -> Path:
+        code = f"from setuptools import build_meta; print(build_meta.build_{kind}({str(tmp_path)!r}))"
+        environment = {**os.environ, "SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PADDLENLP_EXT": "1.2.3"}
+        if kind == "wheel" and tree.name != "tree":
+            del environment["SETUPTOOLS_SCM_PRETEND_VERSION_FOR_PADDLENLP_EXT"]  # an sdist knows its version
+        command = [sys.executable, "-c", code]
+        done = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return tmp_path / done.stdout.split()[-1]
+
+    subprocess.run("git init -q && git add -A", cwd=tmp_path / "tree", shell=True, check=True)
+    wheel = build("wheel", tmp_path / "tree")
+    names = set(zipfile.ZipFile(wheel).namelist())
+    wheel.unlink()
+    with tarfile.open(build("sdist", tmp_path / "tree")) as archive:
+        archive.extractall(tmp_path, filter="data")
+    again = build("wheel", tmp_path / "paddlenlp_ext-1.2.3")
+    assert again.name == "paddlenlp_ext-1.2.3-py3-none-any.whl"
+    assert set(zipfile.ZipFile(again).namelist()) == names
+    assert files_in_wheel(tracked_files("paddlenlp_ext", "llm/config")) <= names
+    assert b"pnx = paddlenlp_ext.commands.pnx:main" in zipfile.ZipFile(again).read(
+        "paddlenlp_ext-1.2.3.dist-info/entry_points.txt"
+    )

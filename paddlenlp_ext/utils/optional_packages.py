@@ -1,4 +1,4 @@
-"""Import optional dependencies, which pip installs with an extra of setup.py, such as `.[lm-eval]`."""
+"""Import optional dependencies, which pip installs with an extra, such as `paddlenlp-ext[lm-eval]`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
 
     Args:
         module: name of the module.
-        extra: name of the extra in setup.py that installs the package.
+        extra: name of the extra in pyproject.toml that installs the package.
         needed_by: program, file or key that needs the package; the error message begins with it.
 
     Raises:
@@ -22,6 +22,6 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
     except ImportError as error:
         package = module.partition(".")[0]
         raise ValueError(
-            f"{needed_by}: needs the package {package}, which is not installed; run: pip install -e "
-            f"'.[{extra}]' (or: pip install {package})"
+            f"{needed_by}: needs the package {package}, which is not installed; run: pip install "
+            f"'paddlenlp-ext[{extra}]' (or: pip install {package})"
         ) from error

@@ -92,5 +92,5 @@ def test_generation_options_of_the_harness_become_those_of_generate():
 
 def test_register_lm_eval_model_without_lm_eval_names_the_extra(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "lm_eval", None)
-    with pytest.raises(ValueError, match=r"pip install -e '\.\[lm-eval\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'paddlenlp-ext\[lm-eval\]'"):
         register_lm_eval_model()

@@ -67,7 +67,7 @@ def test_run_lm_eval_without_a_gpu_runs_on_the_cpu_for_the_default_device_of_the
 def test_run_lm_eval_help_without_lm_eval_names_the_model_arguments_and_the_extra(run):
     done = run("run", "--help", with_harness=False)
     assert done.returncode == 0, done.stderr
-    assert "--model_args pretrained=MODEL" in done.stdout and "pip install -e '.[lm-eval]'" in done.stdout
+    assert "--model_args pretrained=MODEL" in done.stdout and "pip install 'paddlenlp-ext[lm-eval]'" in done.stdout
 
 
 def test_run_lm_eval_help_with_lm_eval_includes_the_help_of_the_harness(run):

@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.dispatch import NotApplicable, too_old_gpu
 
 _FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
 _OLDEST_TRITON = (3, 8)
-"""First Triton release that can launch kernels without PyTorch; also in setup.py."""
+"""First Triton release that can launch kernels without PyTorch; also in pyproject.toml."""
 
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:

@@ -72,4 +72,6 @@ def _library(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise ValueError(f"ROUGE or BLEU needs the package {error.name}; run: pip install -e '.[metrics]'") from error
+        raise ValueError(
+            f"ROUGE or BLEU needs the package {error.name}; run: pip install 'paddlenlp-ext[metrics]'"
+        ) from error

@@ -65,5 +65,5 @@ def test_load_dataset_by_an_unknown_hub_id_says_so(hub, options, tokenizer):
 
 def test_load_dataset_by_hub_id_without_the_package_names_the_extra(options, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(ValueError, match=r"'owner/name' is not a directory.*pip install -e '\.\[hub\]'"):
+    with pytest.raises(ValueError, match=r"'owner/name' is not a directory.*pip install 'paddlenlp-ext\[hub\]'"):
         load_dataset(options("owner/name"), "train", tokenizer)

@@ -176,9 +176,9 @@ def test_reader_of_a_damaged_file_names_it(name, damage, tmp_path):
 @pytest.mark.parametrize(
     ("name", "module", "command"),
     [
-        ("lines.jsonl.zst", "zstandard", r"pip install -e '\.\[zstd\]'"),
-        ("rows.parquet", "pyarrow.parquet", r"pip install -e '\.\[parquet\]'"),
-        ("rows.arrow", "pyarrow.ipc", r"pip install -e '\.\[parquet\]'"),
+        ("lines.jsonl.zst", "zstandard", r"pip install 'paddlenlp-ext\[zstd\]'"),
+        ("rows.parquet", "pyarrow.parquet", r"pip install 'paddlenlp-ext\[parquet\]'"),
+        ("rows.arrow", "pyarrow.ipc", r"pip install 'paddlenlp-ext\[parquet\]'"),
     ],
 )
 def test_reader_without_its_package_names_the_extra(name, module, command, tmp_path, monkeypatch):

@@ -42,7 +42,7 @@ def test_text_metrics_missing_library_names_the_extra(monkeypatch):
         raise ModuleNotFoundError(f"No module named {name!r}", name=name.split(".")[0])
 
     monkeypatch.setattr(module.importlib, "import_module", missing)
-    with pytest.raises(ValueError, match=r"needs the package rouge_score; run: pip install -e '\.\[metrics\]'"):
+    with pytest.raises(ValueError, match=r"needs the package rouge_score; run: pip install 'paddlenlp-ext\[metrics\]'"):
         text_metrics(["a"], ["a"])
 
 
