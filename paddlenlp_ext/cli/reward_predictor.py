@@ -53,7 +53,7 @@ def reward_predictor(argv: Sequence[str]) -> None:
     check_output_file(arguments.output_file, arguments.data_file)
     data_file = Path(arguments.data_file).expanduser()
     if not data_file.is_file():
-        raise ValueError(f"data_file: {arguments.data_file!r} is not a file; use one with a JSON object per line")
+        raise ValueError(f"data_file: {arguments.data_file!r} is not a file; pass a file with one JSON object per line")
     rows = list(read_rows(data_file))
     base, adapter = find_model_and_adapter(arguments)
     tokenizer = load_tokenizer(base, adapter)

@@ -1,8 +1,8 @@
 """Interleave several datasets by weight (`train_dataset_prob`).
 
 The k-th row of a source with weight w has the virtual time (k + 1/2) / w, and rows are read in the order of virtual
-time. After any number of rows, the row count of each source is within one row of its share. When all rows of a source
-have been read, the source is shuffled again and read from its start.
+time. After any number of rows, the row count of each of n sources is within (n - 1) / 2 rows of its share. When all
+rows of a source have been read, the source is shuffled again and read from its start.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
     """
     path = Path(path).expanduser()
     if not path.is_file():
-        raise ValueError(f"data_file: {str(path)!r} is not a file; use one with a JSON object per line")
+        raise ValueError(f"data_file: {str(path)!r} is not a file; pass a file with one JSON object per line")
     items: list[ItemT] = []
     problems: list[InvalidRow] = []
     for row in islice(read_rows(path), max_rows):
@@ -97,7 +97,7 @@ def parse_file(path: str | os.PathLike[str], parse: Callable[[Any], ItemT], max_
             f"{len(problems)} invalid row{'s' if len(problems) > 1 else ''} in the data file; fix them:\n{listed}"
         )
     if not items:
-        raise ValueError(f"data_file: {str(path)!r} has no rows; write a JSON object per line")
+        raise ValueError(f"data_file: {str(path)!r} has no rows; write one JSON object per line")
     return items
 
 

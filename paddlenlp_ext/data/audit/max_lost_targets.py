@@ -15,7 +15,7 @@ def check_losses(stats: DataStats, limit: float) -> None:
     Raises:
         ValueError: a fraction exceeds the limit.
     """
-    remedy = "--audit_only lists the rows; fix them, raise max_length, or set max_lost_targets"
+    remedy = "--audit_only lists the rows; fix them, or raise max_length or max_lost_targets"
     dropped_share = stats.num_dropped / max(1, stats.num_read)
     if stats.lost_target_share > limit:
         raise ValueError(

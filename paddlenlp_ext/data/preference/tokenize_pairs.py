@@ -252,7 +252,9 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
         shorter, _ = encode_truncated_prompt(template, prompt, max(room - len(after), 0))
     except ValueError as error:
         fixed = "the template's text and the system prompt"
-        raise InvalidRowError(NO_ROOM, f"{fixed} exceed {room} tokens for the prompt; raise max_prompt_len") from error
+        raise InvalidRowError(
+            NO_ROOM, f"{fixed} exceed {room} tokens for the prompt; raise max_prompt_len or max_length"
+        ) from error
     return shorter + after
 
 

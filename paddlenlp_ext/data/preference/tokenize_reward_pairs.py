@@ -52,7 +52,7 @@ class RewardEncoder(PreferenceEncoder):
         return [*tokens, *self.template.tail_ids], [*loss_mask, *(False for _ in self.template.tail_ids)]
 
     def num_extra_positions(self, num_answers: int) -> int:
-        """Return the number of additional copies of the last token of a shared prompt; each answer has a copy."""
+        """Return the number of additional positions: each answer has a copy of the last token of a shared prompt."""
         return num_answers - 1 if self.share_prompt else 0
 
     def margin(self, value: Any) -> float:

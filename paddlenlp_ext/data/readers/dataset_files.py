@@ -133,13 +133,14 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     assert split in SPLITS, split
     if name in BUILTIN_NAMES and not task_name:
         if split == "test":
-            raise MissingSplitError(f"do_predict: {name} has no test rows; set it to false, or do_eval to true")
+            raise MissingSplitError(f"do_predict: {name} has no test rows; set do_eval instead of do_predict")
         return [InflectionReader(split)]
     if not _find_folder(name).exists() and is_hub_id(name):
         return [HubReader(name, split, task_name, is_stream)]
     if task_name:
         raise ValueError(
-            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not one; remove it"
+            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not one; remove "
+            "task_name"
         )
     return [open_reader(path) for path in find_files(name, split)]
 

@@ -123,7 +123,7 @@ class InflectionReader(FileReader):
 
     @property
     def is_json_text(self) -> bool:
-        """True, although the rows are not JSON: caches of earlier versions, which scanned the lexicon, stay valid."""
+        """True, although the rows are not JSON, so that caches of earlier versions stay valid."""
         return True
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

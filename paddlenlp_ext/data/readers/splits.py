@@ -9,7 +9,7 @@ SPLITS = {
     "dev": (("dev", "validation", "valid", "val", "eval"), ("test",)),
     "test": (("test",),),
 }
-"""Split of a run -> names of the split in datasets. A later group applies only if no earlier name exists."""
+"""Split of a run -> groups of names in datasets. A group applies only if a dataset has no name of an earlier group."""
 
 
 class MissingSplitError(ValueError):

@@ -4,7 +4,7 @@ An operation cannot be interrupted, and may take much more time or memory than t
 cost of a filter or method is computed from its name and arguments:
 
     lower, find, partition, ...      characters of the text, times a weight for slow operations
-    rfind, rsplit, strip, ...        characters, times the length of the searched text
+    rfind, rsplit, strip, ...        characters, times the length of the text to find
     list, sum, sort, groupby, ...    entries, including nested entries; a character of a string is an entry
     replace, join, format, * % ...   size of the result
     map, select, items, ...          nothing in advance; each item is charged when it is consumed

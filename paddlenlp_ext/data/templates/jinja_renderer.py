@@ -33,7 +33,8 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 _MAX_ERROR_CHARS = 1000
 
 MAX_WORK_PER_ROW = 1 << 21
-"""Maximum work of all renderings of a row, in messages and units of 256 characters: half a minute of processor time."""
+"""Maximum work of all renderings of a row: each message and each 256 characters count 1. This is half a minute of
+processor time."""
 
 Spans = list[tuple[int, int]]
 

@@ -11,8 +11,8 @@ transformers renders the template. It receives a name in place of the template; 
 that transformers compiled for the name with the charging code of the template. transformers must not compile the
 template itself, because the compiler evaluates constant expressions.
 
-Limits of the operating system would need a child process for each process that renders. The child process would take
-1.2 s to import transformers, or need a copy of the environment in which transformers renders templates.
+Limits of the operating system would need a child process for each process that renders, and importing transformers in
+the child process takes 1.2 s.
 """
 
 from __future__ import annotations

@@ -76,8 +76,8 @@ _THOUGHT_END = re.compile(rb"<\\?/think>")
 class _PlainKeys:
     """Incremental scanner of JSON text for keys outside `_PLAIN_KEYS` and for reasoning in `<think>` tags.
 
-    Text in a string that looks like a key counts as a key. Reasoning is found because tokenization version 4 excludes
-    empty reasoning from the loss.
+    Text that looks like a key counts as a key even inside a string. Tokenization version 4 treats reasoning differently
+    from version 1: it excludes empty reasoning from the loss.
 
     Attributes:
         are_plain: whether the scanned text has only plain keys and no reasoning.

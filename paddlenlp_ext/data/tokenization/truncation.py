@@ -188,7 +188,8 @@ def _truncate_prompt(
     if text.content is None:
         raise InvalidRowError(
             NO_ROOM,
-            "the template rewrites the message before the answer, so it cannot be truncated; raise src_length",
+            "the template rewrites the message before the answer, so it cannot be truncated; raise src_length "
+            "or max_length",
         )
     continues = template.pieces_continue
     pieces = [text.head, text.content, text.tail]

@@ -63,7 +63,7 @@ class BlockEncoder(Generic[BlockResultT]):
 
     Args:
         encoder: function that encodes a block, such as a `RowEncoder`.
-        num_processes: number of workers; a single worker is a process only with `in_background`.
+        num_processes: number of workers; a single worker runs in its own process only with `in_background`.
         in_background: whether to encode while the caller does other work.
     """
 

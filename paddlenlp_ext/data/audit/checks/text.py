@@ -98,7 +98,7 @@ def refusal(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("repeated text", WARNING, "remove the row: its text repeats itself")
 def repeated_text(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield long answers and texts that compress to less than 6 % of their size."""
+    """Yield long answers and long plain texts that compress to less than 6 % of their size."""
     for part in row.parts:
         if part.role in (ASSISTANT, PLAIN_TEXT) and len(part.text) >= _LONG_ANSWER:
             content = part.text.encode()

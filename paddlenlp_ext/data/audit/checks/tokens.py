@@ -60,7 +60,7 @@ def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("beyond the context", WARNING, CONTEXT_REMEDY)
 def beyond_context(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows with more positions than the model's context; the two answers of a pair have the same positions."""
+    """Yield rows with more positions than the model's context; both answers of a pair start at the same position."""
     for example in row.examples:
         first, *answers = (len(tokens) for _, tokens, _ in example.parts)
         length = first + max(answers, default=0) - 1
