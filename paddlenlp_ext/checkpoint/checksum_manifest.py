@@ -48,7 +48,7 @@ def find_damage(folder: Path) -> list[str]:
     """Compare the files of a folder with the sizes and SHA-256 sums in its manifest.
 
     Returns:
-        One message for each damaged, missing or foreign file; empty for an intact folder.
+        One message for each problem, such as a damaged, missing or foreign file; empty for an intact folder.
     """
     try:
         content = read_json_object(folder / MANIFEST_FILE)
@@ -89,7 +89,7 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
 
 
 def _sha256_or_error(path: Path) -> str | OSError:
-    """Return the SHA-256 sum of a file, or the error if it cannot be read; raise a PermissionError."""
+    """Return the SHA-256 sum of a file, or the error if it cannot be read; a PermissionError is raised."""
     try:
         return file_sha256(path)
     except PermissionError:

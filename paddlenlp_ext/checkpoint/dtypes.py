@@ -82,7 +82,9 @@ def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
     if stored == target:
         return values
     if (stored in FLOATING) != (target in FLOATING):
-        raise ValueError(f"a {stored} tensor cannot be read as {target}; only floating-point dtypes can be converted")
+        raise ValueError(
+            f"a tensor of dtype {stored} cannot be read as {target}; only floating-point dtypes can be converted"
+        )
     assert target not in _FLOAT8, "FP8 is not written"
     if stored in _FLOAT8:
         values = _FLOAT8[stored][values]

@@ -126,11 +126,11 @@ class ShardedSafetensors(WeightSource):
         self._shard_of: dict[str, SafetensorsFile] = {}
         shards = {file: self._open_shard(file) for file in dict.fromkeys(weight_map.values())}
         self._raise_if_any(
-            "tensors of the index are not in the file it names",
+            "tensors that are not in the file that the index names",
             [f"{name} ({file})" for name, file in weight_map.items() if name not in shards[file]._entries],
         )
         self._raise_if_any(
-            "tensors of the files are not in the index",
+            "tensors that are not in the index",
             [f"{name} ({file})" for file, shard in shards.items() for name in shard.names() if name not in weight_map],
         )
         self._shard_of = {name: shards[file] for name, file in weight_map.items()}
@@ -138,7 +138,7 @@ class ShardedSafetensors(WeightSource):
     def _raise_if_any(self, what: str, tensors: list[str]) -> None:
         if tensors:
             raise ValueError(
-                f"{self.path}: {len(tensors)} {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
+                f"{self.path}: {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
                 "the shards and the index are from different saves"
             )
 

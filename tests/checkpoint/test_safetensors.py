@@ -169,14 +169,14 @@ def test_sharded_safetensors_index_of_other_save_raises(tmp_path):
     index = sharded(tmp_path)
     index["weight_map"]["c"] = index["weight_map"]["a"]
     write_index(tmp_path, index)
-    with pytest.raises(ValueError, match=r"1 tensors of the index .* c \(model-00001"):
+    with pytest.raises(ValueError, match=r"tensors that are not in the file that the index names: c \(model-00001"):
         open_weights(tmp_path)
 
 
 def test_sharded_safetensors_incomplete_index_raises(tmp_path):
     index = sharded(tmp_path)
     save_file({"a": np.zeros(8, np.float32), "c": np.ones(1, np.float32)}, tmp_path / index["weight_map"]["a"])
-    with pytest.raises(ValueError, match=r"1 tensors of the files are not in the index: c \(model-00001"):
+    with pytest.raises(ValueError, match=r"tensors that are not in the index: c \(model-00001"):
         open_weights(tmp_path)
 
 

@@ -53,14 +53,14 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
     """Return the metadata of a file (key -> value) and its tensors (name -> location).
 
     Raises:
-        ValueError: the file is not GGUF, big-endian, damaged or truncated; a length, size or offset exceeds the file;
+        ValueError: the file is damaged, truncated, big-endian or not GGUF; a length, size or offset exceeds the file;
             or two tensors overlap.
     """
     try:
         with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             return _read(_Cursor(content), path)
     except ValueError as error:  # mmap raises ValueError for an empty file
-        raise ValueError(f"{path}: not a GGUF file, or damaged or truncated ({error}); download it again") from error
+        raise ValueError(f"{path}: not a readable GGUF file ({error}); use another copy") from error
 
 
 class _Cursor:
@@ -110,7 +110,9 @@ class _Cursor:
     def _array(self, kind: int, count: int) -> list[Any]:
         self.num_items += count
         if count > self.size - self.at or self.num_items > _MAX_ITEMS:
-            raise ValueError(f"an array of {count} items, {self.num_items} items in all arrays so far")
+            raise ValueError(
+                f"an array of {count} items is too large, with {self.num_items} items in all arrays so far"
+            )
         if kind == _STRING:
             return [self.text() for _ in range(count)]
         if kind not in _SCALARS:
@@ -125,7 +127,7 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GgufTe
         raise ValueError("it does not begin with GGUF")
     version = cursor.whole(_UINT32)
     if version % 65536 == 0:
-        raise ValueError("a big-endian GGUF file is not supported; use a little-endian one")
+        raise ValueError("it is big-endian")
     if version not in _VERSIONS:
         raise ValueError(f"unknown format version {version}")
     num_tensors, num_keys = cursor.whole(10), cursor.whole(10)

@@ -221,7 +221,7 @@ def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
         difference = _difference(tokenizer, read, text)
         if difference:
             raise ValueError(
-                f"the tokenizer in the GGUF file returns other tokens for {text[:60]!r}: {difference}; {_REMEDY}"
+                f"the tokenizer in the GGUF file returns different tokens for {text[:60]!r}: {difference}; {_REMEDY}"
             )
     if isinstance(tokenizer.chat_template, str):
         chat = [{"role": "user", "content": "Hello, world"}]

@@ -1,4 +1,4 @@
-"""Dequantize FP8 weights with scales per block (DeepSeek-V3), row or matrix while reading them.
+"""Dequantize FP8 weights, which have a scale per block (DeepSeek-V3), row or matrix, while reading them.
 
     in files                                                as read
     q_a_proj.weight [O, I], float8_e4m3fn                   q_a_proj.weight [O, I]

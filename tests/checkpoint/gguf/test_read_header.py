@@ -116,5 +116,5 @@ def test_read_header_with_lengths_that_do_not_fit_the_file_raises_at_once(conten
 
 def test_read_header_bounds_the_items_of_all_arrays(tmp_path, monkeypatch):
     monkeypatch.setattr(header_module, "_MAX_ITEMS", 3)
-    with pytest.raises(ValueError, match="an array of 2 items, 5 items in all arrays so far"):
+    with pytest.raises(ValueError, match="an array of 2 items is too large, with 5 items in all arrays so far"):
         read_header(write(tmp_path / "a.gguf"))

@@ -331,7 +331,7 @@ def test_open_gguf_part_under_another_name_says_how_to_rename(golden, tmp_path):
     whole = tmp_path / "whole-00001-of-00002.gguf"
     whole.write_bytes((golden / "checkpoint_llama.gguf").read_bytes())
     (tmp_path / "whole-00002-of-00002.gguf").touch()
-    with pytest.raises(ValueError, match=r"whole-00002-of-00002\.gguf: not a GGUF file"):
+    with pytest.raises(ValueError, match=r"whole-00002-of-00002\.gguf: not a readable GGUF file"):
         open_weights(whole)
     (tmp_path / "whole-00002-of-00002.gguf").write_bytes(whole.read_bytes())
     with pytest.raises(
@@ -356,7 +356,7 @@ def test_open_gguf_parts_that_do_not_belong_together_raise(golden, tmp_path):
 def test_open_gguf_truncated_file_is_named(golden, tmp_path, keep):
     content = (golden / "checkpoint_llama.gguf").read_bytes()
     (tmp_path / "model.gguf").write_bytes(content[:keep])
-    with pytest.raises(ValueError, match=r"model\.gguf: not a GGUF file, or damaged or truncated"):
+    with pytest.raises(ValueError, match=r"model\.gguf: not a readable GGUF file"):
         open_weights(tmp_path / "model.gguf")
 
 
