@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.parallel import NUM_STEPS, Case, assert_same_run, launch, outcome, run_case
+from tests.common.parallel import NUM_STEPS, Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 DROPOUT = {"rank": 4, "dropout": 0.3}
 # With a falling loss the first evaluation is the best, so that both processes have to stop after the third.
 STOPS_EARLY = {"evaluation_strategy": "steps", "eval_steps": 2, "greater_is_better": True, "early_stopping_patience": 2}
-CASES = [
+SHORT = [
     Case("sft"),
+    Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
+    Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
+]
+LONG = [
     Case(
         "sft-untied-accumulated-pose",
         {"gradient_accumulation_steps": 2, "use_pose_convert": True},
         {"tie_word_embeddings": False},
     ),
     Case("sft-stops-early", STOPS_EARLY),
-    Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}),
-    Case("lora-dropout-noise", {"neftune": True}, switch="lora", peft=DROPOUT),
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("prefix-12-layers", {}, {"num_hidden_layers": 12}, "prefix_tuning", {"num_tokens": 3}),  # 10 is not before 2
 ]
+CASES = [*SHORT, *(pytest.param(case, marks=pytest.mark.layouts) for case in LONG)]
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
+def runs(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("data_parallel")
-    return folder, launch(2, CASES, folder)
+    return folder, launch(2, selected_cases(request), folder)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)

@@ -23,16 +23,15 @@ TABLES = {"rank": 4, "target_modules": ("v_proj", "embed_tokens", "lm_head")}
 TOKENS = {"embed_tokens": list(range(3, 60, 3))}
 BOTH_TABLES = {"target_modules": ("embed_tokens", "lm_head")}
 
-MODELS = [
+SHORT = [
     Case("sft", TENSOR),
-    Case("sft-untied-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, UNTIED),
     Case("sft-biased-recomputed", {**TENSOR, "recompute": True}, BIASED),
-]
-ADAPTERS = [
-    Case("adalora", TENSOR, switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("lora-dropout-biased", {**TENSOR, "recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3}),
+    Case("sp-sft", {**TENSOR, "sequence_parallel": True}),
 ]
 MORE_CASES = [
+    Case("sft-untied-accumulated", {**TENSOR, "gradient_accumulation_steps": 2}, UNTIED),
+    Case("adalora", TENSOR, switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("prefix", TENSOR, switch="prefix_tuning", peft={"num_tokens": 3, "dropout": 0.2}),
     Case("vera", TENSOR, switch="vera", peft={"rank": 8, "dropout": 0.2}),
     Case("dora", TENSOR, BIASED, "use_dora", {"rank": 4, "dropout": 0.2}),
@@ -73,13 +72,10 @@ MORE_CASES = [
     Case("reft", TENSOR, switch="reft", peft={"rank": 4}),
 ]
 SEQUENCE = [
-    Case("sp-sft", {**TENSOR, "sequence_parallel": True}),
     Case("sp-sft-biased-recomputed", {**TENSOR, "sequence_parallel": True, "recompute": True}, BIASED),
     Case("sp-sft-qwen3-noise", {**TENSOR, "sequence_parallel": True, "neftune": True}, QWEN3),
     Case("sp-lora-dropout", {**TENSOR, "sequence_parallel": True}, {}, "lora", {"rank": 4, "dropout": 0.3}),
     Case("sp-prefix", {**TENSOR, "sequence_parallel": True}, switch="prefix_tuning", peft={"num_tokens": 3}),
-]
-MORE_SEQUENCE = [
     Case("sp-bottleneck", {**TENSOR, "sequence_parallel": True}, switch="adapter", peft={"size": 8}),
     Case("sp-prompt", {**TENSOR, "sequence_parallel": True}, switch="prompt_tuning", peft={"num_tokens": 3}),
     Case("sp-lora-replaced", {**TENSOR, **STABLE, "sequence_parallel": True}, BIASED, "lora", REPLACED),
@@ -143,9 +139,9 @@ LINEAR_BIASES = [
     Case("sft-alibi", TENSOR, ALIBI),
     Case("sp-prefix-alibi", {**TENSOR, "sequence_parallel": True}, ALIBI, "prefix_tuning", {"num_tokens": 3}),
 ]
-LAYOUTS = (*MORE_CASES, *MORE_SEQUENCE, *FAMILIES, *EXPERTS, *LATENTS, *LINEAR_BIASES)
+LAYOUTS = (*MORE_CASES, *SEQUENCE, *FAMILIES, *EXPERTS, *LATENTS, *LINEAR_BIASES)
 LONG = [pytest.param(case, marks=pytest.mark.layouts) for case in LAYOUTS]
-CASES = [*MODELS, *ADAPTERS, *SEQUENCE, *LONG]
+CASES = [*SHORT, *LONG]
 
 
 @pytest.fixture(scope="module")

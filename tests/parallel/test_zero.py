@@ -14,11 +14,8 @@ UNTIED = {"tie_word_embeddings": False}
 BIASED = {"attention_bias": True, "mlp_bias": True, **UNTIED}
 STAGES = ("stage1", "stage2", "stage3")
 DEEP = Case("sft-deep", {"gradient_accumulation_steps": 2}, {"num_hidden_layers": 8})
+LORA = Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0})
 EVERY_STAGE = [
-    DEEP,
-    Case("lora-plus", {"recompute": True}, BIASED, "lora", {"rank": 4, "dropout": 0.3, "plus_scale": 4.0}),
-]
-MORE_RUNS = [
     Case("adalora", switch="adalora", peft={"tinit": 2, "tfinal": 4}),
     Case("sft", {"max_grad_norm": 0.5, "weight_decay": 0.1}),
     Case("sft-uneven", {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 4}, BIASED),
@@ -37,8 +34,6 @@ FIRST_IS_BEST = {
 }
 ONLY_STAGE3 = [
     Case("sft-back", FIRST_IS_BEST),
-]
-MORE_ONLY_STAGE3 = [
     Case("vera", switch="vera", peft={"rank": 8}),
     Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),
     Case("lokr", switch="lokr", peft={"rank": 2, "factor": 4}),
@@ -65,11 +60,11 @@ def sharded(case: Case, stage: str) -> Case:
     return Case(f"{case.name}-{stage}", {**case.keys, "sharding": stage}, case.model, case.switch, case.peft)
 
 
-LONG = [sharded(case, stage) for case in MORE_RUNS for stage in STAGES]
-LONG += [sharded(case, "stage3") for case in MORE_ONLY_STAGE3]
-CASES = [sharded(case, stage) for case in EVERY_STAGE for stage in STAGES]
-CASES += [sharded(case, "stage3") for case in ONLY_STAGE3]
-CASES += [pytest.param(case, marks=pytest.mark.layouts) for case in LONG]
+SHORT = [*(sharded(DEEP, stage) for stage in STAGES), sharded(LORA, "stage3")]
+LONG = [sharded(LORA, "stage1"), sharded(LORA, "stage2")]
+LONG += [sharded(case, stage) for case in EVERY_STAGE for stage in STAGES]
+LONG += [sharded(case, "stage3") for case in ONLY_STAGE3]
+CASES = [*SHORT, *(pytest.param(case, marks=pytest.mark.layouts) for case in LONG)]
 
 
 @pytest.fixture(scope="module")

@@ -39,17 +39,15 @@ SOME_LAYERS = {  # the last chunk has no router
 ROUTERS = {"rank": 4, "target_modules": (".*layers.3.*q_proj",), "target_parameters": ("layers.1.mlp.gate.weight",)}
 BOTH_TABLES = ("embed_tokens", "lm_head")
 
-TWO = [
+SHORT = [
     Case("sft", PIPELINE, DEEP),
-    Case("sft-virtual", VIRTUAL, UNTIED),
     Case("sft-recomputed-noise-clipped", {**VIRTUAL, "recompute": True, "neftune": True, "max_grad_norm": 0.5}, DEEP),
     Case("lora", VIRTUAL, DEEP, "lora", {"rank": 4, "dropout": 0.3}),
+]
+LONG = [
+    Case("sft-virtual", VIRTUAL, UNTIED),
     Case("lora-few-layers", PIPELINE, DEEP, "lora", {"rank": 4, "target_modules": (".*layers.3.*q_proj",)}),
-]
-ADAPTERS = [
     Case("lora-ga", VIRTUAL, DEEP, "lora_ga", {"rank": 4, "ga_batches": 2}),
-]
-MORE = [
     Case("prefix", VIRTUAL, DEEP, "prefix_tuning", {"num_tokens": 3, "dropout": 0.2}),
     Case("vera", PIPELINE, DEEP, "vera", {"rank": 8, "dropout": 0.2}),
     Case("adalora", PIPELINE, DEEP, "adalora", {"tinit": 2, "tfinal": 4}),
@@ -86,7 +84,7 @@ MORE = [
     Case("sft-auxiliary-some-layers", {**VIRTUAL, "recompute": True}, SOME_LAYERS),
     Case("lora-auxiliary-routers", PIPELINE, AUXILIARY, "lora", ROUTERS),
 ]
-CASES = [*TWO, *ADAPTERS, *(pytest.param(case, marks=pytest.mark.layouts) for case in MORE)]
+CASES = [*SHORT, *(pytest.param(case, marks=pytest.mark.layouts) for case in LONG)]
 
 
 @pytest.fixture(scope="module")
