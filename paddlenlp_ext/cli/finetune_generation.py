@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from paddlenlp_ext.config.json_settings import read_file
+from paddlenlp_ext.config.config_files import FILE_SUFFIXES, read_file
 
 _USAGE = "finetune_generation.py --config CONFIG.json [--lora LORA.json | --q_lora LORA.json] [--key value ...]"
 _FORMAT_KEY, _QLORA_FORMAT = "weight_quantize_algo", "nf4"
@@ -29,8 +29,8 @@ def run_finetune_arguments(argv: Sequence[str]) -> list[str]:
         word = words.pop(0)
         key = _key(word)
         if key in ("config", "q_lora"):
-            if not words or not words[0].endswith(".json"):
-                raise ValueError(f"a .json file is missing after {word}; usage: {_USAGE}")
+            if not words or not words[0].endswith(FILE_SUFFIXES):
+                raise ValueError(f"a .json or .yaml file is missing after {word}; usage: {_USAGE}")
             translated += ([] if key == "config" else ["--lora"]) + [words.pop(0)]
             wants_format = wants_format or key == "q_lora"
         else:
@@ -52,6 +52,6 @@ def _split(word: str) -> list[str]:
 
 def _sets_format(words: Sequence[str]) -> bool:
     """Return whether a file or an argument sets weight_quantize_algo; the parser reports invalid files later."""
-    files = [word for word in words if word.endswith(".json")]
+    files = [word for word in words if word.endswith(FILE_SUFFIXES)]
     keys = {setting.key for file in files for setting in read_file(file)[0] if setting.value is not None}
     return _FORMAT_KEY in keys or _FORMAT_KEY in map(_key, words)

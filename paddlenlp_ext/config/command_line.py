@@ -7,13 +7,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.dataclass_options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.help_text import help_text
-from paddlenlp_ext.config.json_settings import Setting
 from paddlenlp_ext.config.known_keys import OptionTable, program_options
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
+from paddlenlp_ext.config.setting import Setting
 
 
 @dataclass
@@ -128,9 +129,11 @@ def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) 
     """Return whether `word`, which follows `--key`, is the key's value rather than a file."""
     if not value_is_optional:
         # The value of an unknown key is also consumed, because a value read as a file would be reported a second time.
-        return bool(table.find(key)) or not word.endswith(".json")
+        return bool(table.find(key)) or not word.endswith(FILE_SUFFIXES)
     takes_text = str in table.options[table.find(key)[0]].kinds
-    return takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(".json")
+    return (
+        takes_text or word.lower() in TRUE_WORDS + FALSE_WORDS or word == UNSET_WORD or not word.endswith(FILE_SUFFIXES)
+    )
 
 
 def _location(argument: str, line: CommandLine) -> ArgumentLocation:

@@ -374,7 +374,10 @@ def _hint(option: Option, written: Any) -> str:
     if isinstance(written, dict) and option.kinds.isdisjoint((dict, Mapping)):
         return "; the file is flat, and this value cannot be an object"
     if isinstance(written, str) and not {bool, int, float}.isdisjoint(option.kinds):
-        return "; write it without quotes" if _from_word(option, written) is not _NO_VALUE else ""
+        value = _from_word(option, written)
+        if isinstance(value, bool) and written not in ("true", "false"):
+            return f"; write {json.dumps(value)} without quotes"
+        return "; write it without quotes" if value is not _NO_VALUE else ""
     if isinstance(written, float) and int in option.kinds and written.is_integer():
         return f"; write {int(written)}"
     if isinstance(written, int | float) and str in option.kinds:

@@ -10,8 +10,8 @@ from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import Option, convert
 from paddlenlp_ext.config.errors import Problem, Report
-from paddlenlp_ext.config.json_settings import Setting
 from paddlenlp_ext.config.known_keys import OptionTable
+from paddlenlp_ext.config.setting import Setting
 from paddlenlp_ext.utils.json_reader import Location
 from paddlenlp_ext.utils.suggest import nearest
 

@@ -13,17 +13,18 @@ from os.path import expanduser
 from typing import Any
 
 from paddlenlp_ext.config.command_line import print_help, read_command_line
+from paddlenlp_ext.config.config_files import read_file
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.implied_keys import adjust, translate_toolkit_keys
-from paddlenlp_ext.config.json_settings import Setting, read_file
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.config.setting import SCHEMA_KEY, Setting
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.ptq import QUANTIZATION_KEYS, check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
@@ -90,7 +91,7 @@ def run_config_from(
 def _settings_of(keys: Mapping[str, Any], source: str) -> list[Setting]:
     """Return the settings for keys passed in Python, with the values as JSON types."""
     location = Location(source)
-    return [Setting(key, _as_json(value), location, location) for key, value in keys.items()]
+    return [Setting(key, _as_json(value), location, location) for key, value in keys.items() if key != SCHEMA_KEY]
 
 
 def _as_json(value: Any) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from paddlenlp_ext.config.config_files import read_file
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.config.errors import ConfigError
-from paddlenlp_ext.config.json_settings import read_file
 from paddlenlp_ext.config.known_keys import program_options
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.evaluation.prompt_template import fields_of
@@ -43,7 +43,9 @@ class TaskOptions(OptionGroup):
 
     task: str | None = option(None, choices=tuple(METRICS), help="kind of task")
     name: str | None = option(None, help="name in the report; default: the name of the task file or data file")
-    data_file: str | None = option(None, help="rows, one JSON object per line; perplexity also reads a .txt file")
+    data_file: str | None = option(
+        None, aliases=("data",), help="rows, one JSON object per line; perplexity also reads a .txt file"
+    )
     limit: int | None = option(None, minimum=1, help="evaluate only the first LIMIT rows")
     prompt: str | None = option(
         None,

@@ -26,7 +26,8 @@ SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written t
 _SPACE = re.compile(r"[ \t\r\n]*")
 _NO_NAN = "JSON has no NaN and no infinity; write a finite number"
 _HINTS = (
-    (re.compile(r"//|#|/\*"), "JSON has no comments; delete this one"),
+    (re.compile(r"//|/\*"), "JSON has no comments; delete this one"),
+    (re.compile(r"#"), "JSON has no comments that begin with #; delete this one"),
     (re.compile(r"'"), "JSON strings need double quotes"),
     (re.compile(r"(True|False)\b"), "JSON writes true and false in lower case"),
     (re.compile(r"(None|nil|undefined)\b"), "JSON writes null for a value that is not set"),

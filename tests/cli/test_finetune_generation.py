@@ -33,7 +33,7 @@ def test_run_finetune_arguments_former_names_are_translated(argv, expected):
 
 @pytest.mark.parametrize("argv", [["--config"], ["--config", "--lora"], ["a.json", "--q_lora", "true"]])
 def test_run_finetune_arguments_missing_file_raises(argv):
-    with pytest.raises(ValueError, match=r"a \.json file is missing after --(config|q_lora)"):
+    with pytest.raises(ValueError, match=r"a \.json or \.yaml file is missing after --(config|q_lora)"):
         run_finetune_arguments(argv)
 
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from paddlenlp_ext.config.json_settings import read_text
+from paddlenlp_ext.config.config_files import MAX_BYTES, read_text
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 GOOD = json.dumps(SMALLEST | {"lora_rank": 4, "lora_target_modules": ["q", "k"]}, indent=4)
@@ -20,8 +20,8 @@ BROKEN = {
     '"lora"': (1, 1, "one object"),
     "null": (1, 1, "one object"),
     "lora: true": (1, 1, "'{'|double quotes"),
-    '{"seed": 1,}': (1, 11, "comma"),
     '{"seed": 1,,}': (1, 12, "double quotes"),
+    '{"lora_target_modules": [,]}': (1, 26, "a value"),
     '{,"seed": 1}': (1, 2, "double quotes"),
     '{"seed": 1 "lora": true}': (1, 12, "',' or '}'"),
     '{"seed" 1}': (1, 9, "':'"),
@@ -30,9 +30,9 @@ BROKEN = {
     "{'seed': 1}": (1, 2, "double quotes"),
     "{\"output_dir\": 'out'}": (1, 16, "double quotes"),
     "{seed: 1}": (1, 2, "double quotes"),
-    '{\n  // a seed\n  "seed": 1}': (2, 3, "comments"),
     '{"seed": 1 # why\n}': (1, 12, "comments"),
-    '{"seed": /* one */ 1}': (1, 10, "comments"),
+    '{"seed": 1 /* why }': (1, 12, "write */"),
+    '{ /* two\n lines */ "seed": 1 "lora": true}': (2, 21, "',' or '}'"),
     '{"learning_rate": NaN}': (1, 19, "NaN"),
     '{"learning_rate": -Infinity}': (1, 19, "infinity"),
     '{"lora": True}': (1, 10, "lower case"),
@@ -47,7 +47,7 @@ BROKEN = {
     '{"output_dir": "out}': (1, 16, "unterminated string"),
     '{"seed": 1} {"seed": 2}': (1, 13, "more text"),
     '{"seed": 1}}': (1, 12, "more text"),
-    '\ufeff{"seed": 1}': (1, 1, "byte order mark"),
+    '\ufeff{"seed": }': (1, 10, "a value"),
     '{"seed": ' + "9" * 5000 + "}": (1, 10, "5000 digits"),
     '{"lora_target_modules": ["q", "k"}': (1, 34, "delimiter"),
     '{"lora_target_modules": ' + "[" * 100_000: (1, 25, "deeply"),
@@ -61,6 +61,25 @@ def test_read_file_with_broken_json_locates_it(tmp_path, text):
     found = [problem for problem in problems(path) if "JSON" in problem.message]
     assert [(problem.file, problem.line, problem.column) for problem in found] == [(path, line, column)]
     assert any(word in found[0].message for word in words.split("|")), found[0]
+
+
+def test_read_text_skips_comments_last_commas_and_schema():
+    text = """\ufeff{ // why
+        "$schema": "sft.schema.json", /* one
+        "seed": 1, */ "output_dir": "http://a/*b*/,]", // "
+        "lora_target_modules": ["q,]", "k",],
+    }"""
+    settings, found = read_text(text, "run.json")
+    assert found == []
+    assert [(setting.key, setting.value, setting.location.line) for setting in settings] == [
+        ("output_dir", "http://a/*b*/,]", 3),
+        ("lora_target_modules", ["q,]", "k"], 4),
+    ]
+
+
+def test_read_file_with_a_huge_file_fails(tmp_path):
+    (found,) = problems(write(tmp_path, " " * (MAX_BYTES + 1)))
+    assert "not a configuration file" in found.message
 
 
 def test_read_file_with_any_truncation_fails(tmp_path):

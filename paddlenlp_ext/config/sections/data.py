@@ -15,6 +15,7 @@ class DataConfig(OptionGroup):
 
     dataset_name_or_path: str | list[str] | None = option(  # noqa: RUF009 (as every option)
         None,
+        aliases=("data",),
         winning_aliases=("task_name_or_path",),
         help="file of training rows, folder with train.json and dev.json (docs/data.md: other layouts), built-in name "
         "or hub id; several datasets, separated by commas, are read in order",

@@ -15,7 +15,7 @@ STRATEGIES = ("no", "steps", "epoch")
 class TrainConfig(OptionGroup):
     """`config.train`: steps, evaluations, logs and checkpoints."""
 
-    output_dir: str | None = option(None, help="folder for results, checkpoints and final weights")
+    output_dir: str | None = option(None, aliases=("out",), help="folder for results, checkpoints and final weights")
     overwrite_output_dir: bool = option(False, help="start over in an output_dir that contains checkpoints")
     resume_from_checkpoint: bool | str | None = option(
         None,
