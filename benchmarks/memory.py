@@ -232,8 +232,8 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
 
 - `TMPDIR` sets the folder of the temporary file. The folder must be on a disk, because files of a tmpfs are in main
   memory. The log warns if the folder is on a tmpfs.
-- The file is unlinked, so the system removes it after an error or a killed process. A full disk stops the run with
-  an error.
+- The temporary file is unlinked, so the system removes it after an error or a killed process. A full disk stops the run
+  with an error.
 - Offloading needs `recompute_granularity: full`. Inputs of layers in `no_recompute_layers` and regions of
   `refined_recompute` stay in memory.
 
@@ -242,8 +242,8 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
 - Adapters that are not fused with their linear layers, such as DoRA and PiSSA, save more activations per token than
   LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` lists these activations by method.
 - The prediction for GPUs has not been compared with a run. The prediction does not include the cache of the allocator.
-  It includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that these kernels
-  do not save.
+  The prediction includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that
+  these kernels do not save.
 """
 
 
