@@ -46,12 +46,12 @@ class AttentionInputs:
 
     Attributes:
         rotations: RoPE cosines and sines of each layer.
-        layouts: document layout for each window size (key None: no window). Empty when decoding with a cache.
-        cache: keys and values of earlier steps; None outside generation.
-        prefix: trained keys and values of the layer, which precede every document. Unused with a cache, because the
-            cache stores the prefix.
-        num_shared: length of a prompt at the start of the row, to which all documents of the row attend. The batch
-            size is then 1, and `layouts` describes only the positions after the prompt.
+        layouts: document layout for each window size (key None: no window). Empty with a cache.
+        cache: keys and values of earlier positions; None: no cache.
+        prefix: trained keys and values of the current layer, which precede every document. Unused with a cache, because
+            the cache stores the prefix.
+        num_shared: length of a prompt at the start of the row, to which all documents of the row attend; 0: no prompt.
+            With a prompt, the batch size is 1, and `layouts` describes only the positions after the prompt.
         adapter_inputs: inputs that only adapters read.
     """
 
@@ -149,7 +149,7 @@ class AttentionLayer(nn.Layer):
         self.sinks = self.create_parameter([shape.num_heads], dtype=dtype, is_bias=True) if shape.has_sinks else None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
+        """Attend to the visible positions; map [B, S, D] to [B, S, D]."""
         raise NotImplementedError
 
     def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
@@ -166,7 +166,7 @@ class AttentionLayer(nn.Layer):
         return ScoreOptions(self.softcap, self.slopes_N, self.sinks)
 
     def keep_heads(self, index: int, num_parts: int) -> None:
-        """Keep only the ALiBi slopes of the heads in tensor-parallel shard `index`."""
+        """Keep only the ALiBi slopes of the heads in tensor-parallel shard `index` of `num_parts`."""
         if self.slopes_N is not None:
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
@@ -226,7 +226,7 @@ class Attention(AttentionLayer):
                 setattr(self, name, RMSNorm(size, shape.norm_epsilon, shape.norm_offset))
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
+        """Attend to the visible positions; map [B, S, D] to [B, S, D]."""
         return self.from_projections(recompute_region("attention_column_ln", self._project, x_BSD), inputs)
 
     def from_projections(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:

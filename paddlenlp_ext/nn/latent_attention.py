@@ -80,7 +80,7 @@ class LatentAttention(AttentionLayer):
         self.o_proj = Linear(num_heads * latent.value_dim, hidden_size, shape.output_bias)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Attend over the visible positions; map [B, S, D] to [B, S, D]."""
+        """Attend to the visible positions; map [B, S, D] to [B, S, D]."""
         rotation = inputs.rotations[self.layer_index]
         if inputs.cache is not None:
             out_BSNE = self._attend_cached(x_BSD, rotation, inputs.cache)

@@ -10,7 +10,7 @@ gradient to the gradient of the router logits. The loss is attached to the hidde
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
 
-Layers may be recomputed. f and P are means over all layers, so pipeline stages exchange sums:
+f and P are means over all layers, so pipeline stages exchange sums:
 
     forward    stage 0 --- sums of f and P over its layers ---> stage 1, adds its own ---> ... ---> last stage, loss
     backward   stage 0 <-------------- f times the gradient of the loss <------------------------- last stage

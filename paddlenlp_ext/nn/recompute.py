@@ -40,8 +40,8 @@ class RecomputePlan:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: indices of layers that save all activations.
         saved_regions: region -> number of leading layers that save the result of the region, although the layer is
-            recomputed; -1: all layers. A saved region does not repeat its computation and communication in the
-            recomputation. Only with "full".
+            recomputed; -1: all layers. The recomputation of the layer then repeats neither the computation nor the
+            communication of the region. Only with "full".
         offloads_inputs: whether to offload the inputs of recomputed layers (nn/activation_offload.py). Only with
             "full".
     """

@@ -51,7 +51,8 @@ class RopeSettings:
         `original_max_position_embeddings` takes precedence over a nested one.
 
         Raises:
-            ValueError: the rope type is unknown, or the number of rotated channels is odd.
+            ValueError: the rope type is unknown, `partial_rotary_factor` is invalid, or the number of rotated channels
+                is odd.
         """
         settings = stored_settings(config)
         rope_type = settings.get("rope_type") or settings.get("type") or "default"
@@ -95,7 +96,7 @@ class RopeSettings:
         """Return a scaling parameter that is a list with one factor per frequency, fp32 [R / 2].
 
         Raises:
-            ValueError: the list is missing or has another length.
+            ValueError: the value is not a list with R / 2 entries.
         """
         values = self.scaling.get(key)
         if not isinstance(values, list) or len(values) != self.rotary_dim // 2:

@@ -29,7 +29,7 @@ class QuantizationConfig:
         group_size: number of consecutive inputs that share a scale, for weight_only_int4; None: one scale per row.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: an algo is unknown, or a number is out of range.
 
     Examples:
         >>> from paddlenlp_ext import QuantizationConfig

@@ -65,11 +65,11 @@ def load_quantized(
         model: model with the parameter names of the file.
         source: the stored tensors, in full precision or quantized.
         options: quantization for weights stored in full precision; None: no quantization.
-        before: function that is applied to each weight before quantization.
+        before: function that is applied to each weight, except expert weights, before quantization.
 
     Raises:
-        ValueError: the tensors do not match the model (`check_tensors`) or the options (`QuantizedWeights`); the model
-            is unchanged.
+        ValueError: the tensors do not match the model (`check_tensors`) or the options (`QuantizedWeights`), or a
+            weight cannot be quantized (`QuantizedWeights.packed`).
     """
     weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
@@ -88,7 +88,8 @@ def quantize_linears(
     `before` is applied to each weight, except expert weights, before quantization.
 
     Raises:
-        ValueError: the model is already quantized, or a pattern of the options matches no layer.
+        ValueError: the model is already quantized, a pattern of the options matches no layer, or a weight cannot be
+            quantized (`quantize`).
     """
     if model.quantization is not None:
         raise ValueError(f"the model is already quantized ({model.quantization.describe()}); load the original model")
@@ -138,7 +139,7 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute the size that a model's layers will have after quantization; only the shapes are used.
+    """Compute, from the shapes alone, the size that a model's layers will have after quantization.
 
     Raises:
         ValueError: a pattern of the options matches no layer.
@@ -153,7 +154,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
-    """Return the shape [out, in] and the number of the matrices that are quantized separately in a layer."""
+    """Return the shape [out, in] of the matrices of a layer, which are quantized separately, and their number."""
     if isinstance(layer, Linear):
         return (layer.out_features, layer.in_features), 1
     groups, outputs, inputs = layer.weight_shape

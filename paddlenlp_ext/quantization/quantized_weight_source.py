@@ -85,8 +85,8 @@ class QuantizedWeights(WeightSource):
         """Return the quantized weight of a linear or expert layer; None if the layer stays in full precision.
 
         Raises:
-            ValueError: a fused layer cannot be split into projections, because its blocks would be too small, or the
-                matrices of experts differ in number or format.
+            ValueError: a fused layer cannot be split into projections (`slice_weight`), the matrices of experts differ
+                in number or format, or a weight cannot be quantized (`quantize`).
         """
         if layer in self._stacks:
             return self._read_stack(layer)

@@ -25,7 +25,7 @@ def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:
     """Return a shard of a weight [out, in] along axis 0 or 1; shards along axis 1 have equal sizes.
 
     Raises:
-        ValueError: the blocks cannot be split (`sharded_block_size`), or the columns are reordered and axis is 1.
+        ValueError: the blocks cannot be split (`sharded_block_size`), or the axis is 1 and the columns are reordered.
     """
     if shard.axis == 1 and weight.order is not None:
         raise ValueError(
@@ -69,7 +69,7 @@ def sharded_block_size(algo: str, shape: tuple[int, int], block_size: int, shard
             problem = "two codes share a byte, and a shard boundary would be inside a byte"
         raise ValueError(
             f"{algo} in blocks of {block_size} cannot be sharded: for shards with {size} of the {shard.size} "
-            f"{features} of a weight of shape {list(shape)}, {problem}; use fewer tensor-parallel ranks"
+            f"{features} of a weight of shape {list(shape)}, {problem}"
         )
     return block
 

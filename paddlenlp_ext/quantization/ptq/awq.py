@@ -28,14 +28,15 @@ def search_scales(
     integers: IntegerFormat,
     channel_of_input: np.ndarray,
 ) -> np.ndarray:
-    """Return the channel scales, float32 [C], that minimize the output error.
+    """Return the channel scales, float32 [C], with the smallest output error among the searched exponents a.
 
     Args:
         weight_OI: concatenated weight rows of all linear layers that read the inputs.
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
         integers: format of the rounded weight.
-        channel_of_input: channel of each input, int [I]; in o_proj, query heads with one value head share channels.
+        channel_of_input: channel of each input, int [I]; in o_proj, query heads with the same value head share
+            channels.
 
     Raises:
         ValueError: the weight does not fit the format (`IntegerFormat`).
