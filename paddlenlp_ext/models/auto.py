@@ -217,7 +217,7 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
     """Build a model with unallocated parameters. `load_values` allocates and reads the parameters.
 
     Raises:
-        ValueError: the architecture is not supported, or the model is a classifier with several labels.
+        ValueError: the architecture or the dtype is not supported, or the model is a classifier with several labels.
     """
     config = DecoderConfig.from_dict(source.config, source.name, source.config_overrides)
     with _default_dtype(dtype), paddle.LazyGuard():

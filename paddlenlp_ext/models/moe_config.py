@@ -41,7 +41,7 @@ def expert_differences(
         file_layout: checkpoint layout of the family.
 
     Raises:
-        ValueError: a token uses more experts than a layer has, or the groups of experts have unequal sizes.
+        ValueError: a token uses more experts than a layer has, or the group counts are invalid.
     """
     _check(shape)
     experts = tuple(shape if is_sparse(layer) else None for layer in range(config.size("num_hidden_layers")))
@@ -116,7 +116,8 @@ def _check(shape: ExpertShape) -> None:
     if shape.num_experts % router.num_groups or not 1 <= router.chosen_groups <= router.num_groups:
         raise ValueError(
             f"config.json divides {shape.num_experts} experts into {router.num_groups} groups, and chooses "
-            f"{router.chosen_groups} of them; the groups must have equal sizes, and at least one must be chosen"
+            f"{router.chosen_groups} of them; the groups must have equal sizes, and 1 to "
+            f"{router.num_groups} must be chosen"
         )
 
 

@@ -63,7 +63,7 @@ def window_layers(config: ConfigReader) -> int:
     """
     number = config.value("max_window_layers")
     if number is None:
-        raise ValueError("max_window_layers in config.json must be an integer if use_sliding_window is true, got None")
+        raise ValueError("max_window_layers in config.json must be an integer if use_sliding_window is true, got null")
     return number
 
 
@@ -73,7 +73,7 @@ def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     Without `layer_types`, layers with an index of at least `max_window_layers` have a window.
 
     Raises:
-        ValueError: see `windows_by_type`.
+        ValueError: see `window_layers` and `windows_by_type`.
     """
     if not config.value("use_sliding_window") or config.value("sliding_window") is None:
         return full_attention(config)

@@ -232,9 +232,9 @@ _barrier_numbers = itertools.count()
 
 
 def connect_processes() -> None:
-    """Connect to the launcher's store when a run starts, because Paddle waits for late processes only 15 minutes.
+    """Connect to the launcher's store at the start of a run, before slow work such as reading data.
 
-    A stop signal meanwhile ends this process without a message.
+    Paddle waits for late processes only 15 minutes. A stop signal during the wait ends this process without a message.
     """
     if world_size() > 1 and uses_gloo():
         with default_stop_signals():

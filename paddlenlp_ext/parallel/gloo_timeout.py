@@ -146,7 +146,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
         host: name or address of this machine.
 
     Raises:
-        ValueError: no connection to another process.
+        ValueError: a connection to another process failed.
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     peers: dict[int, socket.socket] = {}

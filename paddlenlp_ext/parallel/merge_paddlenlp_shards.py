@@ -117,7 +117,9 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     missing = [file.name for rank in files for file in rank if not file.is_file()]
     if missing:
         found = sorted(file.name for file in folder.glob("model_state.*.pdparams")) or ["none"]
-        raise ValueError(f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(found[:8])}")
+        raise ValueError(
+            f"{folder}: {', '.join(missing[:4])} missing; shards found: {', '.join(found[:8])}; check --tp and --pp"
+        )
     return files
 
 

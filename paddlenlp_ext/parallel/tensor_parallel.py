@@ -148,8 +148,8 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
             )
         except ValueError as error:
             raise ValueError(
-                f"tensor_parallel_degree {degree}: {name}: {error}; choose a smaller qlora_weight_blocksize or degree, "
-                "or leave weight_quantize_algo out"
+                f"tensor_parallel_degree {degree}: {name}: {error}; choose a smaller degree or a smaller "
+                "qlora_weight_blocksize, or use unquantized weights"
             ) from error
 
 

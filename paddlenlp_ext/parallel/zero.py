@@ -1,14 +1,14 @@
 """ZeRO (arXiv:1910.02054): sharding ranks process different micro-batches and share the training state.
 
-    stage   held only by the owner of a parameter           communication
-    1       optimizer state                                 broadcast of updated values after each optimizer step
-    2       optimizer state, gradient                       reduce to the owner, layer by layer in the backward pass
-    3       optimizer state, gradient, value                broadcast of the values before each layer
+    stage   held only by the owner of a parameter   gradients                       values
+    1       optimizer state                         all-reduced                     broadcast after each optimizer step
+    2       optimizer state, gradient               reduced to the owner by layer   broadcast after each optimizer step
+    3       optimizer state, gradient, value        reduced to the owner by layer   broadcast before each layer
 
 The owner updates its parameters. A parameter is not sliced: the owner holds the full tensor, so every optimizer works
 unchanged. Experts sharded by expert parallelism have no owner. Every rank that holds an expert updates the expert.
 
-Adapters are small, and methods that adapt the rank (AdaLoRA) read their gradients and values. All ranks therefore keep
+Adapters are small, and rank-adaptive methods (AdaLoRA) read their gradients and values. All ranks therefore keep
 the gradients and values of adapters, and stage 3 shards only the frozen base model.
 
 In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
@@ -114,7 +114,8 @@ class ParameterGatherer:
     def _before_layer(self, index: int) -> Callable[..., None]:
         """Return a forward pre-hook that gathers the parameter values of a layer.
 
-        The hook also registers a gradient hook on the input of the layer, which finishes the layers above.
+        The hook also registers a gradient hook on the input of the layer, which reduces the gradients of the layers
+        above and releases their values.
         """
 
         def is_done(gradient: paddle.Tensor) -> None:

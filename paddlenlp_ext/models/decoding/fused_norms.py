@@ -71,7 +71,7 @@ class FusedLayer:
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Run the layer. Hidden states [B, S, D] are passed and returned as two terms, x and addend.
 
-        The next fused norm adds the two returned terms. None means an addend of zero.
+        The next layer adds the two returned terms. None means an addend of zero.
         """
         if addend_BSD is not None and not self._attention.is_fused:
             x_BSD, addend_BSD = x_BSD + addend_BSD, None

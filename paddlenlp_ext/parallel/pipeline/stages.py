@@ -60,7 +60,7 @@ class StagePlan:
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the processes that hold a parameter or buffer.
 
-        All processes hold every tensor outside the layers, the embedding, the last norm and the lm_head.
+        A tensor of none of these parts is on all processes: decoder layers, embedding, last norm, lm_head.
         """
         layer = _LAYER.match(name)
         if layer is not None:
@@ -142,7 +142,7 @@ def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
 
 @paddle.no_grad()
 def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis) -> None:
-    """Sum, in place, the gradients of a parameter over the stages that hold the parameter (tied weights).
+    """Sum, in place, the gradients of each parameter that several stages hold (tied weights) over these stages.
 
     Args:
         parameters: parameters of this stage, in the order of the model.
