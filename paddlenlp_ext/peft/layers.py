@@ -83,7 +83,7 @@ AdapterT = TypeVar("AdapterT", bound=AdapterLayer)
 class WeightAdapter(AdapterLayer):
     """Adapter layer that is equivalent to a change of the base's `weight` and `bias`, and can therefore be merged.
 
-    The base is a linear layer, a norm or an embedding.
+    The base is a linear layer, stacked experts, a router, a norm or an embedding.
 
     Attributes:
         adapts_tied_head: whether an adapter of the embedding also changes a tied lm_head.

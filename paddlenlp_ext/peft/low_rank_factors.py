@@ -88,11 +88,11 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
     if others and (factors or type(config) is LoRAConfig):
         raise ValueError(
             f"the adapter also has tensors that are not factors of a linear layer ({', '.join(others[:4])}), and "
-            "cannot be combined; merge it into the base instead"
+            "cannot be combined or converted; merge it into the base instead"
         )
     if not factors:
         raise ValueError(
             f"an adapter of type {config.peft_type} ({type(config).__name__}) is not a low-rank change of weights and "
-            "cannot be combined; merge it into the base instead"
+            "cannot be combined or converted; load it with the base model, or merge it if the method can be merged"
         )
     return factors

@@ -270,7 +270,8 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
                 "linear" for the weighted sum of the factors of LoRAs with equal ranks.
 
         Raises:
-            ValueError: an adapter or the combination type is unknown, or an update is not low-rank.
+            ValueError: `adapter_name` is taken, an adapter is unknown or not low-rank, or the adapters cannot be
+                combined (`combined_factors`).
         """
         updates = [factors_of(self.adapters[name]) for name in adapters]
         factors = combined_factors(updates, weights, combination_type)

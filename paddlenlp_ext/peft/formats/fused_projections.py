@@ -11,7 +11,8 @@ is dense. Each projection then gets its rows of B and a copy of A, which gives t
 
 | adapter | layers in files |
 | --- | --- |
-| LoRA, variants saved as LoRA (rsLoRA, PiSSA, ...), DoRA on all projections of a layer | fused |
+| LoRA, and variants saved as LoRA (rsLoRA, PiSSA, ...) | fused |
+| DoRA, if it adapts all projections of a layer | fused |
 | modules to save, if they include all projections of a layer | fused |
 | all other adapters and modules | single projections, which only this package reads |
 """

@@ -3,8 +3,8 @@
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
 PiSSA, OLoRA and LoftQ use this module. A' and B' depend on W in full precision, so they are computed when W is loaded,
-before quantization. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B, -B'] of rank 2r over the
-original base (`subtracted_init.py`).
+before quantization. The layer stores A', B', A and B. Files contain the LoRA [A; A'], [B, -B'] of rank 2r
+(`subtracted_init.py`).
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -93,7 +93,10 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         quantize_dequantize: QuantizeDequantize,
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return W - s B' A'. Stored factors are preferred, because recomputed factors may differ between devices."""
+        """Return W - s B' A', or W if the layer has no factors to subtract.
+
+        Stored factors are preferred, because recomputed factors may differ between devices.
+        """
         keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if stored is not None and all(key in stored for key in keys):
             if not self.over_residual:

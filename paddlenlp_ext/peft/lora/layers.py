@@ -83,7 +83,7 @@ class LoRALinear(LinearAdapter):
         return bias * (self.scaling if is_first else 0.0)
 
     def delta_bias(self) -> paddle.Tensor | None:
-        """Return s times the bias of B, float32 [out].
+        """Return s times the bias of B, float32 [out]; None if B has no bias.
 
         Raises:
             ValueError: B has a bias, but the base does not.

@@ -58,7 +58,8 @@ class LowRankConfig(LayerRanksConfig):
     r: int = option(8, help="rank r of the update", key="lora_rank", minimum=1, maximum=65536, arguments=("rank",))
     lora_alpha: float | None = option(
         None,
-        help="the update is scaled by alpha / rank; unset: 2 * rank, or 4 with rslora",
+        help="the update is scaled by alpha / rank, or alpha / sqrt(rank) with rslora; unset: alpha is 2 * rank, or 4 "
+        "with rslora, and with pissa or olora the scale is 1",
         key="lora_alpha",
         above=0,
         arguments=("alpha",),

@@ -162,7 +162,7 @@ def _num_experts(singles: Iterable[_Single], base: Any) -> int:
 def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.ndarray]:
     """Stack the factors of a layer's experts as A [E, r, in] and B [E, out, r].
 
-    B is rescaled so that the scaling alpha / r of the first expert applies to all experts.
+    B is rescaled so that the scale s of the first expert applies to all experts.
     """
     first = singles[0]
     ranks = [0] * first.place.num_projections

@@ -1,15 +1,16 @@
-"""LoRA with nonzero initial factors A0 and B0. Their product is subtracted, so the initial model equals its base.
+"""LoRA from which the product of two initial factors, A0 and B0, is subtracted.
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
-PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. Their papers overwrite W with W - s B0 A0. Here W is unchanged,
-and the layer subtracts s (x A0^T) B0^T. This costs one more product of rank r, and has three advantages:
+PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. PiSSA, OLoRA and LoRA-GA start with A = A0 and B = B0, so their
+initial model equals the base. Their papers overwrite W with W - s B0 A0. Here an unquantized W is unchanged, and the
+layer subtracts s (x A0^T) B0^T. This costs one more product of rank r, and has three advantages:
 
 - With the adapter disabled, results are bitwise equal to the base's results.
 - Loading an adapter does not recompute A0 and B0.
 - Half-precision weights are not rounded again.
 
-Files contain a plain LoRA of rank 2r over the original base. Every LoRA reader can load this LoRA:
+Files contain a plain LoRA of rank 2r, which every LoRA reader can load:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
@@ -90,7 +91,7 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; at the start, the update and the subtracted product cancel exactly."""
+        """Map x [..., in] to [..., out]; if A = A0 and B = B0, without dropout, the result equals the base's output."""
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling

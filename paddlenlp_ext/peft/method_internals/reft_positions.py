@@ -74,8 +74,8 @@ def packed_documents(
     Args:
         document_lengths: lengths of the documents in each row of the batch.
         prompt_lengths: prompt length of each document; 0: no position is changed; None: the full document is the
-            prompt. If a document continues a parent document, the length includes the positions of the parent. The
-            length of a parent includes the prompt positions in the documents that continue it.
+            prompt. The prompt length of a document with a parent includes the positions of the parent. The prompt
+            length of a parent includes the prompt positions of the documents that continue it.
         document_parents: parent of each document: the document that it continues, or None.
 
     Raises:

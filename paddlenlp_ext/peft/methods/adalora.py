@@ -59,7 +59,7 @@ _MASK = "kept"
 
 @dataclass(eq=False)
 class AdaLoRAAdapter(Adapter):
-    """Adapter that prunes singular values after each step, and saves the importance averages in checkpoints."""
+    """Adapter that prunes singular values during training, and saves the importance averages in checkpoints."""
 
     peft_config: AdaLoRAConfig
 
@@ -106,7 +106,7 @@ class AdaLoRAAdapter(Adapter):
         return {name: layer for name, layer in self.layers().items() if layer.is_on_stage}
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return this pipeline stage's share of the orthogonality loss; None if its weight is 0."""
+        """Return this pipeline stage's share of the orthogonality loss; None if the share is 0."""
         layers = self.local_layers().values()
         errors = [error for layer in layers for error in layer.orthogonality_errors()]
         if not errors or self.peft_config.orth_reg_weight == 0:
@@ -123,7 +123,7 @@ class AdaLoRAAdapter(Adapter):
         return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the importance averages, and prune singular values at the steps of the schedule."""
+        """Update the importance averages; prune singular values at the steps of the schedule and at all later steps."""
         layers, schedule = self.local_layers(), self._schedule(total_steps)
         if step < schedule.last_update_step or step == 1:  # without step 1, a run of one step would have no averages
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
@@ -156,7 +156,7 @@ class AdaLoRAAdapter(Adapter):
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Save the triplets with nonzero singular values, and record them in `rank_pattern`."""
+        """Save the triplets with nonzero singular values (all if all are zero), and record them in `rank_pattern`."""
         tensors = self.full_state(tensors)
         masks = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(mask.any() for mask in masks.values()):  # not trained yet
@@ -192,7 +192,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     target_r: int = option(8, help="average of the final ranks of the layers", minimum=1)
     lora_alpha: float | None = option(
         None,
-        help="the update is scaled by alpha / init_r; unset: 2 * init_r",
+        help="the update is scaled by alpha / init_r; unset: alpha is 2 * init_r",
         above=0,
         arguments=("alpha",),
         key="adalora_alpha",

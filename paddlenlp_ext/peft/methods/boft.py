@@ -74,7 +74,7 @@ class BOFTConfig(LinearTargetsConfig):
     )
     boft_dropout: float = option(
         0.0,
-        help="fraction of the blocks of one factor that a training step replaces with the identity",
+        help="fraction of the blocks of one random factor that a training step replaces with the identity",
         minimum=0,
         below=1,
         key="boft_dropout",
@@ -109,7 +109,8 @@ class BOFTConfig(LinearTargetsConfig):
             raise ValueError(
                 f"boft_butterfly_factors={self.boft_n_butterfly_factor} requires an even block size b, and "
                 f"in_features={in_features} of {name} must be a multiple of "
-                f"{2 ** (self.boft_n_butterfly_factor - 1)} * b, but b is {size}; lower it, {remedy}"
+                f"{2 ** (self.boft_n_butterfly_factor - 1)} * b, but b is {size}; lower boft_butterfly_factors, "
+                f"{remedy}"
             )
         return size
 

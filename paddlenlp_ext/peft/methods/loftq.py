@@ -13,7 +13,8 @@ multiplied by the square roots of the singular values.
 | quantized, T > 1 | the base is Q(W - s B_{T-1} A_{T-1}); the adapter stores A_{T-1} and B_{T-1} |
 | full precision | there is no quantization error, so A and B start as in LoRA |
 
-Files contain a plain LoRA of rank 2r over the original base (`lora/subtracted_init.py`).
+Files contain a plain LoRA of rank 2r (`lora/subtracted_init.py`): over the quantized base if T = 1, over the original
+base if T > 1.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -42,7 +42,7 @@ class LoHaConfig(LycorisConfig):
     targets_key: ClassVar[str] = "loha_target_modules"
 
     r: int = rank_option(8, "loha_rank", "rank r of both products; the update has rank up to r * r")
-    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: rank", above=0)
+    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: the scale is 1", above=0)
 
     def __post_init__(self) -> None:
         super().__post_init__()

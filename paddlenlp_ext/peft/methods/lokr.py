@@ -52,10 +52,13 @@ class LoKrConfig(LycorisConfig):
         arguments=("lora_dim", "rank"),
         key="lokr_rank",
     )
-    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset or 0: rank", minimum=0)
+    alpha: float | None = option(
+        None, help="the update is scaled by alpha / rank; unset or 0: the scale is 1", minimum=0
+    )
     decompose_factor: int = option(
         -1,
-        help="number of rows and of columns of the first factor; -1: both factors have about the same size",
+        help="number of rows and of columns of the first factor, rounded down to divisors of out_features and "
+        "in_features; -1: both factors have about the same size",
         minimum=-1,
         arguments=("factor",),
         key="lokr_factor",

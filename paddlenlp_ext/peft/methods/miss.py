@@ -159,7 +159,7 @@ class MiSSLinear(_MiSSLayer):
         return self.base(x) + paddle.matmul(shards, self._matrix())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return D^T [out, r], and the 0-1 matrix [r, in] that sums the shards of the input."""
+        """Return the 0-1 matrix [r, in] that sums the shards of the input, and D^T [out, r]."""
         row_of_input = (np.arange(self.in_features) + first_features(self)[1]) % self.rank
         sums = (row_of_input == np.arange(self.rank)[:, None]).astype(np.float32)
         return paddle.to_tensor(sums), self._matrix().astype("float32").T

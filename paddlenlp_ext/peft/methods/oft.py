@@ -97,7 +97,10 @@ class OFTConfig(LinearTargetsConfig):
         return names
 
     def block_size_of(self, in_features: int) -> int:
-        """Return the divisor of `in_features` nearest to the configured block size; on a tie, the smaller divisor.
+        """Return the block size of a layer.
+
+        The configured block size or number of blocks is rounded to the nearest divisor of `in_features`; on a tie, to
+        the smaller divisor.
 
         Raises:
             ValueError: the block size would be 1, and a single feature cannot be rotated.
@@ -111,7 +114,7 @@ class OFTConfig(LinearTargetsConfig):
             key = "oft_num_blocks" if self.oft_block_size is None else "oft_block_size"
             raise ValueError(
                 f"{key}={requested} gives blocks of a single feature (in_features={in_features}), which cannot be "
-                "rotated; choose another divisor"
+                "rotated; choose a larger block size or fewer blocks"
             )
         return size
 

@@ -55,7 +55,7 @@ class SoRAAdapter(Adapter):
         return dict(adapter_layers_of(self.base_model, SoRALinear))
 
     def auxiliary_loss(self) -> paddle.Tensor | None:
-        """Return this pipeline stage's share of `penalty` times the mean |g|; None if `penalty` is 0."""
+        """Return this pipeline stage's share of `penalty` times the mean |g|; None if the share is 0."""
         if self.peft_config.penalty == 0:
             return None
         layers = self.layers().values()
@@ -73,7 +73,10 @@ class SoRAAdapter(Adapter):
                 layer.gate.set_value(F.softshrink(layer.gate, threshold))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Save a plain LoRA with the ranks whose gates are nonzero; layers with only zero gates are left out."""
+        """Save a plain LoRA with the ranks whose gates are nonzero; leave out layers with only zero gates.
+
+        If all gates are zero, one rank is saved.
+        """
         layers, state, lora_tensors = self.layers(), self.full_state(tensors), {}
         nonzero = {name: np.flatnonzero(state[f"{name}.gate"].numpy()) for name in layers}
         ranks = {name: indices.size for name, indices in nonzero.items() if indices.size}
@@ -112,7 +115,7 @@ class SoRAConfig(LinearTargetsConfig):
     r: int = option(
         16, help="initial rank of every layer's update", minimum=1, maximum=65536, arguments=("rank",), key="sora_rank"
     )
-    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: 2 * rank", above=0)
+    alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: alpha is 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
         0.5, help="proximal step: after each optimizer step, gates shrink by this value times their learning rate",
