@@ -36,7 +36,7 @@ _UNUSED = ("dtype", "use_flash_attention")
 class ExportGgufArguments(ModelArguments):
     """Arguments of export_gguf.py."""
 
-    output_file: str = option(MISSING, help="path of the .gguf file to write")
+    output_file: str = option(MISSING, aliases=("out",), help="path of the .gguf file to write")
     outtype: str | None = option(
         None, choices=OUTTYPES, help="type of the weight matrices; unset: f16. Norms, biases and routers are f32"
     )
@@ -155,7 +155,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     """Write the adapter without its base.
 
     Raises:
-        ValueError: there is no adapter, `--outtype` is not f32, the adapter changes the config of its base, or
+        ValueError: there is no adapter, `--outtype` is set and not f32, the adapter changes the config of its base, or
             `export_gguf_adapter` raises a ValueError.
     """
     from paddlenlp_ext.checkpoint.config_json import read_model_config

@@ -25,7 +25,7 @@ USAGE = (
 class ExportArguments(LoadArguments):
     """Arguments of export_model.py."""
 
-    output_path: str = option(MISSING, help="folder of the exported model")
+    output_path: str = option(MISSING, aliases=("out",), help="folder of the exported model")
     model_prefix: str = option("model", help="name of the program files, without suffix")
     quant_type: str | None = option(
         None,

@@ -30,10 +30,14 @@ class MergeArguments(OptionGroup):
     """Arguments of the programs that merge an adapter."""
 
     adapter_path: str | None = option(
-        None, help="adapter folder (written by this library, PEFT or PaddleNLP); unset: the base model is copied"
+        None,
+        aliases=("adapter",),
+        help="adapter folder (written by this library, PEFT or PaddleNLP); unset: the base model is copied",
     )
-    output_path: str = option(MISSING, help="folder of the merged model")
-    model_name_or_path: str | None = option(None, help="base model; unset: the base model that the adapter names")
+    output_path: str = option(MISSING, aliases=("out",), help="folder of the merged model")
+    model_name_or_path: str | None = option(
+        None, aliases=("model",), help="base model; unset: the base model that the adapter names"
+    )
     device: str = option(
         "auto", help="device for the comparison of logits: auto, cpu, gpu, ...; without a GPU, always cpu"
     )
@@ -71,7 +75,7 @@ def merge_arguments(
     options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
     options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
     aliases = tuple(alias.removeprefix("--") for alias in output_aliases)
-    options["output_path"] = replace(options["output_path"], aliases=aliases)
+    options["output_path"] = replace(options["output_path"], aliases=(*options["output_path"].aliases, *aliases))
     program = f"merge_{adapter_argument.removeprefix('--').removesuffix('_path')}_params.py"
     summary = (description or "").partition(":")[0]
     usage = f"{program} {adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{summary}."

@@ -33,11 +33,24 @@ class PredictorArguments(ModelArguments):
     prefix_path: str | None = option(
         None, help="adapter folder, same as --lora_path (PaddleNLP's key for prefix tuning)"
     )
-    data_file: str | None = option(None, help="rows to answer, one JSON object per line; unset: chat in the terminal")
-    output_file: str = option("output.json", help='output file, with a line {"src", "tgt", "output"} for each row')
-    src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt; longer prompts are truncated")
-    max_length: int = option(1024, minimum=1, help="maximum number of new tokens of an answer")
-    total_max_length: int = option(4096, minimum=1, help="maximum tokens of prompt and answer together")
+    data_file: str | None = option(
+        None, aliases=("data",), help="rows to answer, one JSON object per line; unset: chat in the terminal"
+    )
+    output_file: str = option(
+        "output.json", aliases=("out",), help='output file, with a line {"src", "tgt", "output"} for each row'
+    )
+    src_length: int = option(
+        1024,
+        minimum=1,
+        aliases=("max_prompt_length",),
+        help="maximum tokens of a prompt; longer prompts are truncated",
+    )
+    max_length: int = option(
+        1024, minimum=1, aliases=("max_new_tokens",), help="maximum number of new tokens of an answer"
+    )
+    total_max_length: int = option(
+        4096, minimum=1, aliases=("max_total_length",), help="maximum tokens of prompt and answer together"
+    )
     batch_size: int = option(1, minimum=1, help="number of prompts decoded together")
     min_length: int = option(0, minimum=0, help="minimum number of new tokens of an answer")
     system: str | None = option(None, help="system prompt of the chat, and of rows without a system prompt")

@@ -31,11 +31,17 @@ logger = get_logger("paddlenlp_ext.predict")
 class RewardPredictorArguments(ModelArguments):
     """Arguments of reward_predictor.py."""
 
-    data_file: str = option(MISSING, help="rows in a preference or fine-tuning format, one JSON object per line")
-    output_file: str = option(
-        "rewards.jsonl", help='rows with the added field "rewards", in which the reward of the chosen answer is first'
+    data_file: str = option(
+        MISSING, aliases=("data",), help="rows in a preference or fine-tuning format, one JSON object per line"
     )
-    max_length: int = option(4096, minimum=2, help="maximum tokens of a prompt with all its answers")
+    output_file: str = option(
+        "rewards.jsonl",
+        aliases=("out",),
+        help='output file: the rows with an added field "rewards", in which the chosen answer comes first',
+    )
+    max_length: int = option(
+        4096, minimum=2, aliases=("max_total_length",), help="maximum tokens of a prompt with all its answers"
+    )
     batch_size: int = option(8, minimum=1, help="number of rows scored together")
 
 

@@ -28,9 +28,14 @@ class EvaluationArguments(ModelArguments):
     compare: tuple[str, ...] = option(
         (), help="models to compare: base, adapter, merged, or other models; default: base, and the adapter if given"
     )
-    output_dir: str = option("evaluation", help="folder for report.md, scores.png, results.json and rows.jsonl")
+    output_dir: str = option(
+        "evaluation", aliases=("out",), help="folder for report.md, scores.png, results.json and rows.jsonl"
+    )
     max_length: int = option(
-        4096, minimum=2, help="maximum tokens of prompt plus answer, limited by the context length of the model"
+        4096,
+        minimum=2,
+        aliases=("max_total_length",),
+        help="maximum tokens of prompt plus answer, limited by the context length of the model",
     )
     batch_size: int = option(8, minimum=1, help="number of rows per batch")
     num_examples: int = option(3, minimum=0, help="number of example rows in the report")

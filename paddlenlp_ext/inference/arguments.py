@@ -17,8 +17,10 @@ QUANT_TYPES = ("weight_only_int8", "weight_only_int4", *NO_VALUE)
 class LoadArguments(OptionGroup):
     """Arguments of programs that load a model, with or without an adapter."""
 
-    model_name_or_path: str = option(MISSING, help="model folder, .gguf file, built-in name, hub id or adapter folder")
-    lora_path: str | None = option(None, help="folder of an adapter of any method")
+    model_name_or_path: str = option(
+        MISSING, aliases=("model",), help="model folder, .gguf file, built-in name, hub id or adapter folder"
+    )
+    lora_path: str | None = option(None, aliases=("adapter",), help="folder of an adapter of any method")
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(
         None,

@@ -19,7 +19,7 @@ USAGE = (
     "Serve OpenAI's API: /v1/models, /v1/chat/completions, /v1/completions; and /health."
 )
 KEY_VARIABLE = "PADDLENLP_EXT_API_KEY"
-_ADAPTERS = "--lora_path"
+_ADAPTERS, _ADAPTERS_ALIAS = "--lora_path", "--adapter"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +28,8 @@ class ServeArguments(ModelArguments):
 
     lora_path: tuple[str, ...] | None = option(  # type: ignore[override]
         None,
-        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select by adapter name",
+        aliases=("adapter",),
+        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select one by name",
     )
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
@@ -107,7 +108,7 @@ class ServeArguments(ModelArguments):
             raise ValueError(f"{source}: the key is empty or not printable ASCII; write another one")
         if key is None and not self.is_local:
             raise ValueError(
-                f"--host {self.host} is reachable from other computers, which needs an API key; set {KEY_VARIABLE} or "
+                f"--host {self.host}: an address that other computers reach needs an API key; set {KEY_VARIABLE} or "
                 "--api_key_file"
             )
         return key
@@ -149,14 +150,14 @@ def parse_arguments(argv: Sequence[str]) -> ServeArguments:
 
 
 def _join_adapters(argv: Sequence[str]) -> list[str]:
-    """Merge all values of `--lora_path` into one JSON list."""
+    """Merge all values of `--lora_path` or `--adapter` into one JSON list."""
     rest: list[str] = []
     entries: list[str] = []
     is_given = follows = False
     for word in argv:
         if word.startswith("--"):
             key, equals, value = word.partition("=")
-            follows = key.replace("-", "_").lstrip("_") == _ADAPTERS.lstrip("-")
+            follows = "--" + key[2:].replace("-", "_") in (_ADAPTERS, _ADAPTERS_ALIAS)
             is_given |= follows
             entries += [value] if follows and equals else []
             rest += [] if follows else [word]
