@@ -98,5 +98,5 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
         references = read_answers(row, options)
     extracted = extract_references(references, options.pattern)
     if "number" in options.metric_names and any(last_number(text) is None for text in extracted):
-        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in the reference answer")
+        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in every reference answer")
     return OpenQuestion(prompt, tuple(references))

@@ -172,8 +172,8 @@ class LMEvalModel:
                 longest_prompt = self.max_length - options["max_new_tokens"]
                 if longest_prompt < 1:
                     raise ValueError(
-                        f"{options['max_new_tokens']} new tokens leave no room for a context in {self.max_length}; "
-                        "lower max_gen_toks"
+                        f"{options['max_new_tokens']} new tokens leave no room for a context in {self.max_length} "
+                        "tokens; lower max_gen_toks"
                     )
                 prompts = [
                     (self._encode(requests[number].args[0]) or [self.prefix_token_id])[-longest_prompt:]

@@ -40,9 +40,9 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, forward
 from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_tokens
 
 _SHARED_STEP_DIVISOR = 4
-"""Divisor of a step's maximum number of prompt tokens if several clients have requests, so that all wait less."""
+"""Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
 _PASS_DIVISOR = 16
-"""Share of a step's maximum that the forward pass of even the shortest prompt takes, because it reads all weights."""
+"""Divisor of the prompt tokens per step; a forward pass counts as at least this part, because it reads all weights."""
 
 
 class AdapterModels(Protocol):

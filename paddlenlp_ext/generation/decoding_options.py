@@ -72,7 +72,9 @@ class DecodingOptions:
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; it must be at least 1")
         if self.max_draft_tokens and batch_size > 1:
-            raise ValueError(f"batch_size {batch_size}: speculative decoding runs one row at a time; set it to 1")
+            raise ValueError(
+                f"batch_size {batch_size}: speculative decoding runs one row at a time; set batch_size to 1"
+            )
 
     def check_grammar(self, name: str) -> None:
         """Check that answers can be restricted to a grammar.

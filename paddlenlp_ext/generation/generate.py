@@ -50,9 +50,10 @@ def generate(
 ) -> list[list[int]]:
     """Continue each prompt and return only the new tokens, in the order of `prompts`.
 
-    The tokens of a row depend only on its prompt, its index and the seed. The end token is not returned, so a row that
-    is shorter than its limit has reached an end token. The model runs in evaluation mode without gradients; the
-    previous mode of each layer is restored at the end.
+    The tokens of a row depend only on its prompt, its index, the options and the seed; with dynamic RoPE scaling, also
+    on the longest row of its batch. End tokens are not returned. A row that is shorter than its limit has reached an
+    end token or the end of its grammar. The model runs in evaluation mode without gradients; the previous mode of each
+    layer is restored at the end.
 
     Args:
         model: the language model.
@@ -70,7 +71,7 @@ def generate(
         min_new_tokens: minimum number of new tokens per row.
         max_draft_tokens: maximum number of draft tokens that one forward pass verifies
             (generation/speculative_decoding.py); 0 for no drafts. Drafts do not change the generated tokens.
-        max_ngram_size: length of the longest n-gram for which drafts are searched.
+        max_ngram_size: length of the longest n-gram to search for in the row, to find a draft.
         eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
         grammar: grammar that the text of every row must match, from `GrammarCompiler.compile` (generation/grammar.py);
             a row that is shorter than its limit matches the grammar. A row ends when no longer text matches. Requires

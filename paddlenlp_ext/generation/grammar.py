@@ -31,7 +31,7 @@ MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
 _STEP = Fraction(1, 10**9)
-"""Distance between an exclusive bound and the inclusive bound in its place, as a fraction of the bound unless it is 0.
+"""Distance between an exclusive bound and the inclusive bound in its place: relative, or absolute for the bound 0.
 
 llguidance 1.9 confuses bounds with 15 digits in common.
 """
@@ -63,15 +63,15 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
     Keys are written in the order of the schema.
 
     Raises:
-        GrammarError: multiples are too large; other errors are found when the grammar is compiled.
+        GrammarError: the least common multiple of all `multipleOf` is too large. Compilation finds other errors.
     """
     objects = list(_objects(schema))
     multiples = [number for each in objects if (number := _number(each.get("multipleOf")))]
     unit = math.lcm(*(number.denominator for number in multiples))
     if math.lcm(*(int(number * unit) for number in multiples)) > _MAX_MULTIPLE:
         raise GrammarError(
-            f"the least common multiple of all multipleOf is above {_MAX_MULTIPLE} units of their last digit; remove "
-            "multipleOf, or use smaller values"
+            "the least common multiple of all multipleOf is too large; remove multipleOf, or use values with a smaller "
+            "common multiple"
         )
     return [{"json_schema": {**_with_inclusive_bounds(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE}}}]
 
@@ -92,10 +92,9 @@ def _number(value: Any) -> Fraction | None:
 
 
 def _with_inclusive_bounds(schema: Any) -> Any:
-    """Return a schema that has inclusive bounds of numbers in place of exclusive bounds, at a distance of `_STEP`.
+    """Return a schema with inclusive bounds of numbers, stricter by `_STEP`, in place of exclusive bounds.
 
-    The digits of a number in an answer are not limited. A reader that rounds to float64 would otherwise read the
-    excluded 2 from 2.0000000000000000001.
+    An answer could otherwise contain 2.0000000000000000001, which a reader rounds to the excluded 2 in float64.
     """
     if isinstance(schema, list):
         return [_with_inclusive_bounds(each) for each in schema]

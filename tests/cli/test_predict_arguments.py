@@ -86,7 +86,7 @@ def test_parse_arguments_switch_without_value_means_true():
         ([*MODEL, "--speculate_method", "eagle"], 'speculate_method: "eagle" is not one of: inference_with_reference'),
         (
             [*MODEL, *SPECULATE, "--batch_size", "2"],
-            "batch_size 2: speculative decoding runs one row at a time; set it to 1",
+            "batch_size 2: speculative decoding runs one row at a time; set batch_size to 1",
         ),
         ([*MODEL, "--top_p", "2"], "top_p is 2.0; it must be from 0 to 1"),
         ([*MODEL, "--batch_size", "0"], "batch_size: 0 is out of range; allowed: at least 1"),

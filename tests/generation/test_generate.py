@@ -175,7 +175,7 @@ def test_generate_restores_modes_and_gradients():
         ({"num_beams": 4}, "greedy_search with num_beams 4: beam_search needs 2 or more beams, and other strategies"),
         ({"length_penalty": 0.5}, "length_penalty 0.5 has no effect with decode_strategy greedy_search"),
         ({"decode_strategy": "beam_search", "num_beams": 2, "max_draft_tokens": 1}, "beam_search cannot use drafts"),
-        ({"max_draft_tokens": 2}, "batch_size 8: speculative decoding runs one row at a time; set it to 1"),
+        ({"max_draft_tokens": 2}, "batch_size 8: speculative decoding runs one row at a time; set batch_size to 1"),
         ({"max_ngram_size": 0}, "max_ngram_size is 0; it must be at least 1"),
         ({"min_new_tokens": 2}, "min_new_tokens is 2; it must be from 0 to max_new_tokens"),
         ({"decode_strategy": "greedy"}, "did you mean 'greedy_search'"),
