@@ -63,7 +63,7 @@ def chat(
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # logs once, before the conversation starts
+        generate(model, [[0]], max_new_tokens=1)  # log messages of the first call appear before the conversation
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":

@@ -16,7 +16,7 @@ def run_finetune_arguments(argv: Sequence[str]) -> list[str]:
     | argument | translation |
     | --- | --- |
     | `--config FILE` | `FILE` |
-    | `--lora FILE` | unchanged: `lora: true`, and the keys of FILE |
+    | `--lora FILE` | unchanged; it sets `lora: true` and the keys of FILE |
     | `--q_lora FILE` | `--lora FILE --weight_quantize_algo nf4`; a format set in a file or argument takes precedence |
 
     Raises:

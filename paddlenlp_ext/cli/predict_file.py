@@ -78,7 +78,7 @@ def predict_file(
         rows: rows to answer; prompts of similar length are decoded together.
         decode: function from token ids to text.
         output_file: file for the lines.
-        batch_size: prompts decoded together.
+        batch_size: number of prompts decoded together.
         inputs: result of `run_inputs`.
         options: further arguments of `generate`.
 

@@ -18,10 +18,11 @@ rejected answer, and s is the logistic function:
     apo_zero   1 - s(beta r_w) + s(beta r_l)                                                   arXiv:2408.06266
 
 e is `label_smoothing`; if e is above 0, sigmoid is conservative DPO. gamma is `simpo_gamma`, and lambda is
-`dpop_lambda`. n is the number of tokens of an answer. z is the mean log-ratio over the batch, at least 0 and without
-gradient. The reward of an answer is beta r; with SimPO and ORPO, it is beta log pi(y) / n.
+`dpop_lambda`. n is the number of tokens of an answer. z_w and z_l are the mean log-ratios of the chosen and the
+rejected answers of the micro-batch, at least 0 and without gradient. The reward of an answer is beta r; with SimPO and
+ORPO, it is beta log pi(y) / n.
 
-Shapes: N pairs, A answers.
+Shapes: N pairs.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def pair_loss(
 ) -> PairLoss:
     """Return the loss of each pair: `pref_loss_ratio` times the loss of `loss_type`, plus the SFT loss.
 
-    The SFT loss of a pair is `sft_loss_ratio` times the mean negative log-probability per token of the chosen answer.
+    The SFT loss of a pair is `options.sft_weight` times the chosen answer's mean negative log-probability per token.
     The loss of a pair does not depend on other pairs, except with `kto_pair`. The mean over a step therefore does not
     depend on the split into micro-batches.
 
@@ -197,7 +198,7 @@ def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def dpop(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the DPO-Positive loss (arXiv:2402.13228), which penalizes a decreasing probability of chosen answers."""
+    """Return the DPO-Positive loss (arXiv:2402.13228), which penalizes chosen answers with a log-ratio below 0."""
     penalties_N = F.relu(-pairs.chosen_ratios)
     return -F.log_sigmoid(options.beta * (pairs.margins - options.dpop_lambda * penalties_N))
 

@@ -32,10 +32,10 @@ def kto_loss(
 ) -> AnswerLoss:
     """Return the KTO loss of each answer (arXiv:2402.01306).
 
-    With the log-ratio r, the baseline z and the logistic function s, the loss of a desirable answer is
-    desirable_weight (1 - s(beta (r - z))), and the loss of an undesirable answer is
-    undesirable_weight (1 - s(beta (z - r))). `sft_loss_ratio` is the weight of an additional SFT loss, the mean
-    negative log-probability per token of desirable answers.
+    With the log-ratio r, the baseline z and the logistic function s, the loss is
+    pref_loss_ratio desirable_weight (1 - s(beta (r - z))) for a desirable answer, and
+    pref_loss_ratio undesirable_weight (1 - s(beta (z - r))) for an undesirable answer. A desirable answer also has an
+    SFT loss: `sft_loss_ratio` times the mean negative log-probability per token.
 
     Args:
         logps_A: float32 [A], sum of the log-probabilities of each answer's tokens.

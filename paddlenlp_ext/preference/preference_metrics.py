@@ -31,7 +31,7 @@ class PreferenceMetrics:
     | `rewards/chosen`, `rewards/rejected` | mean reward of the chosen (desirable) or rejected (undesirable) answers |
     | `rewards/margins` | mean reward of the chosen answers minus mean reward of the rejected answers |
     | `rewards/accuracies` | fraction of the pairs whose chosen answer has the higher reward |
-    | `logps/chosen`, `logps/rejected` | mean over the answers of the log-probability, summed over an answer's tokens |
+    | `logps/chosen`, `logps/rejected` | mean log-probability of an answer, summed over its tokens |
     | `nll_loss` | mean over the chosen answers of the negative log-probability per token |
     | `kl` | mean of KTO's baseline over the micro-batches |
 

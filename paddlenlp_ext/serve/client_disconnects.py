@@ -30,8 +30,8 @@ class TimedConnection(H11Protocol):
     A new connection is reset if its client already has `MAX_CONNECTIONS` open connections.
 
     uvicorn limits only the time between two requests, and stops its timer when the first bytes of the next request
-    arrive. A client that does not read is disconnected at once, because an ordinary close would wait for the unread
-    data.
+    arrive. If a client does not read in time, the connection is reset, because an ordinary close would wait until
+    the client has read the data.
     """
 
     _num_open: ClassVar[Counter[str]] = Counter()

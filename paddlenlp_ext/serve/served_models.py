@@ -177,8 +177,8 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     serves_base = not any(_prepares_base(files, options) for files in stored.values())
     if not serves_base and len(stored) > 1:
         raise ValueError(
-            f"--lora_path {', '.join(folders)}: an adapter changes the base before it is quantized, so the base does "
-            "not match the other adapters; serve that adapter alone"
+            f"--lora_path {', '.join(folders)}: one of the adapters changes the base before quantization, so that "
+            "the base does not match the other adapters; serve this adapter alone"
         )
     base_name = arguments.base_name if arguments.base_name not in folders else base
     names = {**({base_name: None} if serves_base else {}), **folders}

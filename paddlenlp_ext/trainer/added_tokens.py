@@ -5,7 +5,7 @@
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
 | embedding, lm_head | a row for each token id; new rows start at the mean row (checkpoint/resized_embeddings.py) |
 | full training | all rows train |
-| adapter | new rows train (`trainable_token_indices`), unless `modules_to_save` or target modules include the layer |
+| LoRA | the new rows train (`trainable_token_indices`); all rows train in `modules_to_save` and in target modules |
 """
 
 from __future__ import annotations

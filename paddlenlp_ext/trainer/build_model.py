@@ -126,8 +126,8 @@ def weight_dtype(config: RunConfig) -> str:
     reason = bf16.unavailable_reason() if on_cpu and precision.compute_dtype == "bfloat16" else None
     if reason is not None and precision.bf16:
         raise ValueError(
-            f"bf16: true needs the C++ library on the CPU, and {reason}; install what is missing, or set bf16: "
-            "false to compute in float32"
+            f"bf16: true needs the C++ library's bfloat16 matmuls on the CPU, but {reason}; to compute in float32, set "
+            "bf16: false"
         )
     if reason is not None:
         logger.warning("fp16 has no effect, the run computes in float32: %s", reason)

@@ -74,7 +74,7 @@ def evaluate_loss(
     Returns:
         | key | value |
         |---|---|
-        | eval_loss | mean loss over the target tokens; in preference training, over the pairs |
+        | eval_loss | mean loss over the units of the objective: target tokens, pairs or rated answers |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
         | eval_rewards/chosen, ... | preferences: metrics of preference_metrics.py replace accuracy and perplexity |
@@ -149,7 +149,7 @@ class _LossSums:
         """
         num_units, num_target_tokens, num_tokens, num_rows = self._counts.tolist()
         if num_units == 0:
-            raise ValueError(f"the eval rows have no {self._objective.unit}; add rows with answers to dev.json")
+            raise ValueError(f"the eval rows have no {self._objective.unit}; add rows with answers")
         mean = math.fsum(self._losses) / num_units
         own = self._objective.eval_metrics(mean, self._metric_sums, num_units)
         return {

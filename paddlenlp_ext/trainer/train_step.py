@@ -345,7 +345,7 @@ def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
 
 
 def seed_micro_batch(model: TrainableModel, seed: int, step: int, micro_batch: int) -> None:
-    """Seed Paddle's generators from step and micro-batch, both now and at the start of each layer.
+    """Seed Paddle's generators from seed, step and micro-batch, both now and at the start of each layer.
 
     Dropout and noise therefore do not depend on which layers this process runs. `micro_batch` is an index in the global
     batch, so a distributed run draws the same random numbers as a single-process run.

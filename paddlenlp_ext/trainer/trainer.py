@@ -361,7 +361,10 @@ class Trainer:
 
     # -- evaluation, log entries, checkpoints -------------------------------------------------------------------------
     def _evaluate_and_save_best(self, signals: StopSignals) -> None:
-        """Evaluate and log; save a new best model for `load_best_model_at_end`. A signal interrupts the evaluation."""
+        """Evaluate and log; save a new best model for `load_best_model_at_end`.
+
+        In a run with a single process, a signal interrupts the evaluation.
+        """
         state, metrics = self.state, None
         with self.callbacks.phase("evaluating", state), signals.interruptible(), self.time_limit.measured("evaluation"):
             metrics = self.evaluator.metrics()

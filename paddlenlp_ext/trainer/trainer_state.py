@@ -24,7 +24,7 @@ class StepReport:
     """Measurements of one optimizer step.
 
     Attributes:
-        loss: mean loss over the target tokens of the global batch; in preference training, over the pairs.
+        loss: mean loss over the units of the global batch: target tokens, pairs or rated answers.
         grad_norm: global gradient norm before clipping.
         learning_rate: learning rate of the step.
         num_tokens: tokens of the global batch without padding.

@@ -124,7 +124,7 @@ def _without_unknown(config: Config) -> Config:
 class TrainingArguments:
     """Arguments of all trainers, with the names of `transformers.TrainingArguments`.
 
-    If a field is None, the run key has its default (docs/configuration.md). Other defaults are TRL's.
+    If a field is None, the run key has its default (docs/configuration.md). Defaults other than None are TRL's.
 
     Attributes:
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
@@ -222,7 +222,7 @@ def _pair_limits(value: int) -> dict[str, int]:
 def _loss_type(value: Any) -> dict[str, str]:
     losses = [value] if isinstance(value, str) else list(value)
     if len(losses) != 1:
-        raise ValueError(f"DPOConfig: loss_type={value!r} is not available; name one loss")
+        raise ValueError(f"DPOConfig: loss_type={value!r} is not available; pass the name of one loss")
     return {"loss_type": losses[0]}
 
 

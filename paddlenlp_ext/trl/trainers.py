@@ -96,7 +96,7 @@ class _TaskTrainer:
     ) -> Trainer:
         """Build the `Trainer` of a model in memory."""
         if world_size() > 1:
-            raise ValueError("a launcher's processes shard the model while it is loaded; pass its name as `model`")
+            raise ValueError("model: several processes shard a model while loading it; pass the name of the model")
         if config.reward is not None and model.task_type != SequenceClassifier.task_type:
             raise ValueError(
                 "model: a reward model has a score head; load it with AutoModelForSequenceClassification, or pass its "
@@ -229,8 +229,8 @@ class RewardTrainer(_TaskTrainer):
     """Trainer of a reward model, with TRL's interface.
 
     Args:
-        model: a model from `AutoModelForSequenceClassification`, or a model name. A language model gets a new score
-            head.
+        model: a model from `AutoModelForSequenceClassification`, or a model name. A language model that is loaded by
+            name gets a new score head.
         args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: see `SFTTrainer`. Rows are pairs of
             a chosen and a rejected answer.
 
@@ -260,7 +260,9 @@ def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: P
     if adapter is None:
         return run_config_from(keys, {}, methods, sections)
     if switch is None:
-        raise ValueError(f"peft_config: a {type(adapter).__name__} is not a config of an adapter method")
+        raise ValueError(
+            f"peft_config: a {type(adapter).__name__} is not a config of an adapter method; pass one such as LoraConfig"
+        )
     keys = {**keys, **dict.fromkeys(switches_of(switch, type(adapter)), True)}
     keys |= {
         option.key: value
@@ -275,7 +277,9 @@ def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
     if tokenizer is not None:
         return tokenizer
     if not name:
-        raise ValueError("processing_class: not set, and the model has no name to load a tokenizer from; pass one")
+        raise ValueError(
+            "processing_class: not set, and the model has no name to load a tokenizer from; pass a tokenizer"
+        )
     return load_tokenizer(name)
 
 

@@ -77,7 +77,7 @@ def test_unknown_argument_is_an_error_with_the_nearest_name(config_class):
 
 
 def test_dpo_config_with_two_losses_is_an_error():
-    with pytest.raises(ValueError, match="name one loss"):
+    with pytest.raises(ValueError, match="pass the name of one loss"):
         DPOConfig("out", loss_type=["sigmoid", "sft"]).to_run_keys()
 
 

@@ -56,7 +56,7 @@ def run_modified_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("attention with heads too wide for GPU kernels")
 def run_wide_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call attention with heads whose tiles exceed shared memory in every dtype."""
+    """Call attention with heads so wide that tiles exceed a GPU's shared memory in every dtype."""
     return [_attend(inputs, LAYOUTS[0], head_dim=520)]
 
 
