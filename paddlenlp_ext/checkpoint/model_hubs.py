@@ -1,0 +1,107 @@
+"""Download models from Hugging Face, ModelScope or AI Studio with the hub's own package.
+
+The packages show progress, continue an interrupted download and keep a cache for later runs. A prefix
+of the hub id or the environment variable DOWNLOAD_SOURCE, as in PaddleNLP, selects the hub:
+
+    Qwen/Qwen3-0.6B                 DOWNLOAD_SOURCE, by default huggingface
+    modelscope:Qwen/Qwen3-0.6B      ModelScope, whatever DOWNLOAD_SOURCE is
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.utils.optional_packages import import_extra
+from paddlenlp_ext.utils.suggest import did_you_mean
+
+SOURCE_VARIABLE = "DOWNLOAD_SOURCE"
+_DUPLICATES = ["*/*", "consolidated*"]  # excluded: copies of the weights in other layouts
+_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_PATTERNS = {"allow_patterns": _FILES, "ignore_patterns": _DUPLICATES}  # excludes pickles
+
+
+@dataclass(frozen=True)
+class ModelHub:
+    """One hub.
+
+    Attributes:
+        title: name for messages.
+        snapshot: function that imports the hub's package for a model name, which error messages show, and returns the
+            function from a hub id to the folder with the model, and the exceptions of the package.
+    """
+
+    title: str
+    snapshot: Callable[[str], tuple[Callable[[str], Any], tuple[type[Exception], ...]]]
+
+
+def _huggingface(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+    return lambda hub_id: huggingface_hub.snapshot_download(hub_id, **_PATTERNS), (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+    )
+
+
+def _modelscope(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+    package = import_extra("modelscope", "modelscope", name)
+    errors = import_extra("modelscope_hub.errors", "modelscope", name)
+    return lambda hub_id: package.snapshot_download(hub_id, **_PATTERNS), (errors.HubError,)
+
+
+def _aistudio(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+    package = import_extra("aistudio_sdk.snapshot_download", "aistudio", name)
+    errors = import_extra("aistudio_sdk.errors", "aistudio", name)
+    return lambda hub_id: package.snapshot_download(repo_id=hub_id, **_PATTERNS), (
+        errors.InvalidParameter,
+        errors.NotExistError,
+        errors.FileIntegrityError,
+        errors.RequestError,
+    )
+
+
+MODEL_HUBS = {
+    "huggingface": ModelHub("the Hugging Face hub", _huggingface),
+    "modelscope": ModelHub("ModelScope", _modelscope),
+    "aistudio": ModelHub("AI Studio", _aistudio),
+}
+"""Prefix of a hub id, and value of DOWNLOAD_SOURCE -> hub."""
+
+
+def download_model(name: str, hint: str = "") -> Path:
+    """Return the cached folder of a hub's model; download missing files, except pickles and files that are not read.
+
+    Args:
+        name: `organisation/name`, or `hub:organisation/name` with a key of `MODEL_HUBS`.
+        hint: end of the error message after a failed download.
+
+    Raises:
+        ValueError: the hub is unknown, its package is not installed, or the download failed.
+    """
+    prefix, _, hub_id = name.rpartition(":")
+    hub = (
+        _hub(prefix, f"{name!r}") if prefix else _hub(os.environ.get(SOURCE_VARIABLE) or "huggingface", SOURCE_VARIABLE)
+    )
+    snapshot, errors = hub.snapshot(name)
+    try:
+        return Path(snapshot(hub_id))
+    except (*errors, OSError) as error:
+        raise ValueError(
+            f"{name!r} is not a folder, and it could not be fetched from {hub.title} ({_first_line(error)}); "
+            f"without a network, use the path of the model's folder{hint}"
+        ) from error
+
+
+def _hub(key: str, where: str) -> ModelHub:
+    if key not in MODEL_HUBS:
+        raise ValueError(f"{where}: unknown hub {key!r}{did_you_mean(key, MODEL_HUBS)} Hubs: {', '.join(MODEL_HUBS)}")
+    return MODEL_HUBS[key]
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
