@@ -36,7 +36,7 @@ def configure_runtime() -> None:
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
         # Paddle would print an irrelevant warning if OMP_NUM_THREADS were set.
         os.environ["MKL_NUM_THREADS"] = str(threads_per_process())
-    code_path = _mkl_code_path(_CPUINFO.read_text()) if _CPUINFO.exists() else None
+    code_path = _mkl_code_path(_CPUINFO.read_text(encoding="utf-8")) if _CPUINFO.exists() else None
     if code_path is not None:
         os.environ.setdefault("MKL_DEBUG_CPU_TYPE", code_path)
     _keep_freed_memory()
@@ -105,14 +105,14 @@ def _local_ranks() -> int:
 
 def _container_cpus() -> int:
     """Return the CPU quota of the container (cgroup v2), rounded up to whole processors; `sys.maxsize` if unlimited."""
-    quota, _, period = (_CPU_QUOTA.read_text().strip() if _CPU_QUOTA.exists() else "max").partition(" ")
+    quota, _, period = (_CPU_QUOTA.read_text(encoding="utf-8").strip() if _CPU_QUOTA.exists() else "max").partition(" ")
     return sys.maxsize if quota == "max" else max(1, -(-int(quota) // int(period)))
 
 
 def _siblings(cpu: int) -> str:
     """Return the kernel's list of hardware threads that share a core with `cpu`; if the list is missing, only `cpu`."""
     path = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-    return path.read_text().strip() if path.exists() else str(cpu)
+    return path.read_text(encoding="utf-8").strip() if path.exists() else str(cpu)
 
 
 def _mkl_code_path(cpuinfo: str) -> str | None:

@@ -44,7 +44,7 @@ def _version(package: str) -> str | None:
 
 
 def _processor() -> str:
-    lines = _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else []
+    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.processor() or "unknown"
 

@@ -86,7 +86,8 @@ def launch(target: Target) -> dict[str, list[float]]:
             command, cwd=folder, env=environment, capture_output=True, timeout=TIMEOUT_SECONDS, check=False
         )
         if done.returncode != 0:
-            logs = [log.read_text(errors="replace").split("\n") for log in Path(folder, "log").glob("workerlog.*")]
+            files = Path(folder, "log").glob("workerlog.*")
+            logs = [file.read_text(encoding="utf-8", errors="replace").split("\n") for file in files]
             last = next((line for lines in logs for line in reversed(lines) if "Error" in line), "no message")
             raise RuntimeError(f"the launched processes failed: {last}")
-        return json.loads(Path(folder, "results.json").read_text())
+        return json.loads(Path(folder, "results.json").read_text(encoding="utf-8"))

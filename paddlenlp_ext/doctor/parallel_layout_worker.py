@@ -21,7 +21,7 @@ def main(folder: Path, device: str) -> None:
         name: run_training({**layout.keys, **precision}, output_dir=folder / name) for name, layout in LAYOUTS.items()
     }
     if is_main_rank():
-        (folder / "results.json").write_text(json.dumps(results))
+        (folder / "results.json").write_text(json.dumps(results), encoding="utf-8")
 
 
 if __name__ == "__main__":

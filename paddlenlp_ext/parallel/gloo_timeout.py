@@ -133,7 +133,8 @@ def _close_in_child() -> None:
 
 
 # A forked worker that outlives this process must not keep the connections open.
-os.register_at_fork(after_in_child=_close_in_child)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:

@@ -12,13 +12,12 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import os
-import resource
 import signal
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
 from pathlib import Path
 
 from paddlenlp_ext.serve.errors import ApiError
@@ -41,7 +40,15 @@ Read = Callable[[RequestReader, bytes], ReadRequest]
 
 
 def start_fork_server() -> None:
-    """Start the process from which readers are forked; this process imports Paddle and tokenizers in the background."""
+    """Start the process from which readers are forked; this process imports Paddle and tokenizers in the background.
+
+    Raises:
+        ValueError: the system is Windows, which cannot fork.
+    """
+    if sys.platform == "win32":
+        raise ValueError("the server runs on Linux and macOS, not on Windows; run it in WSL 2")
+    from multiprocessing import forkserver
+
     multiprocessing.get_context("forkserver").set_forkserver_preload([__name__])
     forkserver.ensure_running()
 
@@ -131,9 +138,11 @@ def _begin(reader: RequestReader, niceness: int) -> None:
 
 
 def _limit_memory() -> None:
-    if not _PROCESS_SIZE.exists():
+    if sys.platform != "linux":
         return
-    used = int(_PROCESS_SIZE.read_text().split()[0]) * resource.getpagesize()
+    import resource
+
+    used = int(_PROCESS_SIZE.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = used + _MAX_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))

@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -138,7 +139,12 @@ def sole_writer(target: Path) -> Iterator[None]:
 
 def flush(path: Path) -> None:
     """Flush a file, or the entries of a folder, to disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    if sys.platform != "win32":
+        descriptor = os.open(path, os.O_RDONLY)
+    elif path.is_dir():  # Windows does not open folders
+        return
+    else:  # Windows flushes only writable descriptors
+        descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -184,7 +190,7 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
         StorageError: the disk is full or read-only, or a permission is missing.
     """
     with atomic_file(target) as draft:
-        draft.write_text(text, encoding="utf-8")
+        draft.write_text(text, encoding="utf-8", newline="\n")
 
 
 def cache_folder(name: str) -> Path:

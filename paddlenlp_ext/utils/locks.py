@@ -1,4 +1,4 @@
-"""Locks between processes with `flock` on a file.
+"""Locks between processes on a file: with `flock`, or with `LockFile` on Windows.
 
 The operating system releases a lock when its process ends for any reason, so locks cannot be stale. The lock file
 contains a description of the process for error messages. Forked children close the lock file, so that a child does not
@@ -9,10 +9,10 @@ mounted with `nolock` or `local_lock`.
 from __future__ import annotations
 
 import errno
-import fcntl
 import json
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +21,11 @@ from pathlib import Path
 
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
+
+if sys.platform == "win32":
+    import msvcrt
+else:
+    import fcntl
 
 RUN_LOCK = ".run_lock"
 """Lock file in the output_dir of an active run."""
@@ -32,6 +37,8 @@ _POLL_S = 0.2
 _MAX_DESCRIPTION_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Values of `errno` on file systems without locks."""
+_LOCKED_BYTE = 1 << 20
+"""Offset of the byte that is locked on Windows, after the description, because other processes cannot read it."""
 _held: set[FileLock] = set()
 _runs: dict[Path, int] = {}
 """Output directory that this process has locked -> id of the thread of the run."""
@@ -57,8 +64,8 @@ class FileLock:
             OSError: the file cannot be created.
         """
         while True:
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if not _flock(descriptor, fcntl.LOCK_EX, self.path):
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+            if not _lock(descriptor, self.path):
                 os.close(descriptor)
                 return False
             if _is_file(descriptor, self.path):
@@ -78,11 +85,14 @@ class FileLock:
         with suppress(OSError):  # the folder was removed, or is no longer writable
             self.path.unlink(missing_ok=True)
         self.close()
+        if sys.platform == "win32":  # open files cannot be removed there
+            with suppress(OSError):  # another process has opened the file
+                self.path.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close the file; the system releases the lock when the parent and all forked children have closed the file."""
         assert self._descriptor is not None, "the lock is not held"
-        os.close(self._descriptor)
+        _close(self._descriptor)
         self._descriptor = None
         _held.discard(self)
 
@@ -96,9 +106,46 @@ class FileLock:
             return "an unknown process"
 
 
-def _flock(descriptor: int, kind: int, path: Path) -> bool:
+if sys.platform == "win32":
+
+    def _lock_or_raise(descriptor: int, is_shared: bool) -> None:
+        """Lock a byte; the lock is exclusive, because `msvcrt` has no shared locks.
+
+        Raises:
+            BlockingIOError: another descriptor holds the lock.
+        """
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        except PermissionError as error:
+            raise BlockingIOError(*error.args) from error
+        finally:
+            os.lseek(descriptor, 0, os.SEEK_SET)
+
+    def _close(descriptor: int) -> None:
+        """Unlock and close a file; without the call of `locking`, Windows may keep the lock for some time."""
+        os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+        with suppress(OSError):  # this descriptor does not hold the lock
+            msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
+        os.close(descriptor)
+
+else:
+
+    def _lock_or_raise(descriptor: int, is_shared: bool) -> None:
+        """Lock a file.
+
+        Raises:
+            BlockingIOError: another descriptor holds the lock.
+        """
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+
+    _close = os.close
+
+
+def _lock(descriptor: int, path: Path, is_shared: bool = False) -> bool:
+    """Lock an open file; return False if another descriptor holds the lock."""
     try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+        _lock_or_raise(descriptor, is_shared)
     except BlockingIOError:
         return False
     except OSError as error:
@@ -129,7 +176,8 @@ def _close_in_child() -> None:
     _runs.clear()
 
 
-os.register_at_fork(after_in_child=_close_in_child)
+if sys.platform != "win32":
+    os.register_at_fork(after_in_child=_close_in_child)
 
 
 @contextmanager
@@ -229,13 +277,13 @@ def check_no_active_run(path: str | os.PathLike[str]) -> None:
 
 def _is_locked(path: Path) -> bool:
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:  # no such file
         return False
     try:
-        return not _flock(descriptor, fcntl.LOCK_SH, path)
+        return not _lock(descriptor, path, is_shared=True)
     finally:
-        os.close(descriptor)
+        _close(descriptor)
 
 
 def _in_use(folder: Path, lock: FileLock) -> str:

@@ -24,6 +24,7 @@ _PEER_LOST = re.compile(
     r"gloo/transport/.*(Connection|TIMEOUT|Timed out|Broken pipe)|TCPStore|TcpStore|tcp_(store|utils)"
 )
 _PR_SET_PDEATHSIG = 1
+_EXIT_CODE_OF_SIGPIPE = 128 + 13  # Windows has no SIGPIPE
 _LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's launcher
 
 
@@ -56,7 +57,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
             _exit_after_peer_failure(error)
         if isinstance(error, BrokenPipeError) and _output_has_no_reader():
             _discard_output()
-            sys.exit(128 + signal.SIGPIPE)
+            sys.exit(_EXIT_CODE_OF_SIGPIPE)
         if (message := explain(error)) is not None:
             _exit_after_user_error(message)
         report_to_launcher(traceback.format_exc())
@@ -85,7 +86,7 @@ def _open_standard_streams() -> None:
                 os.dup2(null, descriptor)
                 os.close(null)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", closefd=False))  # noqa: SIM115
+            setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         # Python's default for standard error. Answers and paths may contain characters that the locale cannot encode.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -93,6 +94,8 @@ def _open_standard_streams() -> None:
 
 def _output_has_no_reader() -> bool:
     """Return whether the reader of standard output or standard error has closed the pipe."""
+    if sys.platform == "win32":  # no poll
+        return True
     poll = select.poll()
     for stream in (sys.stdout, sys.stderr):
         poll.register(stream.fileno(), 0)
@@ -147,5 +150,5 @@ def report_to_launcher(text: str) -> None:
         descriptor = os.open(f"/proc/{os.getppid()}/fd/2", os.O_WRONLY | os.O_APPEND)
     except OSError:
         return
-    with os.fdopen(descriptor, "w") as launcher:
+    with os.fdopen(descriptor, "w", encoding="utf-8") as launcher:
         launcher.write(f"[rank {rank()}] {text}")

@@ -14,6 +14,7 @@ import _thread
 import os
 import select
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -22,8 +23,14 @@ from importlib.abc import MetaPathFinder
 from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Ctrl-C; termination by a batch system; warning of a batch system before the time limit; loss of the terminal."""
+SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
+"""Loss of the terminal; None on Windows."""
+_NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
+STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
+"""Ctrl-C; termination by a batch system; warning of a batch system before the time limit; loss of the terminal.
+
+Windows has neither of the last two, but Ctrl-Break (SIGBREAK).
+"""
 _CLEANUP_SECONDS = 3.0
 
 _received: int | None = None
@@ -124,9 +131,9 @@ def stop_program(number: int, frame: FrameType | None) -> NoReturn:
         exit_at_once(number)
     _report(number)
     sys.unraisablehook = lambda _: _exit(number)  # the exception was lost, for example in a destructor
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+    reader, writer = socket.socketpair()  # on Windows, `select` accepts only sockets
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.detach(), warn_on_full_buffer=False)
     # `Thread.start` could wait for a lock that the interrupted code holds.
     _thread.start_new_thread(_exit_later, (number, reader))
     raise ProgramStopped(128 + number)
@@ -162,7 +169,7 @@ def _write_line() -> None:
         os.write(2, line)
 
 
-def _exit_later(number: int, next_signal: int) -> None:
+def _exit_later(number: int, next_signal: socket.socket) -> None:
     """End the process at the next signal, or after the time for `finally` blocks.
 
     The kernel may deliver the next signal to a thread other than the main thread. A main thread that sleeps or waits
@@ -170,10 +177,10 @@ def _exit_later(number: int, next_signal: int) -> None:
 
     Args:
         number: the first signal.
-        next_signal: descriptor from which the number of the next signal can be read.
+        next_signal: socket from which the number of the next signal can be read.
     """
     is_readable, _, _ = select.select([next_signal], [], [], _CLEANUP_SECONDS)
-    _exit(os.read(next_signal, 1)[0] if is_readable else number)
+    _exit(next_signal.recv(1)[0] if is_readable else number)
 
 
 def _exit(number: int, frame: FrameType | None = None) -> NoReturn:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import importlib.util
 import os
 import signal
+import sys
 import threading
 import time
+import types
 from contextlib import ExitStack
 
 import pytest
@@ -167,3 +170,45 @@ def test_atomic_folder_does_not_replace_a_folder_in_which_a_run_has_begun(below,
     with ExitStack() as stack, pytest.raises(ValueError, match="in use by a run"), atomic_folder(target):
         stack.enter_context(another_process(run_lock(target / below)))
     assert [path.name for path in (target / below).iterdir()] == [RUN_LOCK]
+
+
+@pytest.fixture
+def windows_locks(monkeypatch):
+    """Return the module as Windows runs it, with a `msvcrt` whose locks belong to descriptors."""
+    held: dict[tuple[int, int], int] = {}
+
+    def locking(descriptor: int, mode: str, size: int) -> None:
+        key = os.fstat(descriptor).st_ino, os.lseek(descriptor, 0, os.SEEK_CUR)
+        if held.get(key, descriptor if mode == "lock" else None) != descriptor:
+            raise PermissionError(13, "Permission denied")
+        held[key] = descriptor
+        if mode == "unlock":
+            del held[key]
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    monkeypatch.setitem(
+        sys.modules, "msvcrt", types.SimpleNamespace(locking=locking, LK_NBLCK="lock", LK_UNLCK="unlock")
+    )
+    spec = importlib.util.spec_from_file_location("windows_locks", locks.__file__)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_lock_on_windows_is_held_by_one_process_and_released(tmp_path, windows_locks):
+    first, second = (windows_locks.FileLock(tmp_path / "lock") for _ in range(2))
+    assert first.acquire()
+    assert not second.acquire()
+    assert second.holder().startswith(f"process {os.getpid()} on ")
+    first.release()
+    assert second.acquire()
+    second.release()
+
+
+def test_run_lock_on_windows_is_seen_by_other_processes(tmp_path, windows_locks):
+    with windows_locks.run_lock(tmp_path / "run"):
+        windows_locks._runs.clear()  # as in another process
+        with pytest.raises(ValueError, match="in use by a run"):
+            windows_locks.check_no_active_run(tmp_path / "run")
+        windows_locks._runs[tmp_path / "run"] = 0
+    windows_locks.check_no_active_run(tmp_path / "run")

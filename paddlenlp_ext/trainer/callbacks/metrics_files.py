@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import resource
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.files import read_json_object, write_json, write_text
+from paddlenlp_ext.utils.peak_memory import peak_memory_bytes
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 
@@ -35,7 +34,7 @@ class MetricsFile(Callback):
         self.on_train_begin(state)
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
-        with explained_errors(self.path), self.path.open("a", encoding="utf-8") as file:
+        with explained_errors(self.path), self.path.open("a", encoding="utf-8", newline="\n") as file:
             file.write(_line(entry))
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
@@ -72,12 +71,6 @@ def train_results(state: TrainerState, model: TrainableModel) -> dict[str, float
 def num_trainable(model: TrainableModel) -> int:
     """Return the number of trainable parameters of the unsharded model."""
     return sum(math.prod(full_shape(parameter)) for parameter in model.parameters() if not parameter.stop_gradient)
-
-
-def peak_memory_bytes() -> int:
-    """Return the peak resident set size of this process so far."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def save_results(output_dir: Path, split: str, results: dict[str, float]) -> None:

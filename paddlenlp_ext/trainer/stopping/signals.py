@@ -18,12 +18,12 @@ from typing import Any
 
 from paddlenlp_ext.trainer.stopping.max_train_time import TimeLimit
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, exit_at_once, stop_program
+from paddlenlp_ext.utils.stop_signals import SIGHUP, STOP_SIGNALS, exit_at_once, stop_program
 
 TIME_LIMIT = 1000
 """Value of `StopSignals.received` for `max_train_time`, larger than all signal numbers."""
 TIME_LIMIT_EXIT_CODE = 75
-_REPEATED = (signal.SIGTERM, signal.SIGHUP)
+_REPEATED = (signal.SIGTERM, SIGHUP)
 _REPEAT_SECONDS = 3.0
 """Time in which a repetition of a signal in `_REPEATED` is ignored. Paddle's launchers send SIGTERM to each process two
 or three times, and both the system and the shell send SIGHUP when a terminal is closed."""
@@ -84,7 +84,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         if threading.current_thread() is threading.main_thread():
             for number in STOP_SIGNALS:
-                if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                if number != SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                     self._previous_handlers[number] = signal.signal(number, self._on_signal)
         return self
 
