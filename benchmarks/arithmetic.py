@@ -1,7 +1,7 @@
 """FLOPs of a training step by formula, as the numerator of a roofline.
 
-A product of [m, k] and [k, n] is 2 m n k operations. The count covers what the mathematics needs; recomputation that
-saves memory and elementwise work are not counted.
+A product of [m, k] and [k, n] is 2 m n k operations. Elementwise work and recomputed
+products are not counted.
 T tokens, D hidden, I feed-forward, V vocabulary, N and K query and key-value heads, H head dimension, r rank.
 """
 

@@ -128,7 +128,7 @@ def measure_all(
 
 
 def measure(program: Program, args: argparse.Namespace, words: dict[str, str]) -> dict[str, Any]:
-    """Measure one program in a separate process; the reported command is that of cases.py, without local folders."""
+    """Measure one program in a separate process; the reported command is taken from cases.py, without local folders."""
     steps = args.steps if program.steps is None else min(args.steps, program.steps)
     command = f"{program.command} --steps {steps}"
     figures = run_module(args.pythons[program.environment], command.format(**words))

@@ -1,7 +1,7 @@
 """Cases of `make bench`, as data; bench.py replaces the names in braces.
 
 {model}   the built-in SmolLM2-135M-Instruct, unpacked into a Hugging Face folder that all programs read
-{gsm8k}   the folder passed with --gsm8k, train.json and dev.json of {"src": ..., "tgt": ...}
+{gsm8k}   the folder passed with --gsm8k, with rows in train.json and dev.json: {"src": ..., "tgt": ...}
 {rows}    the documents of each optimizer step of GSM8K_KEYS, exported once (export_rows.py)
 """
 
@@ -74,7 +74,7 @@ def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
 
 
 def generation(batch: int, dtype: str, needs: str = "") -> Case:
-    """Return the programs of greedy decoding of 128 tokens after 64."""
+    """Return the programs that decode 128 tokens greedily after prompts of 64 tokens."""
     arguments = f"--batch {batch} --dtype {dtype}"
     programs = (
         ours(f"generation {arguments}"),

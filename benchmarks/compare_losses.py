@@ -2,7 +2,8 @@
 
     python -m benchmarks.compare_losses OUT.png "ours=run/metrics.jsonl" "peer=peer.jsonl" ...
 
-Each file has one JSON object per line; objects with `step` and `loss` count. Differences are relative to the first run.
+Each file has one JSON object per line; objects without `step` and `loss` are ignored. Differences are
+relative to the first run.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ def read_losses(path: str | Path) -> Losses:
 
 
 def differences(first: Losses, other: Losses) -> Losses:
-    """Return the difference of `other` to `first` relative to `first`, at the steps of both."""
+    """Return (other - first) / first at each step that both runs have."""
     return {step: other[step] / first[step] - 1 for step in sorted(first.keys() & other.keys())}
 
 
 def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
-    """Plot the curves in one panel, and below it their differences from the first in percent."""
+    """Plot the curves in one panel, and below it their differences from the first curve in percent."""
     figure = Figure(figsize=(7, 6), layout="constrained")
     curves, apart = figure.subplots(2, 1, sharex=True, height_ratios=(2, 1))
     first = next(iter(runs.values()))

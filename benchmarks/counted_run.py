@@ -65,7 +65,7 @@ class Counting:
 # operation -> index of the counted argument, and the factor of its bytes that a ring sends
 _SHARES: dict[str, tuple[int, Callable[[int], float]]] = {
     "all_reduce": (0, lambda g: 2 * (g - 1) / g),
-    "all_gather": (1, lambda g: g - 1),  # of this rank's shard
+    "all_gather": (1, lambda g: g - 1),  # the counted argument is this rank's shard
     "reduce_scatter": (1, lambda g: (g - 1) / g),
     "broadcast": (0, lambda g: (g - 1) / g),
     "reduce": (0, lambda g: (g - 1) / g),
@@ -90,7 +90,7 @@ class _Rows:
 
 
 def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], length: int) -> dict[str, Any]:
-    """Train; return the bytes sent in the last step by axis, the growth of the process, and its pipeline stage."""
+    """Train; return the bytes sent in the last step by axis, the growth of its memory, and its stage."""
     config = _config(shape, folder, {**keys, "max_length": length})
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2, save_pretrained=lambda folder: None)
     rows = _Rows(64, length, shape["vocab_size"])

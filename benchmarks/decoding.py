@@ -99,7 +99,7 @@ def measure(case: dict[str, Any], files: dict[str, Path], pythons: dict[str, str
 
 
 def run(case: dict[str, Any], command: Sequence[Any]) -> dict[str, float]:
-    """Run a worker on as many threads as all programs have; return what it prints last."""
+    """Run a worker with `--threads` threads, like all programs; return the last line that it prints."""
     threads = {name: str(case["threads"]) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
         [*map(str, command), json.dumps(case)], cwd=ROOT, env={**os.environ, **threads}, capture_output=True, text=True
@@ -174,7 +174,7 @@ def stored_bytes(folder: Path, form: str) -> float:
 
 
 def memory_bandwidth(threads: int, num_bytes: int = 1 << 29, repeats: int = 5) -> float:
-    """Return the bytes per second at which as many threads read arrays that exceed the caches."""
+    """Return the bytes per second at which `threads` threads read arrays larger than the caches."""
     arrays = [np.ones(num_bytes // 4 // threads, np.float32) for _ in range(threads)]
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:

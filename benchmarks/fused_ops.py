@@ -84,7 +84,7 @@ def in_plain_paddle(case: str) -> Iterator[None]:
     """Compute the ops of a group, or everything, in plain Paddle within the block.
 
     Raises:
-        ValueError: the block uses none of them.
+        ValueError: the block uses none of these ops.
     """
     names = GROUPS.get(case, ())
     ops = [op for op in dispatched_ops() if case == EVERYTHING or op.name in names]
@@ -117,8 +117,8 @@ def time_in_turn(step: Callable[[str], object], cases: Sequence[str], seconds: f
 def table(lines: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of the measurements of one set of keys, with a row for each case.
 
-    The fused step has its median time, and each other case that time multiplied by its median ratio to the fused step
-    of the same round.
+    The row of the fused step has its median time. Every other row has this time, multiplied by the median ratio of the
+    case to the fused step of the same round.
     """
     seconds: list[float] = []
     ratios = defaultdict(list)
@@ -151,7 +151,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _measure(args: argparse.Namespace, keys: Sequence[str]) -> None:
-    """Print the line of some cases in turn, or that of a single one."""
+    """Print the JSON line of several cases, timed in turn, or with `--apart` of a single case."""
     config = run_config(keys)
     batch = packed_batch(random_documents(args.documents, args.length), 1.0)
     built = build_model(ModelSource.from_config(config.model), config)

@@ -48,7 +48,7 @@ def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAP
 def random_pairs(
     pairs: int, prompt: int, answer: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]
 ) -> list[dict[str, list[int]]]:
-    """Return pairs of answers as token ids, equal in every program; lengths are within a quarter of those given."""
+    """Return pairs of answers as token ids, equal in every program; lengths are 75 % to 125 % of the given length."""
     generator = np.random.default_rng(0)
     rows = []
     for _ in range(pairs):
@@ -59,12 +59,12 @@ def random_pairs(
 
 
 def num_pair_tokens(pair: dict[str, list[int]]) -> int:
-    """Return the tokens of a pair as two separate sequences, with which all programs count their speed."""
+    """Return the number of tokens of a pair as two sequences, each with its prompt; all programs count this number."""
     return 2 * len(pair["prompt_ids"]) + len(pair["chosen_ids"]) + len(pair["rejected_ids"])
 
 
 def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str, object]:
-    """Run an untimed step of `tokens` tokens, then `count` timed ones."""
+    """Run an untimed step of `tokens` tokens, then `count` timed steps; return the result of `tokens_per_second`."""
     step()
     seconds = []
     for _ in range(count):
@@ -78,9 +78,9 @@ def decoding_seconds(generate: Callable[[int], object], new: int, repeats: int) 
     """Return the median seconds of a prompt with its first token, and of each of `new` further decoding steps.
 
     Args:
-        generate: function that processes the prompts and generates this many tokens for each.
+        generate: function that processes the prompts and generates the given number of tokens for each prompt.
         new: number of steps.
-        repeats: number of timed calls of both lengths, in turn, after an untimed one.
+        repeats: number of times that both calls are timed, after an untimed call.
     """
     generate(2)
     prompt, steps = [], []

@@ -92,7 +92,7 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
 
 
 def micro_batches(layout: Layout) -> int:
-    """Return the number of micro-batches of one replica; data and sharding ranks divide those of a step."""
+    """Return the number of micro-batches of one replica; the replicas divide the micro-batches of a step."""
     return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
 
 

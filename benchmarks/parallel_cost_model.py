@@ -137,7 +137,7 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
     sums = sum(4 + _sums_again(step.plan, layer) for layer in _own_layers(config, layout, step, process))
     total = micro * all_reduce(sums * hidden_bytes, tensor)
     if is_first:
-        total += micro * all_reduce(hidden_bytes, tensor)  # of the embedding's output
+        total += micro * all_reduce(hidden_bytes, tensor)  # sums the embedding's output
         if step.lora_rank and step.plan is None:  # nothing trains below the first layer
             total -= micro * all_reduce(hidden_bytes, tensor)
     if layout.sequence_parallel:  # gradients are gathered before the layers, hidden states after them
@@ -246,6 +246,6 @@ def _own_layers(config: Any, layout: Layout, step: Step, process: int) -> list[i
 
 
 def _bounds(config: Any, layout: Layout, step: Step) -> tuple[int, ...]:
-    """Return the layers of each chunk, one document per micro-batch."""
+    """Return the layers of each chunk, balanced for micro-batches of one document."""
     work = FlopEstimate(step.target_tokens / step.tokens, step.tokens / 2, step.lora_rank == 0, step.plan)
     return plan_stages(config, layout.degrees.pipeline, layout.virtual, work).bounds

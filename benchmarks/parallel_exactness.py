@@ -54,7 +54,7 @@ class Layout:
     keys: dict[str, Any]
 
     def refuses(self, method: str) -> bool:
-        """Return True if the method is not defined for the layout, which is then an error."""
+        """Return True if a run of the method in this layout must raise an error."""
         is_tensor_parallel = "tensor_parallel_degree" in self.keys
         return (method == "MoRA" and is_tensor_parallel) or (method == "ReFT" and "sequence_parallel" in self.keys)
 
@@ -145,7 +145,7 @@ def run_missing(chosen: list[Layout], methods: list[str], keys: dict[str, Any], 
 
 
 def run_on_one_process(case: Case, folder: Path, keys: Mapping[str, Any] = MappingProxyType({})) -> None:
-    """Run the case in this process, with `keys` added to its own, unless its output exists."""
+    """Run the case in this process, with further keys `keys`, unless its output exists."""
     if not is_done(case, folder):
         shutil.rmtree(folder / case.name, ignore_errors=True)
         run_case(replace(case, keys={**case.keys, **keys}), folder)

@@ -119,7 +119,7 @@ def quantize_by_peer(arguments: argparse.Namespace, base: Path, method: str, row
 def score(model: CausalLM, full: CausalLM, rows: Sequence[EncodedRow]) -> dict[str, float]:
     """Return perplexity and divergence of a model over the target tokens of the rows.
 
-    Prompts are left out: a system prompt that is the same in every row has large losses, which move by chance. The
+    Prompts are left out: a system prompt that is the same in every row has large losses, which change by chance. The
     divergence KL(p | q) = sum_v p_v log(p_v / q_v) from the full model's distribution p is 0 only without a change.
     """
     loss, divergence, count = 0.0, 0.0, 0
@@ -135,7 +135,7 @@ def score(model: CausalLM, full: CausalLM, rows: Sequence[EncodedRow]) -> dict[s
 
 
 def _log_softmax(logits_NV: np.ndarray) -> np.ndarray:
-    """Return log-probabilities; Paddle's own function takes seconds a row on a CPU with a large vocabulary."""
+    """Return log-probabilities; for a large vocabulary, Paddle's own function takes seconds per row on a CPU."""
     shifted_NV = logits_NV - logits_NV.max(axis=1, keepdims=True)
     return shifted_NV - np.log(np.exp(shifted_NV).sum(axis=1, keepdims=True))
 

@@ -4,7 +4,7 @@ r"""Load balance of pipeline stages: seconds of each process's own forward and b
         CONFIG.json --pipeline_parallel_degree 2 --max_steps 5 [--key value ...]
 
 Runs llm/run_finetune.py with a timer. The first process prints a JSON line at the end: for every stage its layers, and
-its load relative to an even one, as estimated (parallel/pipeline/cost_model.py) and as measured.
+its load relative to an even split, as estimated (parallel/pipeline/cost_model.py) and as measured.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Busy:
 
 
 def stages(plan: StagePlan, seconds: list[float]) -> list[dict[str, Any]]:
-    """Return a line for each stage: layers, estimated and measured load relative to an even one."""
+    """Return a line for each stage: layers, estimated and measured load relative to an even split."""
     lines, degree = [], plan.degree
     for stage in range(degree):
         own = range(stage, plan.num_chunks, degree)

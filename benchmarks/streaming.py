@@ -186,7 +186,7 @@ def _children() -> list[str]:
 
 
 def check_resume(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Compare the rows of 300 steps with those of a run that is stopped twice and resumed on other workers."""
+    """Compare the rows of 300 steps in two runs; the second is stopped twice and resumed on other workers."""
     paths = [options.folder / f"gz-{options.megabytes}"]
     keys = {"shuffle_buffer_size": 1000}
     stream, order = open_stream(tokenizer, paths, 0, **keys)

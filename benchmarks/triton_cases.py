@@ -28,13 +28,13 @@ class Case:
     """One op at one shape.
 
     Attributes:
-        inputs: tensors of the op; those of floating type with `requires_grad` get gradients.
-        ours, formula: the op; the formula computes in the dtype of its inputs where transformers does.
+        inputs: tensors of the op; floating-point tensors with `requires_grad` get gradients.
+        ours, formula: the op with our kernels, and in plain PyTorch with the dtypes that transformers uses.
         peer: the op of another package; None if there is none.
         forward_bytes, backward_bytes: bytes that a pass must read and write; 0 for an op bound by its matmuls.
         operations, forward_operations: multiplications and additions of the large matmuls in both passes, and in the
             forward pass.
-        programs: programs that exist.
+        programs: programs that can run the op.
         compilable: op that is compiled; None: the formula.
     """
 
@@ -55,8 +55,8 @@ class Entry(NamedTuple):
 
     Attributes:
         make: function of dtype, device and sizes that returns the case.
-        shapes: dtype and sizes of the measured shapes, by name: "liger" is published by Liger-Kernel, "8b" is that of
-            8192 positions of Llama 3 8B.
+        shapes: dtype and sizes of the measured shapes, by name: "liger" is published by Liger-Kernel, "8b" has
+            8192 positions and the sizes of Llama 3 8B.
         checks: sizes of the checked shapes.
         dtypes: dtypes of the checks.
     """

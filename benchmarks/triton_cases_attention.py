@@ -1,7 +1,7 @@
 """Attention of benchmarks/triton_ops.py: soft-caps, windows, sinks, linear biases and packed documents.
 
-Operations are counted for the pairs of a query and a key that it sees. The compiled program is PyTorch's
-flex_attention, and the peer its scaled_dot_product_attention (SDPA) where that can express the case.
+Operations are counted only for visible pairs of a query and a key. The compiled program is PyTorch's flex_attention.
+The peer is PyTorch's scaled_dot_product_attention (SDPA), if SDPA supports the options of the case.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Mask:
         self._walks: dict[tuple[int, ...], Walk] = {}
 
     def walk(self, table: TileSizes, problem: Problem, of_keys: bool = False) -> Walk:
-        """Return the programs of a kernel; the lists of their tiles are made once."""
+        """Return the tile sizes and tile lists of a kernel; the lists are built once."""
         sizes = sizes_for(table, problem)
         tile = sizes["QUERIES"], sizes["KEYS"], of_keys
         if tile not in self._walks:
@@ -57,7 +57,7 @@ class Mask:
 
 
 class Attention(torch.autograd.Function):
-    """Attention of q [1, S, N, H], k [1, S, K, H], v [1, S, K, E] and sinks [N] or None, as the Triton backend's."""
+    """Attention of q [1, S, N, H], k [1, S, K, H], v [1, S, K, E] and sinks [N] or None, as in the Triton backend."""
 
     @staticmethod
     def forward(ctx, q, k, v, sinks, mask, options):
@@ -114,7 +114,7 @@ def attention(
         return Attention.apply(q, k, v, sinks, mask, options)
 
     def formula(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None = None) -> torch.Tensor:
-        """Compute head by head, and again in the backward pass: the scores of all heads exceed the GPU's memory."""
+        """Compute one head at a time, and recompute it in the backward pass, to save memory for the scores."""
         group, seen = num_heads // kv_heads, mask.dense()
         wide = torch.float64 if q.dtype == torch.float64 else torch.float32
 
@@ -154,7 +154,7 @@ def attention(
 
 
 def _sdpa(mask: Mask, is_single: bool, window: int | None) -> Op:
-    """Return PyTorch's fused attention, which skips masked tiles for a single document without a window only."""
+    """Return PyTorch's fused attention, which skips masked tiles only for a single document without a window."""
     is_causal = is_single and window is None
     dense = None if is_causal else mask.dense()
 

@@ -27,9 +27,9 @@ class Matrix:
 
     Attributes:
         stored: matrix and, after y and bias, scales, group scales and offset of `Layer`.
-        exact: its values, float32 or those of a matrix of floats.
-        form: its format.
-        packed: its codes in 4 bits, or None.
+        exact: the dequantized values in float32; for an unquantized weight, the weight itself.
+        form: weight format, a `Format`.
+        packed: the 4-bit weight; None for other formats.
     """
 
     stored: tuple[torch.Tensor | None, ...]

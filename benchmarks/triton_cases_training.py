@@ -54,7 +54,7 @@ def loss(trains: bool, dtype: torch.dtype, device: str, positions: int, size: in
 
 
 def lora_linear(dtype: torch.dtype, device: str, positions: int, in_: int, out: int, rank: int) -> Case:
-    """Return the case of a frozen linear layer with a low-rank update, by the formula of PEFT's layer."""
+    """Return the case of a frozen linear layer with a low-rank update, with the formula of PEFT's layer."""
 
     def random(*shape: int) -> torch.Tensor:
         return (torch.randn(*shape, device=device) / shape[-1] ** 0.5).to(dtype)
@@ -93,12 +93,12 @@ def adamw(in_8_bits: bool, dtype: torch.dtype, device: str, factors: str) -> Cas
         _steps_of(functools.partial(torch.optim.AdamW, **OPTIONS, foreach=False)),
         Peer(package, lambda: _steps_of(peer)),
         forward_bytes=sum(each.numel() for each in parameters) * (12 + (4 if in_8_bits else 16)),
-        programs=("ours", "peer") if in_8_bits else ("ours", "eager", "peer"),  # PyTorch has none in 8 bits
+        programs=("ours", "peer") if in_8_bits else ("ours", "eager", "peer"),  # PyTorch has no 8-bit AdamW
     )
 
 
 def _steps_of(make: Callable[[Iterable[torch.Tensor]], Any]) -> Op:
-    """Return the op that updates parameters by an optimizer, whose state stays while the parameters are the same."""
+    """Return an op that makes an optimizer step; calls with the same parameters share the optimizer's state."""
     parameters: list[torch.Tensor] = []
     optimizer: Any = None
 

@@ -1,7 +1,7 @@
 """Memory and work of a training step counted without a GPU, on tensors that have shapes and no values.
 
-Nothing is computed, so a model of any size fits. The counts are those of PyTorch's operators on a CPU, whose attention
-saves what the flash attention of a GPU saves, and of the launches of this project's Triton kernels.
+Nothing is computed, so a model of any size fits. The counts cover PyTorch's operators on a CPU, whose attention
+saves the same tensors as flash attention on a GPU, and the launches of this project's Triton kernels.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Counts:
         peak: largest sum of the bytes of all tensors that the passes allocate, gradients included.
         operators: operators of PyTorch that compute or copy, and launches of Triton kernels.
         launches: launches of Triton kernels.
-        moved: bytes that they read and write: each distinct tensor of an operator once.
-        launched_bytes: the part of Triton kernels.
+        moved: bytes that operators and kernels read and write; an operator counts each distinct tensor once.
+        launched_bytes: part of `moved` that Triton kernels read and write.
     """
 
     saved: int = 0
@@ -49,10 +49,7 @@ class Counts:
 
 
 def launch_bytes(name: str, tensors: list[Any]) -> int:
-    """Return the bytes that a kernel reads and writes: each distinct tensor once, overwritten ones twice.
-
-    Tensors have `numel()`, `element_size()` and `data_ptr()` or, without values, their identity.
-    """
+    """Return the bytes that a kernel reads and writes: each distinct tensor once, overwritten tensors twice."""
     distinct = {_identity(each): stored_bytes(each) for each in tensors}
     return sum(distinct.values()) + sum(stored_bytes(tensors[position]) for position in OVERWRITTEN.get(name, ()))
 
@@ -67,7 +64,7 @@ def _identity(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 class _Counter(TorchDispatchMode):
-    """Count operators, what they move, and the storages that they allocate."""
+    """Count operators, the bytes that they read and write, and the storages that they allocate."""
 
     def __init__(self, counts: Counts) -> None:
         super().__init__()
@@ -84,7 +81,7 @@ class _Counter(TorchDispatchMode):
         if not _is_view(func):
             self.counts.operators += 1
             if func.overloadpacket.__name__ == "embedding":
-                tensors = tensors[1:]  # it reads the rows that it writes
+                tensors = tensors[1:]  # an embedding reads only the rows that it writes
             distinct = {_identity(each): stored_bytes(each) for each in (*tensors, *made)}
             self.counts.moved += sum(distinct.values())
         return out
@@ -115,7 +112,7 @@ def _is_view(func: Any) -> bool:
 
 
 def count(loss: Callable[[], torch.Tensor]) -> Counts:
-    """Return the counts of a loss and its backward pass, without what the launches of Triton kernels compute."""
+    """Return the counts of a loss and its backward pass, without running Triton kernels."""
     counts = Counts()
 
     def launch(kernel: Any, _: object, *arguments: Any, **__: Any) -> None:
@@ -133,7 +130,7 @@ def count(loss: Callable[[], torch.Tensor]) -> Counts:
 
 
 def drop_values(model: torch.nn.Module) -> None:
-    """Replace parameters and buffers with tensors of their shapes in the current mode."""
+    """Replace parameters and buffers with tensors of the same shapes, created in the current mode."""
     for module in model.modules():
         for tensors in (module._parameters, module._buffers):
             for name, old in tensors.items():

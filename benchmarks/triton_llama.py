@@ -1,7 +1,7 @@
 """Llama of transformers with LoRA of PEFT, and this project's Triton kernels in place of its layers.
 
-Each group of `KERNELS` can be used without the others. Attention and the large matmuls stay PyTorch's. A module gets
-its kernels by a change of its class to a subclass from here; nothing in transformers or PEFT is patched.
+Each group of `KERNELS` can be used without the others. Attention and the large matmuls stay PyTorch's. To use the
+kernels, the class of a module is changed to a subclass in this file; transformers and PEFT are not patched.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def make_model(
 
     Args:
         shape: sizes.
-        dtype: that of the frozen weights; the factors of LoRA are float32.
+        dtype: dtype of the frozen weights; the factors of LoRA are float32.
         device: device to make it on.
         rank: rank of LoRA.
         recompute: whether layers compute their forward pass again in the backward pass.
@@ -119,12 +119,12 @@ def make_model(
     if recompute:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     lora = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=LINEARS, init_lora_weights=zero_b)
-    torch.manual_seed(1)  # whatever the changes have drawn
+    torch.manual_seed(1)  # the functions in `prepare` may have drawn random numbers
     return get_peft_model(model, lora).train()
 
 
 def in_training(model: Any, dtype: torch.dtype, kernels: Collection[str] = ()) -> Training:
-    """Return the training of a model by the named kernels, and by PyTorch, transformers and PEFT without them."""
+    """Return the training of a model, in which the named kernels replace layers of PyTorch, transformers and PEFT."""
     use_kernels(model, kernels)
     device = next(model.parameters()).device.type
     options = {"lr": RATE, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0}

@@ -149,7 +149,7 @@ def measured_table(args: argparse.Namespace) -> str:
 def counted_table(args: argparse.Namespace) -> str:
     """Return the table of memory and work by groups of kernels, counted without a GPU."""
     rows: dict[str, list[object]] = {}
-    counted = [name for name in KERNELS if name != "adamw"]  # these are the two passes
+    counted = [name for name in KERNELS if name != "adamw"]  # the passes are counted, not the update
     for name, kernels in configurations(counted).items():
         model = make_model(_shape(args), torch.bfloat16, "meta", rank=args.rank, recompute=args.recompute)
         with FakeTensorMode(allow_non_fake_inputs=True):
@@ -178,7 +178,7 @@ def counted_table(args: argparse.Namespace) -> str:
 
 
 def check(device: str) -> None:
-    """Compare losses of steps and the first gradients of a tiny model with those of transformers and PEFT."""
+    """Compare the losses and the first gradients of a tiny model with the kernels to transformers and PEFT."""
     batches = torch.from_numpy(token_batches(3, 2, 9, TINY.vocabulary)).to(device)
     for dtype, (of_loss, of_gradient) in TOLERANCES.items():
         for base, reference in (("bf16", "bf16"), ("nf4", "nf4_dense")):
@@ -212,7 +212,7 @@ def _shape(args: argparse.Namespace) -> Shape:
 
 
 def _run(args: argparse.Namespace) -> dict[str, object]:
-    """Return what describes a run."""
+    """Return the fields that describe a run."""
     names = "batch", "length", "steps", "rank", "base", "recompute"
     return {name: getattr(args, name) for name in names} | {"shape": _shape(args)._asdict()}
 

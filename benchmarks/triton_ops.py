@@ -64,7 +64,7 @@ TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
 
 
 def as_list(results: torch.Tensor | Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the results of an op."""
+    """Return the results of an op as a list."""
     return [results] if isinstance(results, torch.Tensor) else [*results]
 
 
@@ -73,7 +73,7 @@ def results_and_gradients(
 ) -> list[torch.Tensor]:
     """Return the results of an op and all gradients, for random gradients of the results that depend on shapes only."""
     own = [x.detach().to(dtype or x.dtype).clone().requires_grad_(x.requires_grad) for x in inputs]
-    passed = [x * 1 if x.requires_grad else x for x in own]  # ops may overwrite what they are passed
+    passed = [x * 1 if x.requires_grad else x for x in own]  # ops may overwrite their arguments
     outs = as_list(op(*passed))
     results, trained = [out.detach().clone() for out in outs], [x for x in own if x.requires_grad]
     if not trained:

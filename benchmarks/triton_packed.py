@@ -18,10 +18,10 @@ class PackedWeight:
 
     Args:
         shape: outputs and inputs.
-        codes: two codes a byte, uint8 [outputs * inputs / 2].
-        scales: one of each block, float32, or codes in uint8.
-        nested: levels, scales of groups and offset of scales in 8 bits; None for scales in float32.
-        algo, block, group: format, weights that share a scale, and scales that share one.
+        codes: two codes per byte, uint8 [outputs * inputs / 2].
+        scales: one scale per block, float32 or uint8 codes.
+        nested: levels, group scales and offset of 8-bit scales; None for float32 scales.
+        algo, block, group: format, number of weights per scale, and number of scales per group scale.
     """
 
     def __init__(

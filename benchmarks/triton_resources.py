@@ -1,4 +1,4 @@
-"""Resources of Triton kernels compiled for a GPU that this machine need not have: registers, spills, shared memory."""
+"""Resources of Triton kernels compiled for a GPU that this machine may lack: registers, spills, shared memory."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ class Resources(NamedTuple):
         return self.shared <= MULTIPROCESSORS[capability].shared_of_program << 10
 
     def occupancy(self, capability: int) -> float:
-        """Return the warps that a multiprocessor can have at a time, as a share of its largest number."""
+        """Return the number of warps that a multiprocessor can hold, as a fraction of its maximum."""
         limits, threads = MULTIPROCESSORS[capability], 32 * self.warps
         of_warp = -(-self.registers * 32 // 256) * 256  # registers are allocated in units of 256
-        by_shared = (limits.shared << 10) // (self.shared + 1024)  # 1 KiB of each program is the system's
+        by_shared = (limits.shared << 10) // (self.shared + 1024)  # the system takes 1 KiB per program
         by_threads = min(limits.threads // threads, limits.registers // (of_warp * self.warps), limits.programs)
         return min(by_shared, by_threads) * threads / limits.threads
 
 
 class Shaped:
-    """Tensor without memory: what launches read of one."""
+    """Tensor without memory, with the methods that launches call."""
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:
         self.shape, self.dtype = shape, dtype
@@ -113,7 +113,7 @@ def _type(value: Any, is_constant: bool) -> str:
 
 
 def _registers(cubin: bytes) -> tuple[int, int]:
-    """Return registers and bytes of the stack of a thread; our kernels have none but spilled registers."""
+    """Return registers and stack bytes per thread; the stack of our kernels contains only spilled registers."""
     from triton import knobs
 
     with tempfile.NamedTemporaryFile() as file:

@@ -10,7 +10,7 @@ import numpy as np
 def token_batches(steps: int, batch: int, length: int, vocabulary: int) -> np.ndarray:
     """Return token ids [steps, batch, length], equal in every program, that a model can learn.
 
-    Half of the tokens follow from the one before by a fixed permutation; the others are drawn from Zipf's law.
+    Half of the tokens follow from the preceding token by a fixed permutation; the others are drawn from Zipf's law.
     """
     generator = np.random.default_rng(0)
     weights = 1 / (np.arange(vocabulary) + 3.0)
@@ -22,7 +22,7 @@ def token_batches(steps: int, batch: int, length: int, vocabulary: int) -> np.nd
 
 
 def configurations(kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the groups of kernels of each row of a table: one after another is added, then each is left out of all."""
+    """Return the groups of kernels in each row of a table: first one more group per row, then all groups but one."""
     rows: dict[str, tuple[str, ...]] = {"none": ()}
     for index, name in enumerate(kernels):
         rows[f"+ {name}"] = tuple(kernels[: index + 1])
@@ -32,7 +32,7 @@ def configurations(kernels: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 
 def largest_difference(losses: Sequence[float], others: Sequence[float]) -> float:
-    """Return the largest difference of the losses of equal steps; NaN if any is NaN."""
+    """Return the largest difference between two losses of the same step; NaN if a loss is NaN."""
     return float(np.max(np.abs(np.array(losses) - np.array(others))))
 
 

@@ -1,4 +1,4 @@
-"""Times on a GPU, and the speeds of the card that they are compared with, for the benchmarks of the Triton kernels."""
+"""Times on a GPU, and the GPU's bandwidth and matmul rate as a reference, for benchmarks of the Triton kernels."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def device_of(checks_only: bool) -> str:
     """Return "cuda", or without a GPU "cpu".
 
     Raises:
-        SystemExit: there is no GPU, and a program is to do more than check its kernels.
+        SystemExit: there is no GPU, and `checks_only` is False.
     """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not checks_only:

@@ -1,7 +1,7 @@
 """Triton kernels of this project as autograd functions of PyTorch, for benchmarks.
 
-They allocate, save and overwrite what the Triton backends of paddlenlp_ext/ops do with Paddle's tensors, and need
-neither Paddle nor a copy of the kernels. All tensors but the heads of a rotation are contiguous.
+The functions allocate, save and overwrite the same tensors as the Triton backends of paddlenlp_ext/ops. They need
+neither Paddle nor a copy of the kernels. All tensors are contiguous, except the heads of a rotation.
 """
 
 from __future__ import annotations
@@ -125,13 +125,13 @@ class NormRope(torch.autograd.Function):
 
 
 def _head_norms(q_weight: torch.Tensor, k_weight: torch.Tensor, epsilon: float) -> SimpleNamespace:
-    """Return what the kernels read of `ops.rope.HeadNorms`."""
+    """Return an object with the attributes of `ops.rope.HeadNorms`."""
     return SimpleNamespace(q_weight=q_weight, k_weight=k_weight, epsilon=epsilon, offset=0.0, after_rotation=False)
 
 
 # -- gates ------------------------------------------------------------------------------------------------------------
 class Gate(torch.autograd.Function):
-    """Product of a gate, "silu" or "gelu", and up [..., F]; their gradients are written over them."""
+    """Product of a gate, "silu" or "gelu", and up [..., F]; the gradients overwrite gate and up."""
 
     @staticmethod
     def forward(ctx, gate, up, activation):
@@ -170,7 +170,7 @@ CHUNK_BYTES = 1 << 29
 
 
 class LinearCrossEntropy(torch.autograd.Function):
-    """Sum of the losses of hidden states [T, D], a weight [V, D] and targets [T]; both gradients are made here."""
+    """Sum of the losses of hidden states [T, D], a weight [V, D] and targets [T]; `forward` computes both gradients."""
 
     @staticmethod
     def forward(ctx, hidden, weight, targets, chunk=None):

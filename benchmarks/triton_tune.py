@@ -106,9 +106,9 @@ def with_sizes(case: Case, candidate: dict[str, int], use: Callable[[], Any]) ->
 
 
 def candidates(case: Case, bounds: dict[str, int], path: Path) -> list[dict[str, int]]:
-    """Return the candidates of an entry, from the sizes in a table, which come first, to the most different ones.
+    """Return the candidates of an entry, sorted by their difference from the sizes in a table.
 
-    Those of a kernel that the table does not have, or not with candidates, are in the order of the choices.
+    If the table has no valid entry for the kernel, the candidates are in the order of `TileSizes.candidates`.
     """
     found = case.sizes.candidates(**bounds)
     entries = tile_sizes.read_table(path).get(case.sizes.kernel, {"sizes": []})["sizes"]
@@ -119,7 +119,7 @@ def candidates(case: Case, bounds: dict[str, int], path: Path) -> list[dict[str,
 
 
 def write(path: Path, kernel: str, source: str, entries: list[dict[str, int]], start: Path) -> None:
-    """Replace a kernel of a table, of which `start` is the first version if it does not exist; an entry is a line."""
+    """Replace the entries of a kernel in the table at `path`; if the table does not exist, copy `start` first."""
     table = dict(tile_sizes.read_table(path if path.exists() else start))
     table[kernel] = {"source": source, "sizes": entries}
     blocks = []
@@ -213,12 +213,12 @@ def compiled(case: Case, bounds: dict[str, int], candidate: dict[str, int], capa
 
 
 def roomiest(case: Case, bounds: dict[str, int], capability: int, path: Path) -> dict[str, int]:
-    """Return the sizes of an entry by the resources of its candidates."""
+    """Return the candidate of an entry that spills least; among these, the most warps up to `case.enough` win."""
     current, *_ = ordered = candidates(case, bounds, path)
     best: tuple[Any, dict[str, int], Resources] | None = None
     for candidate in ordered:
         if candidate.get("PROGRAMS") != current.get("PROGRAMS"):
-            continue  # their number changes nothing in the compiled kernel
+            continue  # the number of programs does not change the compiled kernel
         resources = compiled(case, bounds, candidate, capability)
         if resources.fits(capability):
             rank = -resources.spilled, min(resources.occupancy(capability), case.enough)
@@ -269,7 +269,7 @@ def main() -> None:
     elif args.compile:
         compile_all(args.compile, args.kernels)
     elif tile_sizes.capability_of(0) is None:
-        raise SystemExit("times need a GPU of NVIDIA; --compile chooses without one, --check compares on a CPU")
+        raise SystemExit("times need an NVIDIA GPU; --compile chooses sizes without a GPU, --check compares on a CPU")
     else:
         time_all(args.kernels)
 

@@ -42,12 +42,12 @@ adamw_tables = load_script(OPS / "adamw" / "launch_tables.py")
 
 
 class Tensors(Protocol):
-    """Maker of tensors on a device. Dtypes have Triton's names; "x16" is a half precision that the device computes."""
+    """Creator of tensors on a device. Dtypes have Triton's names; "x16" is a half precision that the device supports."""
 
     small: bool  # whether shapes are small and odd, for a check
 
     def random(self, *shape: int, dtype: str = "x16") -> Any:
-        """Return normally distributed numbers; the same ones for the same calls in order."""
+        """Return normally distributed numbers; the n-th call returns the same numbers in every run."""
 
     def integers(self, high: int, *shape: int, dtype: str) -> Any:
         """Return numbers in 0 .. high - 1."""
@@ -66,10 +66,10 @@ class Case(NamedTuple):
     """A kernel's entries and launches.
 
     Attributes:
-        sizes: its sizes.
-        bounds: bounds of its entries in ascending order; none: any number.
-        run: function that makes the tensors for a launch with these bounds.
-        enough: share of a multiprocessor's warps from which more do not matter (`--compile`).
+        sizes: the kernel's `TileSizes`.
+        bounds: bounds of the entries, ascending; an empty dict: an entry without bounds.
+        run: function that creates the tensors for given bounds, and returns the launch function.
+        enough: fraction of a multiprocessor's maximum warps above which further warps do not help (`--compile`).
     """
 
     sizes: TileSizes
@@ -177,7 +177,7 @@ def gate(backward: bool) -> Callable[[Tensors, dict[str, int]], Run]:
 
 
 def loss(tensors: Tensors, bounds: dict[str, int]) -> Run:
-    """Compute losses, and the gradient over the logits."""
+    """Compute losses, and overwrite the logits with their gradient."""
     rows, vocabulary = (3, 33001) if tensors.small else (2048, 128256)
     logits, targets = tensors.random(rows, vocabulary), tensors.integers(vocabulary, rows, dtype="i64")
     found, correct = tensors.zeros(rows, dtype="fp32"), tensors.zeros(rows, dtype="i32")
@@ -244,7 +244,7 @@ def optimizer(in_8_bits: bool) -> Callable[[Tensors, dict[str, int]], Run]:
         made = []
         for count in counts:
             weight, gradient = (tensors.random(count, dtype="fp32") for _ in range(2))
-            blocks = -(-count // 256)  # of quantized moments, whose storage is padded
+            blocks = -(-count // 256)  # blocks of quantized moments, which are padded
             moment, length, num_scales = ("u8", 256 * blocks, 2) if in_8_bits else ("fp32", count, 0)
             moments = [tensors.zeros(length, dtype=moment) for _ in range(2)]
             scales = [tensors.zeros(blocks, dtype="fp32") for _ in range(num_scales)]
@@ -390,7 +390,7 @@ def grouped_weight_gradient(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def attention(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
-    """Return the case of a kernel of attention over packed documents."""
+    """Return the case of an attention kernel over packed documents."""
 
     def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
         head_dim, documents = bounds["row_bytes"] // 2, (9, 26) if tensors.small else (4096, 700, 1300, 2000, 96)
