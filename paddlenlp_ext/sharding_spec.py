@@ -39,7 +39,7 @@ class Shard:
 
     Attributes:
         axis: the sharded axis.
-        start, stop: first and last index + 1 of the slice in the full tensor.
+        start, stop: first index of the slice in the full tensor, and its last index plus 1.
         size: length of the full tensor along `axis`.
         by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks; if
             not, the tensor is sharded over tensor-parallel ranks only.
@@ -69,7 +69,7 @@ class Placement:
         shard: slice that this tensor-parallel or expert-parallel rank holds; None for a full tensor.
         stages: pipeline stages that hold the tensor, in ascending order; empty without a pipeline.
         is_on_stage: False if the pipeline stage of this process holds only the shape of the tensor.
-        owner: sharding rank that updates the parameter (ZeRO); None for a parameter without owner.
+        owner: sharding rank that ZeRO assigned to update the parameter; None if no rank was assigned.
         is_updated_here: False if another sharding rank updates and broadcasts the parameter.
         is_gathered_copy: True if another rank owns the parameter and this rank temporarily holds a gathered copy (ZeRO
             stage 3).

@@ -30,7 +30,8 @@ class ReftArguments(OptionGroup):
     device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
     chat_template: str | None = option(
-        None, help="Jinja or JSON file with the chat template, or none; unset: the template of the training run"
+        None,
+        help="Jinja or JSON file with the chat template; none: no template; unset: the template of the training run",
     )
 
 

@@ -84,7 +84,7 @@ def _evaluate(value: Values) -> Iterator[Adjustment]:
 
 def _load_no_best_model(value: Values) -> Iterator[Adjustment]:
     if value("load_best_model_at_end") and value("evaluation_strategy") == "no":
-        reason = "load_best_model_at_end has no effect: evaluation_strategy is no, so there is no best evaluation"
+        reason = "load_best_model_at_end has no effect: evaluation_strategy is no"
         yield Adjustment({"load_best_model_at_end": False}, reason, ("load_best_model_at_end", "evaluation_strategy"))
 
 

@@ -41,8 +41,8 @@ class ModelArguments(LoadArguments):
 
     chat_template: str | None = option(
         None,
-        help="Jinja or JSON file with the chat template, or none; unset: the template of the training run, or else of "
-        "the tokenizer",
+        help="Jinja or JSON file with the chat template; none: no template; unset: the template of the training run, "
+        "else of the tokenizer",
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None,

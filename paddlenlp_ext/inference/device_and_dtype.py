@@ -9,7 +9,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def choose_device_or_cpu(name: str) -> None:
-    """Run on the device of `--device`; without a GPU, warn and run on the CPU instead.
+    """Select the device `name`; if it is a GPU and none is available, log a warning and select the CPU.
 
     Raises:
         ValueError: see `choose_device`.

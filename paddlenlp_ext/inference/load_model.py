@@ -166,7 +166,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
     ):
         if requested is not None and ("" if requested in NO_VALUE else requested) != value:
             raise ValueError(
-                f"--{name} {requested or repr('')}: {folder} was exported with {value or 'none'}; leave it out"
+                f"--{name} {requested or repr('')}: {folder} was exported with {value or 'none'}; leave --{name} out"
             )
     return model
 

@@ -117,7 +117,7 @@ class StaticModel:
         return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
-        """Return None: there is no separate decoding path."""
+        """Return None, so that the caller uses `hidden_states` and `logits`."""
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
         """Return `hidden` unchanged, because `hidden_states` returns logits."""

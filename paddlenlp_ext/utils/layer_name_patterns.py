@@ -29,7 +29,7 @@ def matches(pattern: str, name: str, key: str) -> bool:
 
 
 def check_pattern(pattern: str, key: str) -> None:
-    """Check that a pattern is a regular expression, as every dotted name is; `key` is the option with the pattern.
+    """Check that a pattern is a regular expression; `key` is the option that contains the pattern.
 
     Raises:
         ValueError: the pattern is not a regular expression.

@@ -53,7 +53,7 @@ def test_export_model_with_adapter_answers_as_the_dynamic_model(exported, base, 
 def test_predictor_static_with_paddlenlps_arguments_checks_dtype_and_format(exported, data_file):
     words = ["--mode", "static", "--inference_model", "--block_attn", "--dtype", "float32", "--quant_type", ""]
     assert answers(exported, data_file, *words) == answers(exported, data_file, "--mode", "static")
-    with pytest.raises(ValueError, match=r"--dtype bfloat16: .* was exported with float32; leave it out"):
+    with pytest.raises(ValueError, match=r"--dtype bfloat16: .* was exported with float32; leave --dtype out"):
         answers(exported, data_file, "--mode", "static", "--dtype", "bfloat16")
 
 

@@ -80,7 +80,7 @@ class DataConfig(OptionGroup):
         minimum=0,
         help="with lazy: number of processes that tokenize in the background; 0: rows are tokenized on demand",
     )
-    autoregressive: bool = option(False, help="train on every token of src (plain language modelling)")
+    autoregressive: bool = option(False, help="train on every token of src or text (plain language modelling)")
     use_pose_convert: bool = option(
         False, help="PoSE: skip position ids within each row, up to the model's context length"
     )

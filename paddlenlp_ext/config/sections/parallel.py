@@ -63,5 +63,5 @@ class ParallelConfig(OptionGroup):
     hybrid_parallel_topo_order: str = option(
         "pp_first",
         choices=("pp_first", "sharding_first"),
-        help="outer axis of the device mesh, after data: pipeline or sharding",
+        help="axis of the device mesh that follows the outermost axis (data): pipeline or sharding",
     )

@@ -22,6 +22,14 @@ reward_rules = Rules()
 """Rules about reward models."""
 other_rules = Rules()
 """Rules about runs without preference data."""
+UNREAD_KEYS = frozenset(
+    {
+        *("do_predict", "lazy", "shuffle_buffer_size", "dataloader_num_workers", "train_dataset_prob"),
+        *("autoregressive", "use_pose_convert"),
+        *(option.key for option in options_of(GenerationConfig, "")),
+    }
+)
+"""Keys that programs with preference data do not read: a value other than the default is an error or has no effect."""
 _USED_BY = {
     "label_smoothing": ("sigmoid", "simpo", "robust"),
     "simpo_gamma": ("simpo",),
@@ -65,8 +73,8 @@ def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
         report.note("lazy has no effect: preference data is tokenized once and memory-mapped", "lazy")
     if data.train_dataset_prob is not None:
         report.error(
-            "train_dataset_prob: preference data cannot be mixed by weights yet; leave it out, and all rows are read "
-            "once an epoch",
+            "train_dataset_prob: preference data cannot be mixed by weights yet; leave the key out to read every row "
+            "once per epoch",
             "train_dataset_prob",
         )
 

@@ -135,7 +135,7 @@ def _final_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> No
 @rules("load_best_model_at_end", "evaluation_strategy")
 def _best_model_needs_evaluations(train: TrainConfig, report: Report) -> None:
     if train.load_best_model_at_end and train.evaluation_strategy == "no":
-        message = "load_best_model_at_end needs evaluation_strategy: steps or epoch, not no"
+        message = "load_best_model_at_end needs evaluation_strategy: steps or epoch"
         report.error(message, "load_best_model_at_end", "evaluation_strategy")
 
 
@@ -202,7 +202,7 @@ def _best_metric_is_known(data: DataConfig, train: TrainConfig, generation: Gene
 def _early_stopping_needs_evaluations(train: TrainConfig, report: Report) -> None:
     if train.patience is not None and train.evaluation_strategy == "no":
         switch = "early_stopping_patience" if train.early_stopping is None else "early_stopping"
-        message = f"{switch} needs evaluation_strategy: steps or epoch, not no"
+        message = f"{switch} needs evaluation_strategy: steps or epoch"
         report.error(message, switch, "evaluation_strategy")
 
 

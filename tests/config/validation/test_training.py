@@ -52,7 +52,10 @@ CONTRADICTIONS = [
     ({"do_train": None, "dataset_name_or_path": None, "do_predict": True}, "do_predict needs dataset_name_or_path"),
     ({"use_gradient_checkpointing": "yes"}, "'yes' is not true, false or unsloth"),
     ({"refined_recompute": "mlp_ln:5", "recompute": True}, "unknown region 'mlp_ln'"),
-    ({"early_stopping_patience": 3}, "early_stopping_patience needs evaluation_strategy: steps or epoch, not no"),
+    (
+        {"early_stopping_patience": 3},
+        "early_stopping_patience needs evaluation_strategy: steps or epoch",
+    ),
     ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),
     ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
     ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
