@@ -95,7 +95,7 @@ def threads_per_process() -> int:
 
 
 def _local_ranks() -> int:
-    """Return the number of ranks on this machine; without GPUs, count the endpoints at the machine's address."""
+    """Return the number of ranks on this machine: PADDLE_LOCAL_SIZE, or the endpoints at this rank's address."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
@@ -131,7 +131,7 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers, because page faults in a new buffer take longer than the computation.
+    """Make glibc reuse freed buffers, because page faults in a new buffer can take longer than computing its values.
 
     Do nothing if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
     """
@@ -161,7 +161,7 @@ def choose_device(name: str) -> None:
         name: "cpu", "gpu", "gpu:1", a custom device, or "auto" for a GPU if available and otherwise the CPU.
 
     Raises:
-        ValueError: the installed Paddle does not support this device.
+        ValueError: the installed Paddle does not support this device, or no GPU is available.
     """
     import paddle
 

@@ -231,7 +231,7 @@ def _state_of(draft: Path) -> list[tuple[str, int]]:
 
 @contextmanager
 def run_lock(output_dir: Path) -> Iterator[None]:
-    """Create the output folder of a run and hold its lock; within another `run_lock` of the thread, do nothing.
+    """Create the output folder of a run and hold its lock; do nothing if this thread already holds the lock.
 
     After the block, created folders that are still empty are removed.
 

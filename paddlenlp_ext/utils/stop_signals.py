@@ -65,7 +65,7 @@ def handled_stop_signals() -> Iterator[None]:
 
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    """Set the handler of each signal in STOP_SIGNALS that is not ignored, as SIGHUP is under nohup.
+    """Set the handler of each signal in STOP_SIGNALS that is not ignored; nohup, for example, ignores SIGHUP.
 
     Only the main thread can set handlers; in other threads, this function has no effect.
     """
