@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench clean
+.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench docs clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -52,6 +52,15 @@ lint: .venv/installed-dev
 	$(BIN)/codespell
 	$(BIN)/pyrefly check
 	$(BIN)/clang-format --dry-run -Werror paddlenlp_ext/ops/csrc/*
+
+# The site, in build/site; a warning is an error.
+docs: .venv-docs/installed
+	.venv-docs/bin/python -m sphinx --quiet --fail-on-warning --builder html docs build/site
+
+.venv-docs/installed: requirements-docs.txt
+	test -x .venv-docs/bin/python || $(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/python -m pip install --quiet --disable-pip-version-check -r $<
+	touch $@
 
 # Install the git hook of .pre-commit-config.yaml.
 hooks: .venv/installed-dev

@@ -97,5 +97,7 @@ def write_report(folder: Path, results: dict[str, Any]) -> None:
     """Write bench.json, bench.md and bench.png to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    (folder / "bench.md").write_text(markdown(results), encoding="utf-8")
+    (folder / "bench.md").write_text(
+        f"# Speed and memory beside other programs\n\n{markdown(results)}", encoding="utf-8"
+    )
     draw_ratios(results, folder / "bench.png")

@@ -92,7 +92,7 @@ def write(folder: Path, points: Points) -> None:
     """Write the three files with the finished series."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "scaling.json").write_text(json.dumps(points, indent=1) + "\n", encoding="utf-8")
-    (folder / "scaling.md").write_text(markdown(points), encoding="utf-8")
+    (folder / "scaling.md").write_text(f"# Speed and memory by size\n\n{markdown(points)}", encoding="utf-8")
     draw(points, folder / "scaling.png")
 
 
