@@ -145,6 +145,7 @@ KEPT: dict[str, tuple[int, ...]] = {
     "safetensors": (2064,),
     "templates": (2056624,),
     "tokenizer": (1086732, 38, 60, 80),
+    "columns": (10011737, 10014536, 10018731),
 }
 """Seeds of former findings by target."""
 
