@@ -286,7 +286,7 @@ def markdown_table() -> str:
     add(
         ("label",),
         f'row in the format "{SRC_TGT.name}"',
-        "a list: the weight of each turn, 1 or 0; other values: as in the next row",
+        "a list gives the weight of each turn, 1 or 0; for other values, see the next row",
     )
     for refusal in REFUSALS:
         condition = "set and not true" if refusal is RATINGS else "set"
