@@ -60,7 +60,7 @@ def build_schedule(options: OptimConfig, total_steps: int) -> Schedule:
 
 
 def _fraction_after_warmup(options: OptimConfig, warmup: int, end: int) -> Schedule:
-    """Return the fraction of the peak (above the floor) as a function of the step, for steps after the warm-up."""
+    """Return (rate - floor) / (peak - floor) as a function of the step, for steps after the warm-up."""
     if options.lr_scheduler_type == "inverse_sqrt":
         scale = warmup or _STEPS_WITHOUT_WARMUP
         return lambda step: math.sqrt(scale / (step - warmup + scale))

@@ -272,7 +272,7 @@ class OptimizerStep:
     def _backward_auxiliary(self, loss_scale: float) -> float:
         """Add the gradients of the adapter's auxiliary loss; return the auxiliary loss of this stage.
 
-        The gradients are divided by the number of replicas, because a later step sums them over the replicas.
+        The gradients are divided by the number of replicas, because they are summed over the replicas afterwards.
         """
         loss = self.model.hooks.auxiliary_loss()
         if loss is None:

@@ -33,7 +33,7 @@ class _Update(NamedTuple):
 
 
 def adamw_triton(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update fp32 parameters, all in one launch."""
+    """Update fp32 parameters, with one launch for all tensors of equal alignment."""
     _run_adamw([(update, None, None) for update in updates], beta1, beta2, epsilon)
 
 
@@ -79,7 +79,7 @@ def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[
 
 
 def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
-    """Update all parameters of equal dtypes in one launch."""
+    """Update parameters with 8-bit moments, with one launch for all tensors of equal dtypes, rounding and alignment."""
     from paddlenlp_ext.ops.adamw.kernels import launch_adamw_8bit
 
     rows = []

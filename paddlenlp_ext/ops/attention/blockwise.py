@@ -143,7 +143,8 @@ def _make_tile(
 ) -> Tile:
     """Build the tile of one block of queries for a batch of documents.
 
-    Positions 0 to `offset` - 1 are in the parent, and negative positions are in the prefix.
+    In a branch, the positions before the first position of `batch` are in the parent. Negative positions are in the
+    prefix.
     """
     (num_heads, num_kv_heads), offset = heads, int(batch.first_positions[0])
     first, end = block[0] + offset, block[1] + offset

@@ -27,8 +27,8 @@ def attend_in_copies(
 ) -> paddle.Tensor:
     """Call `attend` with a layout that `start_rows` can describe, after copying prefix and parents into the documents.
 
-    Every document gets a copy of the prefix as its first P positions. With a prefix or a window, a branch also gets a
-    copy of its parent; otherwise it reads the keys of the parent in place.
+    Every document gets a copy of the prefix as its first P positions. With a prefix, a window or `uses_distances`, a
+    branch also gets a copy of its parent; otherwise it reads the keys of the parent in place.
 
     Args:
         attend: function that computes the attention of q, k and v under a layout.

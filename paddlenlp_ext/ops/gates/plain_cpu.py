@@ -7,7 +7,7 @@ from paddle.autograd import PyLayer
 
 
 def swiglu_plain_cpu(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False) -> paddle.Tensor:
-    """Compute SwiGLU; the sigmoid is computed with tanh, Paddle's fastest exponential function on the CPU."""
+    """Compute SwiGLU; the sigmoid is computed from tanh, which is faster than exp in Paddle on the CPU."""
     return _SwiGlu.apply(gate, up)
 
 

@@ -206,7 +206,7 @@ class _Gradients:
     ) -> tuple[paddle.Tensor, int | paddle.Tensor]:
         """Process a chunk; return losses [R] and the number of correct predictions.
 
-        `factors_R` scale the weight gradients.
+        `factors_R` scale the rows only in the weight gradients, not in the gradients of `rows`.
         """
         products = self._products
         logits_RV = products.logits(rows[0], weights[0])

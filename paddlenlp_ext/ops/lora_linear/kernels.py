@@ -15,7 +15,7 @@ in a fixed order.
 
 Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
 
-Names: N rows, C columns, K rank, I inputs.
+Names: N rows, C columns, K rank, I inputs; F: B^T, or in the backward pass A.
 """
 
 from __future__ import annotations

@@ -37,7 +37,11 @@ def quantized_linear_triton(x: paddle.Tensor, weight: QuantizedWeight) -> paddle
 
 
 def supports_product(weight: QuantizedWeight) -> bool:
-    """Return whether `product_triton` supports a weight: each row has whole blocks, and a block fits a program."""
+    """Return whether `product_triton` supports a weight.
+
+    The weight must be plain, and a row must consist of whole blocks. The block size must be a power of two from 2 to
+    LARGEST_BLOCK.
+    """
     from paddlenlp_ext.ops.quantized_linear.kernels import LARGEST_BLOCK
 
     block = weight.block_size

@@ -46,8 +46,8 @@ def quantized_linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> p
 def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel supports a weight; the result is cached on the weight.
 
-    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64, and would
-    write out of bounds when it reorders the codes of other rows.
+    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. For other
+    lengths, it would write out of bounds while it reorders the codes.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape
@@ -57,7 +57,7 @@ def fits_kernel(weight: QuantizedWeight) -> bool:
 
 
 def _codes_survive_reordering(weight: QuantizedWeight) -> bool:
-    """Return whether every block contains the largest possible code or only zeros."""
+    """Return whether every block contains a code of the largest possible magnitude, or only zeros."""
     largest_B = _unscaled_weight(weight).reshape([-1, weight.block_size]).abs().max(axis=1)
     return bool(((largest_B == _LARGEST[weight.algo]) | (largest_B == 0)).all())
 

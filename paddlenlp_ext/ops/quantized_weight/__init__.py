@@ -19,7 +19,7 @@ class QuantizedWeight:
     """Weight [out, in] quantized to 4 or 8 bits; N weights, B scales, G group scales.
 
     Attributes:
-        algo: nf4, fp4, weight_only_int8 or weight_only_int4.
+        algo: nf4, nf4_symmetric, fp4, weight_only_int8 or weight_only_int4.
         shape: (out, in).
         block_size: number of consecutive weights that share a scale, in row-major order; `in` for one scale per row.
         codes: uint8 [ceil(N / 2)], two codes per byte, the first in the high half; weight_only_int8: int8 [N].

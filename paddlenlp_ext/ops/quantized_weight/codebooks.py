@@ -7,7 +7,7 @@
     dynamic        8 bits for scales and optimizer moments: sign, decimal exponent in unary, and fraction in all other
                    bits (Dettmers 2016, arXiv:1511.04561)
 
-All tables except nf4_symmetric are bitwise equal to the tables in bitsandbytes.
+The tables nf4, fp4 and dynamic are bitwise equal to the tables in bitsandbytes.
 """
 
 from __future__ import annotations

@@ -26,7 +26,11 @@ def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
 
 
 def fits_tiles(weight: QuantizedWeight) -> bool:
-    """Return whether kernels can read a weight in tiles: rows of whole bytes and equal blocks, no zero points."""
+    """Return whether kernels can read a weight in tiles.
+
+    The weight must be plain, and a row must consist of whole bytes. A block must be a full row, or a power of two that
+    divides the row length.
+    """
     block, inputs = weight.block_size, weight.shape[1]
     is_power = block >= 2 and block & (block - 1) == 0
     return weight.is_plain and inputs % 2 == 0 and (block == inputs or (is_power and inputs % block == 0))
@@ -61,7 +65,7 @@ def kernel_tables(weight: QuantizedWeight, first_scale: int) -> tuple[paddle.Ten
     table = _cached_table(weight, "levels", levels(weight.algo))
     scales = weight.scales[first_scale:]
     if weight.group_scales is None:
-        return table, scales, table, table, table  # the last three are not read
+        return table, scales, table, table, table  # kernels read the last three only with quantized scales
     assert weight.offset is not None
     return table, scales, _cached_table(weight, "scale levels", dynamic_levels()), weight.group_scales, weight.offset
 

@@ -238,7 +238,7 @@ class _Storage:
 def _loss_bytes(
     model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage, share: ProcessShare
 ) -> float:
-    """Return the peak bytes of the loss: a chunk of logits, and the target tokens' hidden states and their gradients.
+    """Return the peak bytes of the loss: a chunk of logits, one tensor of all hidden states, two of target tokens.
 
     A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, it takes a chunk's
     contribution to the fp32 gradient of the lm_head instead.

@@ -11,7 +11,8 @@ For the gradient G of a matrix W [m, n],
 | match_rms_adamw | 0.2 sqrt(max(m, n)) | as for AdamW: updates have the same RMS (arXiv:2502.16982) |
 | original | sqrt(max(1, m / n)) | as in the original Muon, about 0.02 |
 
-AdamW updates embeddings, lm_head, vectors and stacked matrices (`is_muon_matrix`). Adapter factors are separate
+AdamW updates embeddings, lm_head, vectors, stacked matrices, and rotations or reflections of adapters
+(`is_muon_matrix`). Adapter factors are separate
 matrices: Muon orthogonalizes the momentum of LoRA's A and the momentum of B, not the momentum of B A.
 """
 

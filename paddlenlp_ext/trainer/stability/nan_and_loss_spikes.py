@@ -9,7 +9,8 @@ an overflow of gradients lowers the loss scale, and training continues (loss_sca
 
 A run becomes unstable at a non-finite step or a loss spike, and stable again after `loss_spike_window` finite steps
 without a spike. Checkpoints of an unstable run may have bad weights. The last stable checkpoint is therefore not
-removed. bad_steps.jsonl has a line for each unstable step, with the files and lines of its rows.
+removed. bad_steps.jsonl has a line for each non-finite step and each reported spike, with the files and lines of
+the step's rows.
 """
 
 from __future__ import annotations

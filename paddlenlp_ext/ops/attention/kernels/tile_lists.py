@@ -2,7 +2,7 @@
 
 Key j is visible to the queries j, ..., start_row[j] - 1 of its row. A tile of queries by keys is
 
-    skipped     if all its queries precede its first key, or follow the largest start row of its keys
+    skipped     if all its queries precede its first key, or none precedes the largest start row of its keys
     full        if its first query does not precede its last key, and its last query precedes the smallest start row
     partial     otherwise
 

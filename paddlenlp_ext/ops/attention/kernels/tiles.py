@@ -50,7 +50,7 @@ def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.const
 
 @triton.jit
 def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr):
-    """Return the scores in base 2, up to a factor, and tanh of the scaled products.
+    """Return the scores in base 2, up to a factor, and if CAPPED, tanh of the scaled products.
 
     The factor is `outer`, or 1 if BIASED. Queries i and keys j may be on either axis; `starts` has the keys' start
     rows.

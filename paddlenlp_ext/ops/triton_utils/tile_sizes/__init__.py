@@ -152,7 +152,7 @@ def capability_of(device: int) -> int | None:
 
 @functools.cache
 def table_path(capability: int | None) -> Path:
-    """Return the path of the table for a compute capability or the next older one; None: the oldest table."""
+    """Return the path of the table for a compute capability or the next older capability; None: the oldest table."""
     paths = {int(path.stem.removeprefix("sm_")): path for path in FOLDER.glob("sm_*.json")}
     older = [each for each in paths if capability is not None and each <= capability]
     return paths[max(older) if older else min(paths)]
