@@ -249,7 +249,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """Compute attention in plain Paddle, without a flash attention kernel, on a GPU; do nothing on the CPU."""
+    """On a GPU, compute attention in plain Paddle instead of a flash attention kernel; on the CPU, do nothing."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 

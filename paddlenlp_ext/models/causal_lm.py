@@ -109,7 +109,7 @@ class CausalLM(TrainableModel):
             cache: keys and values of earlier positions; updated in place.
 
         Raises:
-            ValueError: the mask has gaps, or a shape does not match.
+            ValueError: the mask has gaps, or is combined with document lengths or a cache; or a shape does not match.
         """
         return causal_lm_forward(
             self,
@@ -143,7 +143,7 @@ class CausalLM(TrainableModel):
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Return the logits of new tokens from one C++ call (`models.decoding.cpp_model.run_cpp_model`)."""
+        """Return the logits of new tokens from one C++ call; None if the model cannot run in one (`run_cpp_model`)."""
         return run_cpp_model(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:

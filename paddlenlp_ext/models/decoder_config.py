@@ -124,7 +124,7 @@ class DecoderConfig:
         """Read a config.json dict; see the attribute `config_overrides`.
 
         Raises:
-            ValueError: `model_type`, activation or rope type is unknown, or a value is missing or impossible.
+            ValueError: `model_type`, activation or rope type is unknown, or a value is missing or invalid.
         """
         try:
             return cls._from_dict(source, name_or_path, config_overrides)

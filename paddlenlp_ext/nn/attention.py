@@ -121,8 +121,7 @@ class AttentionLayer(nn.Layer):
     Attributes:
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        prefix_shape: shape of one position of a trained prefix, which holds the values that a cache stores for a
-            position.
+        prefix_shape: shape of one position of a trained prefix: the values that a cache stores for a position.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op; None: the best available backend.
         softcap: soft-cap of the attention scores; None: no soft-cap.
@@ -171,7 +170,7 @@ class AttentionLayer(nn.Layer):
             self.slopes_N = np.split(self.slopes_N, num_parts)[index]
 
     def rotate(self, x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor) -> paddle.Tensor:
-        """Apply RoPE to queries or keys [B, S, heads, H], unless the layer has no RoPE."""
+        """Apply RoPE to queries or keys [B, S, heads, H]; return them unchanged if the layer has no RoPE."""
         return apply_rope(x_BSNH, cos_BSR, sin_BSR, self.interleaved) if self.rotates else x_BSNH
 
     def _attention_over(self, inputs: AttentionInputs) -> Callable[..., paddle.Tensor]:

@@ -152,7 +152,7 @@ class Experts(nn.Layer):
 
 
 class MixtureOfExperts(nn.Layer):
-    """Expert layer that replaces a `FeedForward`: router, routed experts, and a shared expert for every token."""
+    """Expert layer in place of a `FeedForward`: router, routed experts, and in some families a shared expert."""
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()

@@ -31,7 +31,7 @@ adapter, and then shards both.
 | `collectives` | differentiable collectives, and bucketed all-reduce of gradients |
 | `gloo` | collectives that Paddle lacks for gloo; rendezvous; a barrier without a timeout |
 | `gloo_timeout` | waits for slow processes before each gloo collective, so that the collective does not time out |
-| `load_weights` | loads only the slices of the weights that a rank holds |
+| `load_weight_slices` | loads only the slices of the weights that a rank holds |
 | `gather_weights` | gathers sharded tensors to the main process for saving |
 | `merge_paddlenlp_shards` | merges models that PaddleNLP saved as one file per rank |
 

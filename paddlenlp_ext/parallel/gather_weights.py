@@ -1,4 +1,4 @@
-"""Gather sharded tensors from all processes to the main process, one tensor at a time, while it writes a file.
+"""Gather sharded tensors to the main process, one tensor at a time, while the main process writes a file.
 
     main process                       other processes
     broadcast the tensor index     ->  receive the index

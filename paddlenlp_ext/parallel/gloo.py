@@ -1,8 +1,8 @@
 """Workarounds for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
 Collectives
-    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. This module builds these collectives
-    from the existing collectives. Every call is synchronous: it returns when the data has arrived.
+    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. This module builds the missing
+    collectives from the existing ones. Every call is synchronous: it returns when the data has arrived.
 
 Rendezvous
     All gloo groups of a run publish their addresses under the same keys ("0", "1", ...: the rank within the group) in

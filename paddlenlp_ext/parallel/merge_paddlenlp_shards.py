@@ -68,8 +68,8 @@ def merge_saved_shards(
         overwrite: whether to replace a model at `output`.
 
     Raises:
-        ValueError: files are missing or do not match config.json, both degrees are at most 1, or `output` exists, is
-            not writable, or an active run uses it.
+        ValueError: files are missing or do not match config.json; both degrees are at most 1; or `output` exists
+            without `overwrite`, is not writable, or is used by an active run.
     """
     in_place = output is None or output.resolve() == folder.resolve()
     output = folder.resolve() if output is None or in_place else output

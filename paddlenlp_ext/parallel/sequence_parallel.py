@@ -83,7 +83,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     for layer in decoder.layers:
         partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
-        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter parallel to attention or MLP
+        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # of a norm, attention or MLP
             partial += adapter.own_parameters()
     for parameter in partial:  # each rank sums these gradients over its slice only
         set_placement(parameter, needs_tp_reduce=True)

@@ -8,8 +8,8 @@
 The owner updates its parameters. A parameter is not sliced: the owner holds the full tensor, so every optimizer works
 unchanged. Experts sharded by expert parallelism have no owner. Every rank that holds an expert updates the expert.
 
-Adapters are small, and rank-adaptive methods (AdaLoRA) read their gradients and values. All ranks therefore keep
-the gradients and values of adapters, and stage 3 shards only the frozen base model.
+All ranks keep the gradients and values of adapters, because adapters are small and AdaLoRA reads both on every rank.
+With an adapter, stage 3 therefore shards only the frozen base model.
 
 In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
 gathered again for the backward pass, and released after the backward pass of the layer below, when all gradients of the

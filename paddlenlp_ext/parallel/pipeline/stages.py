@@ -60,7 +60,7 @@ class StagePlan:
     def holders(self, name: str) -> tuple[int, ...]:
         """Return the processes that hold a parameter or buffer.
 
-        A tensor of none of these parts is on all processes: decoder layers, embedding, last norm, lm_head.
+        All processes hold the tensors that are not in decoder layers, embedding, last norm or lm_head.
         """
         layer = _LAYER.match(name)
         if layer is not None:

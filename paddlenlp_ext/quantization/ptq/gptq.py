@@ -1,6 +1,6 @@
 """GPTQ (Frantar et al. 2022, arXiv:2210.17323): round the columns one by one, and correct the remaining columns.
 
-    H = X^T X + damping mean(diag(X^T X))           U^T U = H^-1, U upper triangular
+    H = X^T X + damping mean(diag(X^T X)) I         U^T U = H^-1, U upper triangular
     e = (w_i - q_i) / U_ii                          error of column i
     w_j = w_j - e U_ij,   j > i                     correction of the later columns
 
