@@ -46,7 +46,7 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
 
 
 def require_finite(matrix: paddle.Tensor, name: str) -> None:
-    """Check that a matrix to decompose, a weight or gradient of the layer `name`, has neither NaN nor infinite values.
+    """Check that a matrix of the layer `name` has neither NaN nor infinite values, before its decomposition.
 
     Raises:
         ValueError: a value is NaN or infinite.

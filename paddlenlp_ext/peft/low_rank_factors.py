@@ -56,7 +56,8 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
 
     Args:
         model: model with the adapter.
-        without_replaced: ignore the base parameters and token rows that the adapter replaces, without raising an error.
+        without_replaced: ignore the base parameters and token rows that the adapter replaces; False: raise an error if
+            there are any.
 
     Raises:
         ValueError: an update is not low-rank, the adapter has tensors that are not low-rank factors, or the base was

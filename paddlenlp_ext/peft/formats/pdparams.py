@@ -68,10 +68,10 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
                 check_opcodes(data)
             content = _ArrayUnpickler(file).load()
     except (pickle.UnpicklingError, EOFError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: cannot be read as arrays ({error}); save the adapter as safetensors") from error
+        raise ValueError(f"{path}: cannot be read as arrays ({error}); save the tensors as safetensors") from error
     if not isinstance(content, dict):
         raise ValueError(
-            f"{path}: contains a {type(content).__name__}, not a dict of tensors; save the adapter as safetensors"
+            f"{path}: contains a {type(content).__name__}, not a dict of tensors; save the tensors as safetensors"
         )
     # Paddle adds an entry "StructuredToParameterName@@" with its internal tensor names.
     return {name: _array(path, name, value) for name, value in content.items() if not str(name).endswith("@@")}
@@ -102,7 +102,7 @@ def _array(path: Path, name: Any, value: Any) -> np.ndarray:
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
-        raise ValueError(f"{path}: {name!r} is not a numeric tensor; save the adapter as safetensors")
+        raise ValueError(f"{path}: {name!r} is not a numeric tensor; save the tensors as safetensors")
     if value.dtype == np.uint16:
         return bfloat16_to_float32(value)
     return value.astype(np.float32) if value.dtype.kind == "f" else value

@@ -1,7 +1,7 @@
 """Layers of a LoRA that Hugging Face PEFT mistakes for experts, and `target_parameters` that PEFT reads correctly.
 
 PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4: in models of some families,
-it takes the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` for experts. It then drops the tensors
+it takes the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` for experts. PEFT then drops the tensors
 of dense layers and shared experts with these names, without an error. PEFT does not translate `target_parameters`.
 """
 

@@ -1,7 +1,7 @@
 """Conversion of adapters with one LoRA per expert to LoRA on stacked expert weights.
 
 With transformers 4, Hugging Face PEFT writes one LoRA per expert and projection. gate_proj and up_proj are separate
-layers in these files, but one weight in memory. The rank of its update is the sum of the two ranks:
+layers in these files, but one weight in memory. The rank of this weight's update is the sum of the two ranks:
 
     in files, expert e                           in memory
     experts.e.gate_proj    A_g [g, in]           gate_up_proj   A[e] = [A_g]    B[e] = [B_g   0 ]

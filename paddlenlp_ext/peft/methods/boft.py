@@ -197,7 +197,7 @@ class BOFTLinear(LinearAdapter):
         super().set_tensor_parallel_shard(style, group)
         span = self.block_size * 2 ** (self.factors - 1)
         remedy = "lower boft_block_size or boft_butterfly_factors"
-        require_whole_blocks(self, "inputs", span, "the inputs that BOFT's factors mix,", remedy)
+        require_whole_blocks(self, "inputs", span, "the number of inputs that BOFT's factors mix,", remedy)
 
     def _rotate(self, x: paddle.Tensor, blocks: paddle.Tensor, factor: int) -> paddle.Tensor:
         """Return x M_i [..., in] for the blocks [k, b, b] of D_i."""

@@ -48,7 +48,7 @@ class OLoRAConfig(InitFromWeightsConfig):
 def orthonormal_factors(weight: paddle.Tensor, rank: int) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return R_r [r, in] and Q_r [out, r] of the QR decomposition of a weight, float32 [out, in].
 
-    The QR decomposition of the first r columns is computed in float64, because Q_r depends only on these columns.
+    Q_r depends only on the first r columns, so only these columns are decomposed (in float64).
     """
     weight = weight.astype("float64")
     q, _ = paddle.linalg.qr(weight[:, :rank])

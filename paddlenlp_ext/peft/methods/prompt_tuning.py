@@ -126,7 +126,7 @@ def shape_fields(model: TrainableModel, num_tokens: int) -> dict[str, Any]:
 
 
 def shape_fields_read(fields: Mapping[str, Any]) -> set[str]:
-    """Return the names of those fields of `shape_fields` whose values in `fields` are supported."""
+    """Return the field names of `shape_fields`, without `num_transformer_submodules` if its value is not supported."""
     read = {"num_virtual_tokens", "num_layers", "num_attention_heads", "token_dim"}
     return read | {"num_transformer_submodules"} if fields.get("num_transformer_submodules") in (None, 1) else read
 

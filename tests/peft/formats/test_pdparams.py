@@ -133,5 +133,5 @@ TOO_LARGE = {
 @pytest.mark.parametrize("content", TOO_LARGE.values(), ids=TOO_LARGE)
 def test_read_pickled_arrays_of_terabytes_refuses_them_before_allocating(content: bytes, tmp_path: Path):
     (tmp_path / "x.pdparams").write_bytes(content)
-    with pytest.raises(ValueError, match=r"cannot be read as arrays .*; save the adapter as safetensors"):
+    with pytest.raises(ValueError, match=r"cannot be read as arrays .*; save the tensors as safetensors"):
         read_pickled_arrays(tmp_path / "x.pdparams")
