@@ -38,7 +38,7 @@ class IncompleteFile:
         self._inputs_file = self._output.with_name(f".{self._output.name}.inputs")
 
     def check(self) -> None:
-        """Check that lines from an earlier run have the same inputs.
+        """Check that lines of an earlier run were written with the same inputs.
 
         Raises:
             ValueError: an earlier run with other inputs has left lines.

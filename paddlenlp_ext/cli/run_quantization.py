@@ -38,7 +38,7 @@ def run_quantization(argv: Sequence[str]) -> None:
         argv: the command line without the program's name.
 
     Raises:
-        ValueError: invalid configuration, model or rows, or an output_dir that is not empty.
+        ValueError: invalid configuration, model or rows; or output_dir is not empty, and is not to be overwritten.
     """
     config = load_run_config(argv, {}, QUANTIZATION_SECTIONS, "run_quantization.py")
     for note in config.notes:

@@ -34,7 +34,7 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
         "bfloat16 runs."
     ]
     if absent:
-        notes.append(f"\\* This machine lacks the device: backends for a GPU with compute capability {capability}.")
+        notes.append(f"\\* Not available on this machine; a gpu column assumes compute capability {capability}.")
     blocks = [table(["op", *heads], ([op, *names] for op, names in ops.items())), *notes, _list(reasons)]
     return "\n\n".join(block for block in blocks if block)
 

@@ -66,7 +66,7 @@ def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, st
 
 
 def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return table rows (target, checks, reason) of the targets that this machine lacks."""
+    """Return table rows (target, checks, reason) of the checks that this machine cannot run."""
     rows = []
     for target in absent:
         counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]

@@ -56,8 +56,8 @@ class EngineThread:
         """Put all requests of a client into the queue, or none of them.
 
         Raises:
-            QueueFullError: the queue cannot hold all requests.
-            EngineStoppedError: the thread does not run.
+            QueueFullError: neither the queue nor the client's share of the queue has room for all requests.
+            EngineStoppedError: the thread has ended, or is closing.
         """
         with self._changed:
             if not self.is_running:

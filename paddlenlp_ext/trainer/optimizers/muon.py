@@ -12,8 +12,8 @@ For the gradient G of a matrix W [m, n],
 | original | sqrt(max(1, m / n)) | as in the original Muon, about 0.02 |
 
 AdamW updates embeddings, lm_head, vectors, stacked matrices, and rotations or reflections of adapters
-(`is_muon_matrix`). Adapter factors are separate
-matrices: Muon orthogonalizes the momentum of LoRA's A and the momentum of B, not the momentum of B A.
+(`is_muon_matrix`). Adapter factors are separate matrices: Muon orthogonalizes the momentum of LoRA's A and the momentum
+of B, not the momentum of B A.
 """
 
 from __future__ import annotations
