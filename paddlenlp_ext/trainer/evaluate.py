@@ -77,7 +77,7 @@ def evaluate_loss(
         | eval_loss | mean loss over the units of the objective: target tokens, pairs or rated answers |
         | eval_accuracy | fraction of target tokens that argmax predicts |
         | eval_perplexity | exp of the loss |
-        | eval_rewards/chosen, ... | with preferences or a reward model: their metrics instead of accuracy and perplexity |
+        | eval_rewards/chosen, ... | metrics of preferences or a reward model; they replace accuracy and perplexity |
         | eval_num_rows, eval_num_target_tokens | rows and target tokens |
         | eval_runtime, eval_samples_per_second, eval_tokens_per_second | seconds and rates |
 
