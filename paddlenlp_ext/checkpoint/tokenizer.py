@@ -67,7 +67,7 @@ class _PaddleTensors:
         return parent.decode(_without_tensors(token_ids), *args, **options)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Copy and pickle the tokenizer with its own class, because the subclass has no importable name."""
+        """Copy and pickle the tokenizer with the class of transformers, because the subclass has no importable name."""
         plain = object.__new__(type(self).__mro__[2])
         plain.__dict__.update(self.__dict__)
         return _with_paddle_tensors, (plain,)

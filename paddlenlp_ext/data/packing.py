@@ -5,7 +5,7 @@ and a capacity of 10:
 
     rows of an epoch, shuffled    5 4 2 9 1 10
     in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
-    greedy                        [9 1] [10] [5 4] [2]   rows are chosen from a group of rows to fill each pack
+    greedy                        [10] [9 1] [5 4] [2]   rows are chosen from a group of rows to fill each pack
 
 `collate` turns a pack of two rows with 5 and 4 positions into
 

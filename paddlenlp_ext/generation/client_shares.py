@@ -1,8 +1,8 @@
 """Waiting requests of each client, and the engine time of each client.
 
-A step of the engine belongs to the client that has used the least time. The time of a client with N requests is
-multiplied by sqrt(N). Many requests of one client therefore delay another client's only request less than they would
-with equal shares:
+Each step of the engine belongs to the client that has used the least weighted time: the time of a client with N
+requests is multiplied by sqrt(N). A client with many requests therefore delays the only request of another client less
+than with equal shares:
 
     client          requests    share of the time
     a                      1    4/5

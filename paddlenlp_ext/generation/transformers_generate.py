@@ -182,7 +182,7 @@ def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dic
 
 
 def _joined(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join options; later levels override earlier levels, and the two length limits override each other."""
+    """Join options; later levels override earlier levels. Either length limit also overrides the other limit."""
     options: dict[str, Any] = {}
     for level in levels:
         for one, other in (("max_length", "max_new_tokens"), ("max_new_tokens", "max_length")):

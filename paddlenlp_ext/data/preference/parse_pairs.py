@@ -77,7 +77,10 @@ def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[s
 
 
 def _complete_formats(row: dict[str, Any]) -> list[RowFormat]:
-    """Return the formats whose required fields a row has, except those that need a subset of another's fields."""
+    """Return the formats whose required fields a row has.
+
+    A format is left out if another of these formats requires the same fields and more.
+    """
     complete = [row_format for row_format in FORMATS if not row_format.missing(row)]
     required = [set(row_format.required) for row_format in complete]
     return [each for each in complete if not any(set(each.required) < others for others in required)]

@@ -45,10 +45,10 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
 
 
 def context_turns(labels: Any, count: int) -> frozenset[int]:
-    """Return the indices of the turns of a src/tgt row whose loss weight is 0.
+    """Return the indices of the turns with loss weight 0 in a src/tgt row.
 
     Args:
-        labels: value of the field `label`: a list with the loss weight of each turn, or another value without effect.
+        labels: value of the field `label`, a list with the loss weight of each turn; any other value has no effect.
         count: number of turns.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Chat templates, which convert a conversation to the text of prompts and answers, token ids and a loss mask."""
+"""Chat templates, which convert a conversation to text, token ids and a loss mask."""

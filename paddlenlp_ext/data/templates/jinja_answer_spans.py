@@ -36,7 +36,7 @@ _WINDOW = 8
 _MARKED_COST = 8
 """Cost of a rendering with marks, relative to a rendering without marks."""
 _CHARS_PER_MESSAGE = 256
-"""Number of characters whose rendering takes as long as a message."""
+"""Number of characters whose rendering counts as the work of one message."""
 _ENCODED_CHARS = 16
 """Number of characters whose encoding counts as the work of one message."""
 

@@ -235,7 +235,7 @@ def _parts(value: Any) -> Collection[Any]:
 
 
 def escape_factor(value: Any) -> int:
-    """Return the factor by which a text can grow when it is combined with a value; HTML values escape the text."""
+    """Return the factor by which a text can grow when combined with `value`; a `Markup` value escapes the text."""
     return CHARS_PER_ESCAPED if isinstance(value, Markup) else 1
 
 

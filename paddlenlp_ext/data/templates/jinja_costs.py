@@ -127,13 +127,15 @@ def _hash(items: list[Any], *options: Any, **named: Any) -> int:
 
 
 def check_hashed(items: Iterable[Any]) -> None:
-    """Check the number of values in a set.
+    """Check the number of entries in a set or dictionary.
 
     Raises:
-        TemplateLimitError: there are too many values other than strings.
+        TemplateLimitError: there are too many entries other than strings.
     """
     if sum(not isinstance(item, str) for item in items) > _MAX_HASHED:
-        raise TemplateLimitError(f"it makes a set or dictionary of more than {_MAX_HASHED:,} entries")
+        raise TemplateLimitError(
+            f"it makes a set or dictionary of more than {_MAX_HASHED:,} entries other than strings"
+        )
 
 
 def _names(text: str) -> frozenset[str]:
