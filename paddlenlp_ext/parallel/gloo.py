@@ -14,7 +14,7 @@ Waiting
     A gloo collective times out after 30 seconds. Paddle does not expose this timeout: `ProcessGroupGloo.create` has no
     argument for it, and gloo reads no environment variable. Every operation therefore first waits until all its
     processes are ready (gloo_timeout.py). `gloo_barrier` waits for all processes of a run and needs only the store of
-    the launcher, not a group. A call takes about 50 ms.
+    the launcher, not a group. A barrier takes about 50 ms.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class WaitingLog:
         seconds = time.monotonic() - self._started
         if seconds >= self._next_message:
             self._next_message *= 2.0
-            get_logger(__name__).warning("still waiting for %s after %.0f s; its connection is open", whom, seconds)
+            get_logger(__name__).warning("still waiting for %s after %.0f s", whom, seconds)
 
 
 class Arrivals:

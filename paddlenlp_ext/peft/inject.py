@@ -65,7 +65,10 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
             subtracting the initial factors of another adapter.
     """
     if next(adapter_layers(model), None) is not None:
-        raise ValueError("the model already has an adapter; call PeftModel.add_adapter, or first unload() or merge it")
+        raise ValueError(
+            "the model already has an adapter; add another with PeftModel.add_adapter(), or call unload() or "
+            "merge_and_unload() first"
+        )
     targets = config.targets(model)
     if config.exclude_modules or config.modules_to_save:
         targets = _without_excluded(model, config, targets)

@@ -72,7 +72,7 @@ class RowLoRALinear(AdapterLayer):
     """Linear layer with a different low-rank update for each row.
 
     Args:
-        base: linear layer, plain or quantized.
+        base: linear layer, quantized or not.
         factors: adapter name -> factors of this layer.
         rows: adapters of the current batch.
     """

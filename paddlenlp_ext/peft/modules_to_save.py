@@ -36,7 +36,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 # Hugging Face PEFT stores the full weights of embedding and lm_head with an adapter if `save_embedding_layers` is set,
 # if they are targets, or if the vocabulary was resized.
 TIED, TIED_COPY = (f"{table}.weight" for table in TABLES)
-TIE_REMEDY = "train them with ensure_weight_tying=True in Hugging Face PEFT"
+TIE_REMEDY = "train the adapter with ensure_weight_tying=True"
 
 
 def base_parameters(model: nn.Layer) -> dict[str, paddle.Tensor]:

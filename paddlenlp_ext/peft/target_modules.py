@@ -19,7 +19,7 @@ ALL_LINEAR = "all-linear"
 
 
 def linear_names(model: TrainableModel) -> list[str]:
-    """Return the dotted names of the decoder's linear layers, plain or quantized, without lm_head."""
+    """Return the dotted names of the decoder's linear layers, quantized or not, without lm_head."""
     linears = (name for name, layer in model.named_sublayers() if _is_linear(layer))
     return [name for name in linears if name.partition(".")[0] != HEAD]
 

@@ -40,7 +40,7 @@ _KEYS = {
 }
 """Common key of config.json -> key of this family."""
 _KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
-"""Keys that a long-sequence strategy sets. Files of Qwen 1 have no `rope_theta`, and their `max_position_embeddings` is unused."""
+"""Keys that a long-sequence strategy sets. In Qwen 1's files, `rope_theta` is absent and the other key unused."""
 _LONGEST = "longest_answer"
 """Key of completed configs for the length up to which the model needs no scaling."""
 _GATE_AND_UP = "gate_and_up_size"

@@ -51,7 +51,8 @@ class BOFTConfig(LinearTargetsConfig):
 
     boft_block_size: int | None = option(
         None,
-        help="number of features per rotation block, a divisor of in_features; unset or 0: 4",
+        help="number of features per rotation block, a divisor of in_features; unset or 0: 4, unless boft_num_blocks "
+        "is set",
         minimum=0,
         key="boft_block_size",
         arguments=("block_size",),

@@ -56,7 +56,8 @@ class OFTConfig(LinearTargetsConfig):
 
     oft_block_size: int | None = option(
         None,
-        help="number of features per rotation block, rounded to a divisor of in_features; unset: 32",
+        help="number of features per rotation block, rounded to a divisor of in_features; unset: 32, unless "
+        "oft_num_blocks is set",
         minimum=2,
         key="oft_block_size",
         arguments=("block_size",),
