@@ -46,7 +46,7 @@ class Limits:
 
     max_body_bytes: int = 1 << 21
     request_timeout: float = 600.0
-    transfer_timeout: float = 30.0
+    transfer_timeout: float = 10.0
 
 
 class Service:

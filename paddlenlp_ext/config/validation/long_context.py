@@ -59,8 +59,8 @@ def _linear_biases_exclude_other_positions(model: ModelConfig, data: DataConfig,
         )
     if model.flash_mask:
         report.note(
-            f"flash_mask only switches on zero_padding: the FlashMask kernel does not support biases, so strategy_name "
-            f"{_ALIBI} uses attention in plain Paddle on a GPU",
+            f"flash_mask only switches on zero_padding: the FlashMask kernel does not support the biases of "
+            f"strategy_name {_ALIBI}",
             "flash_mask",
             "strategy_name",
         )
