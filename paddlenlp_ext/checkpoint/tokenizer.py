@@ -43,7 +43,10 @@ class AutoTokenizer:
 
     @staticmethod
     def from_pretrained(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerBase:
-        """Load a tokenizer as `load_tokenizer` does. The tokenizer returns and decodes Paddle tensors ("pd")."""
+        """Load a tokenizer with `load_tokenizer`.
+
+        The tokenizer can also return Paddle tensors (`return_tensors="pd"`) and decode them.
+        """
         return _with_paddle_tensors(load_tokenizer(name_or_path))
 
 
@@ -74,7 +77,7 @@ class _PaddleTensors:
 
 
 def _with_paddle_tensors(tokenizer: Any) -> PreTrainedTokenizerBase:
-    """Add `_PaddleTensors` to the class of a tokenizer; the class keeps its name, because the name is saved."""
+    """Add `_PaddleTensors` to the class of a tokenizer; the class keeps its name, which transformers saves."""
     cls = type(tokenizer)
     tokenizer.__class__ = type(cls.__name__, (_PaddleTensors, cls), {"__module__": cls.__module__})
     return tokenizer

@@ -67,7 +67,7 @@ class ParseState:
                 self.report.note(f"{setting.key} is read as {key}", key)
 
     def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
-        """Return whether `later`, which sets `key` under a different name from `earlier`, takes precedence.
+        """Return whether `later` takes precedence over `earlier`, which sets `key` under a different name.
 
         Report a problem unless exactly one of the two names is a winning alias.
         """

@@ -4,7 +4,7 @@ paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries.
 (`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section declares the
 keys.
 
-A key that an adapter method declares is skipped, so a new method does not change the table. When a feature is
+A key that an adapter method declares is skipped, so a new method requires no change of the table. When a feature is
 implemented, delete its entries.
 """
 

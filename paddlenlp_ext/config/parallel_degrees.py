@@ -19,7 +19,7 @@ class Degrees:
             weights (stage 3).
         pipeline: pipeline stages.
         tensor: tensor-parallel ranks.
-        expert: data and sharding ranks over which the experts of a layer are distributed.
+        expert: number of data and sharding ranks over which the experts of a layer are distributed.
     """
 
     data: int = 1

@@ -133,7 +133,7 @@ class ToolDelimiters:
 
 
 def literal(text: str) -> str:
-    """Return a Go action that writes a text; an empty text needs no action."""
+    """Return a Go action that writes a text; empty for an empty text."""
     return f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}" if text else ""
 
 

@@ -51,8 +51,8 @@ class RenamedReader(Reader):
         mapping: `column_mapping`, column -> field of a row format.
 
     Raises:
-        ValueError: the mapping contains a field that no format has, two columns map to the same field, or no row of
-            the first block has a column of the mapping.
+        ValueError: the mapping contains a field that no format has, two columns map to the same field, or a column of
+            the mapping is missing from every row of the first block.
     """
 
     def __init__(self, reader: Reader, mapping: Mapping[str, Any]) -> None:

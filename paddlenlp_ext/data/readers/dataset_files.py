@@ -240,7 +240,7 @@ def _numbered_files(folder: Path, name: str) -> list[Path]:
 
 
 def _has_no_splits(path: Path) -> bool:
-    """Return whether a path is a file, or a directory of a single `Dataset.save_to_disk`."""
+    """Return whether a path is a file, or a directory that `Dataset.save_to_disk` wrote for a single split."""
     return path.is_file() or (path / _SAVED).is_file()
 
 

@@ -52,7 +52,7 @@ def in_chunks(
 
     Args:
         rows: rows of the data.
-        encode: function from a chunk of rows to encoded rows, which raises `InvalidRowError` for the entire chunk.
+        encode: function that encodes a chunk of rows; it raises `InvalidRowError` if one of them cannot be encoded.
     """
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK_ROWS)):
