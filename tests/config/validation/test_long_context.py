@@ -48,7 +48,7 @@ def test_long_context_rules_note_keys_without_effect(tmp_path, values, words):
 
 def test_long_context_rules_note_that_flash_mask_only_packs(tmp_path):
     notes = load(write(tmp_path, SMALLEST | {**ALIBI, "flash_mask": True})).notes
-    assert any("the FlashMask kernel does not support biases" in note for note in notes)
+    assert any("the FlashMask kernel does not support the biases" in note for note in notes)
 
 
 @pytest.mark.parametrize(
