@@ -35,7 +35,7 @@ class PipelineStage(Protocol):
 
     @property
     def is_first(self) -> bool:
-        """True if the stage holds the embedding."""
+        """True for the first stage, which computes the input embeddings."""
         ...
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

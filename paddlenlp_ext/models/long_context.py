@@ -138,7 +138,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
         {} without a strategy.
 
     Raises:
-        ValueError: the model is already scaled, or parameters of the strategy are unknown, missing or invalid.
+        ValueError: the model already has a rope scaling, or parameters of the strategy are unknown, missing or invalid.
     """
     if not options.use_long_sequence_strategies:
         return {}

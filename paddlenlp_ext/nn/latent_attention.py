@@ -100,7 +100,7 @@ class LatentAttention(AttentionLayer):
         return paddle.concat([x_P1L.squeeze(1) for x_P1L in pair], axis=-1)
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        """Return the queries [B, S, N * H], the shared key [B, S, R], and the output of `kv_b_proj`."""
+        """Return the queries [B, S, N * H], the shared key [B, S, R] before RoPE, and the output of `kv_b_proj`."""
         latents_BSL, key_BSR = self._compress(x_BSD)
         return self._queries(x_BSD), key_BSR, self.kv_b_proj(latents_BSL)
 
@@ -110,7 +110,7 @@ class LatentAttention(AttentionLayer):
         return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x_BSD)))
 
     def _compress(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the normalized latents [B, S, L] and the unrotated shared key [B, S, R]."""
+        """Return the normalized latents [B, S, L], and the shared key [B, S, R] before RoPE."""
         both = self.kv_a_proj_with_mqa(x_BSD)
         rank = self.latent.kv_rank
         return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]

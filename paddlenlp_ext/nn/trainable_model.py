@@ -67,7 +67,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_weight(self) -> paddle.Tensor:
-        """Return the weight [V, D] of lm_head."""
+        """Return the weight [V, D] of lm_head, or of the embedding if the two are tied."""
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:

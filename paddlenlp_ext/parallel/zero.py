@@ -238,7 +238,7 @@ class Sharding:
             self._gatherer.after_micro_batch()
 
     def sum_gradients(self, parameters: Sequence[paddle.Tensor]) -> None:
-        """Sum all gradients over all replicas after the last micro-batch of an optimizer step."""
+        """Complete the gradient sums over all replicas after the last micro-batch of an optimizer step."""
         sum_gradients([p for p in parameters if id(p) not in self._reduced_to_owner], self._replicas.group)
         if self._data.size > 1:
             own = [p for p in parameters if id(p) in self._reduced_to_owner and self.is_owner(p)]

@@ -169,7 +169,7 @@ class Pipeline:
     # -- called by the decoder (models.decoder.PipelineStage) ---------------------------------------------------------
     @property
     def is_first(self) -> bool:
-        """True on the stage that holds the embedding."""
+        """True on the first stage, which computes the input embeddings."""
         return self.axis.index == 0
 
     def forward_embeddings(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:

@@ -114,7 +114,7 @@ class LowRankConfig(LayerRanksConfig):
         return rank, alpha / rank**0.5 if self.use_rslora else alpha / rank
 
     def rank_and_alpha(self, name: str) -> tuple[int, float]:
-        """Return the rank r and alpha of the layer `name`; for a router, patterns match the weight's name."""
+        """Return the rank r and alpha of the layer `name`; patterns match the name of the layer or of its weight."""
 
         def value(pattern: Mapping[str, Any], default: Any) -> Any:
             return by_pattern(pattern, name, by_pattern(pattern, f"{name}.weight", default))

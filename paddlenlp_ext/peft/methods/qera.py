@@ -312,7 +312,7 @@ def minimize_output_error(
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
 
-    On the CPU NumPy is used, because Paddle takes fifteen times as long.
+    On the CPU, NumPy is used, because Paddle takes fifteen times as long.
     """
     if not matrix.place.is_cpu_place():
         values, vectors = paddle.linalg.eigh(matrix.astype("float64"))
