@@ -71,7 +71,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def reason_to_skip(case: Case, args: argparse.Namespace) -> str | None:
-    """Return why a case cannot be measured here, None if it can."""
+    """Return why a case cannot be measured here; None if it can be measured."""
     if "{gsm8k}" in case.programs[0].command and args.gsm8k is None:
         return "no --gsm8k FOLDER was given"
     missing = [program.environment for program in case.programs if not Path(args.pythons[program.environment]).exists()]

@@ -90,7 +90,7 @@ class _Rows:
 
 
 def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], length: int) -> dict[str, Any]:
-    """Train; return the bytes sent in the last step by axis, the growth of its memory, and its stage."""
+    """Train; return the bytes sent in the last step by axis, this process's memory growth, and its stage."""
     config = _config(shape, folder, {**keys, "max_length": length})
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2, save_pretrained=lambda folder: None)
     rows = _Rows(64, length, shape["vocab_size"])

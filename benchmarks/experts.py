@@ -3,8 +3,8 @@
     python -m benchmarks.experts [--rounds 3 --steps 3 --method full --dtype float32 --documents 4 --length 512]
 
 The default shape has about one billion parameters: 8 experts, 2 of them per token. `--layers 2 --hidden 128 --inner
-256` is a quick trial. A peer needs .venv-peers (`make .venv-peers/installed`). Prints a JSON line per measurement, and
-the ratio of the median speeds. A full fp32 step needs 20 GB of memory; `--method lora` trains adapters on attention.
+256` is a quick trial. The peer runs in .venv-peers (`make .venv-peers/installed`). Prints a JSON line per measurement,
+and the ratio of the median speeds. A full fp32 step needs 20 GB of memory; `--method lora` adapts attention.
 """
 
 from __future__ import annotations

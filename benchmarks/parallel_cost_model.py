@@ -222,7 +222,7 @@ def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[st
 
 
 def _activations(config: Any, layout: Layout, step: Step, process: int, layers: ActivationModel) -> float:
-    """Return the bytes per token of all micro-batches in flight."""
+    """Return the bytes of activations per token, summed over all micro-batches in flight."""
     degree = layout.degrees.pipeline
     if degree == 1:
         return layers.saved(range(config.num_hidden_layers))

@@ -236,7 +236,7 @@ def page(found: dict[str, dict[str, Any]], methods: list[str], model: str, steps
 
 
 def cell(figures: tuple[float, ...] | None, number: int) -> str:
-    """Format one cell of a table, of a layout and a method."""
+    """Format the table cell of a layout and a method."""
     return f"{figures[number]:.1e}" if figures else "-" if figures is None else ""
 
 

@@ -46,7 +46,7 @@ KEYS = {
 
 
 def write_pairs(split: str, count: int, file: Path) -> None:
-    """Write the first irregular forms of a split of `inflection` as pairs."""
+    """Write the first `count` irregular forms of a split of `inflection` as pairs."""
     pairs = filter(None, (to_pair(row.value) for row in read_inflection(split)))
     file.write_text("".join(json.dumps(pair) + "\n" for pair in itertools.islice(pairs, count)), encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Case of benchmarks/triton_ops.py: an op on PyTorch's tensors, by our Triton kernels and by others.
+"""Case of benchmarks/triton_ops.py: an op on PyTorch's tensors, computed by our Triton kernels and by other packages.
 
 A new op is one function that returns its `Case`, and an `Entry` in the `OPS` of a module triton_cases_<area>.py.
 """

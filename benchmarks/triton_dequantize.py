@@ -24,7 +24,7 @@ from benchmarks.triton_timing import copy_bandwidth, device_of, milliseconds
 
 SHAPES = [(4096, 4096), (14336, 4096), (4096, 14336)]  # [out, in] of Llama 3 8B's projections
 FORMATS = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
-CHECKED = [  # shape, format, weights that share a scale, scales that share one
+CHECKED = [  # shape, format, weights that share a scale, scales that share a group scale
     ((50, 192), "nf4", 64, 0),
     ((48, 192), "nf4", 64, 3),
     ((37, 96), "fp4", 32, 7),

@@ -209,7 +209,7 @@ class Attention(llama.LlamaAttention):
 
 
 class Mlp(llama.LlamaMLP):
-    """SwiGLU; its product is computed again in the backward pass if a LoRA linear takes it."""
+    """SwiGLU; if a LoRA linear reads the product, the backward pass recomputes the product."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [B, S, D] to [B, S, D]."""

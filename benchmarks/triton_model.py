@@ -178,7 +178,7 @@ def counted_table(args: argparse.Namespace) -> str:
 
 
 def check(device: str) -> None:
-    """Compare the losses and the first gradients of a tiny model with the kernels to transformers and PEFT."""
+    """Compare losses and first gradients of a tiny model with our kernels to transformers and PEFT."""
     batches = torch.from_numpy(token_batches(3, 2, 9, TINY.vocabulary)).to(device)
     for dtype, (of_loss, of_gradient) in TOLERANCES.items():
         for base, reference in (("bf16", "bf16"), ("nf4", "nf4_dense")):

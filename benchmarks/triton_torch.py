@@ -147,7 +147,7 @@ class Gate(torch.autograd.Function):
 
 
 def recomputable_gate(gate: torch.Tensor, up: torch.Tensor, activation: str) -> torch.Tensor:
-    """Return `Gate` with an attribute `recompute`: a function, and the tensors from which it computes the product."""
+    """Return the product of `Gate`; its attribute `recompute` holds a function and its inputs."""
     out = Gate.apply(gate, up, activation)
     out.recompute = functools.partial(gated, activation=activation), gate.detach(), up.detach()
     return out

@@ -107,7 +107,7 @@ def norm_forward(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def norm_backward(tensors: Tensors, bounds: dict[str, int]) -> Run:
-    """Compute the gradients of the sum and, in parts, of the weight."""
+    """Compute the gradient of the sum, and partial sums of the weight gradient."""
     columns = bounds["columns"] - (3 if tensors.small else 0)
     rows = 37 if tensors.small else ELEMENTS // columns
     gradient, x, total_gradient = (tensors.random(rows, columns) for _ in range(3))
@@ -143,7 +143,7 @@ def rotation(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def norm_rotation_backward(tensors: Tensors, bounds: dict[str, int]) -> Run:
-    """Compute the gradients of normalized and rotated heads and, in parts, of the norms' weights."""
+    """Compute the gradients of normalized and rotated heads, and partial sums of the norms' weight gradients."""
     heads, (inputs, gradients, outs), tables = _heads(tensors, 3)
     size = inputs[0].shape[-1]
     weights = tensors.random(size), tensors.random(size)
@@ -224,7 +224,7 @@ def add_low_rank(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def low_rank_gradients(tensors: Tensors, bounds: dict[str, int]) -> Run:
-    """Compute both products with the gradient of the outputs, in parts."""
+    """Compute partial sums of the two products with the output gradient."""
     rows, columns = (70, 290) if tensors.small else (8192, 14336)
     rank, dtype = bounds["rank"] - (3 if tensors.small else 0), dtype_of(bounds)
     operands = [tensors.random(*shape, dtype=dtype) for shape in ((rows, columns), (rows, rank), (columns, rank))]

@@ -17,8 +17,8 @@ MAX_HEADER_BYTES = 1 << 14
 class AccessCheck:
     """Middleware that limits the size of headers, and checks the API key, or without a key, the Host header.
 
-    The HTTP library limits the size of headers only while they arrive in parts. A web page can reach a server on its
-    visitor's computer by DNS rebinding: it makes its own host name resolve to the loopback address. The Host header
+    The HTTP library limits the size of headers only if they arrive in several parts. A web page can reach a server on
+    its visitor's computer by DNS rebinding: it makes its own host name resolve to the loopback address. The Host header
     then has the page's host name.
 
     Args:

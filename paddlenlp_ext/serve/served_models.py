@@ -212,6 +212,6 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
 
 
 def _prepares_base(files: AdapterFiles, options: Mapping[str, Any]) -> bool:
-    """Return whether the adapter's method changed the base model before it was quantized."""
+    """Return whether the adapter's method changed the base model before quantization."""
     changes = type(files.config).before_quantizing is not PeftConfig.before_quantizing
     return changes and options["quantization_config"] is not None

@@ -53,7 +53,7 @@ class ToolCallParser(ABC):
         max_calls: maximum number of calls to return; None: no limit.
 
     Attributes:
-        call_format: texts before the name of the tool as JSON, before its arguments, and after them.
+        call_format: text before the name of the tool in JSON, between name and arguments, and after the arguments.
         separator: text between two calls.
     """
 

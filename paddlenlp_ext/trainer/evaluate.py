@@ -2,7 +2,7 @@
 
 Loss, accuracy and perplexity are computed from sums over all target tokens. They therefore do not depend on row order
 or batch size. ROUGE, BLEU and exact match compare generated answers with reference answers. Precision, recall and F1
-do the same for class labels (`eval_labels`).
+compare class labels (`eval_labels`).
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ reward = train_reward_model
 
 
 def load_config(config: Mapping[str, Any] | str | os.PathLike[str], **overrides: Any) -> RunConfig:
-    """Return the checked configuration of a run, for `Trainer`. The arguments are the same as for `finetune`.
+    """Return the checked configuration of a run, for `Trainer`; see `finetune` for the arguments.
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.

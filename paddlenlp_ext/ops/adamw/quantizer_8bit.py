@@ -75,7 +75,8 @@ def dynamic_8bit(signed: bool) -> Dynamic8Bit:
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the lowest code, and the border to the next code, of each group of float32 values with equal upper bits.
 
-    Two table lookups replace a binary search of eight steps. They are exact, because no group contains two borders.
+    Two table lookups replace a binary search of eight steps. The lookups are exact, because no group contains two
+    borders.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)

@@ -143,8 +143,7 @@ def _make_tile(
 ) -> Tile:
     """Build the tile of one block of queries for a batch of documents.
 
-    In a branch, the positions before the first position of `batch` are in the parent. Negative positions are in the
-    prefix.
+    Positions count from the start of the parent, if the documents have parents. Positions in the prefix are negative.
     """
     (num_heads, num_kv_heads), offset = heads, int(batch.first_positions[0])
     first, end = block[0] + offset, block[1] + offset

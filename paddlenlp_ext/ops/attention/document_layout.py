@@ -63,8 +63,8 @@ class AttentionLayout:
         Args:
             document_lengths: lengths of the documents of each row.
             window: maximum number of positions that a query attends to, itself included; None: no limit.
-            document_parents: parents of the documents; None: no document continues another. A document continues the
-                last preceding document that has no parent.
+            document_parents: index in its row of each document's parent, or None; None: no document has a parent. A
+                parent must be the last preceding document that itself has no parent.
 
         Raises:
             ValueError: a length or the window is below 1, the rows do not have the same number of tokens, or a document

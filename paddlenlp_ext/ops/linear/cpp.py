@@ -88,7 +88,7 @@ class _Linear(PyLayer):
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], weight: paddle.Tensor, in_bf16: bool) -> None:
-    """Call an entry point of csrc/linear.cpp: tensors, number of rows of the first tensor, in, out, bfloat16 flag."""
+    """Call an entry point of csrc/linear.cpp; the sizes are read from the first tensor and `weight`."""
     assert tensors[0] is not None
     rows, (out, in_) = math.prod(tensors[0].shape[:-1]), weight.shape
     addresses = [None if each is None else library.pointer(each) for each in tensors]

@@ -81,7 +81,7 @@ def _forward(
 
 
 def _call(name: str, tensors: tuple[paddle.Tensor | None, ...], scaling: float) -> None:
-    """Call an entry point with tensors (x, y or dy, A, B, ...), rows, in, out, rank, scaling and bfloat16 flag."""
+    """Call an entry point with tensors (x, y or dy, A, B, ...), their sizes, and whether x is bfloat16."""
     x, _, a, b, *_ = tensors
     assert x is not None and a is not None and b is not None
     rows, (rank, in_), out = math.prod(x.shape[:-1]), a.shape, b.shape[0]
