@@ -221,7 +221,7 @@ class Renderings:
         return None
 
     def _start_of_greeting(self, text: str) -> int | None:
-        """Return the start of an answer that is the first message, found by rendering a label in place of the content."""
+        """Return the start of an answer that is the first message, found by rendering a label as its content."""
         label = "Zq0x"
         greeting = replace(self.messages[0], content=label, reasoning=None)
         labelled = replace(self.conversation, messages=(greeting,))
