@@ -10,7 +10,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
@@ -23,6 +25,7 @@ from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
 from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
 from paddlenlp_ext.utils.distributed_env import world_size
+from paddlenlp_ext.utils.free_memory import free_memory
 
 _GB = 1e9
 
@@ -76,7 +79,8 @@ def _plan_table(
         table.add_row("optimizer steps", f"{order.total_steps:,} (max_steps)")
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
-    for warning in (rows_beyond_context(config, data), _peft_warning(outline.model)):
+    warnings = [rows_beyond_context(config, data), _peft_warning(outline.model)]
+    for warning in [*warnings, *(plan_warnings(config, order.total_steps) if order is not None else [])]:
         if warning is not None:
             table.add_row("warning", warning)
     if isinstance(data.eval_rows, Mapping):
@@ -144,6 +148,12 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     for part in fields(estimate):
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
+    runs_on_cpu = config.precision.device == "cpu" or (config.precision.device == "auto" and not has_gpu())
+    free = free_memory() if runs_on_cpu else None
+    if free is not None:
+        table.add_row("free now", f"{free / _GB:.2f} GB")
+    if (warning := memory_warning(estimate.total * world_size(), free)) is not None:
+        table.add_row("warning", warning)
     return table
 
 
