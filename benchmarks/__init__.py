@@ -11,4 +11,4 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 STARTED_WITH = dict(os.environ)
-"""Environment variables before `import paddlenlp_ext` sets threads and MKL's code path; other programs run in it."""
+"""Environment variables before `import paddlenlp_ext` sets threads and MKL's code path; other programs get them."""

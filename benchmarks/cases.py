@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 PYTHONS = {"torch": ".venv-peers/bin/python", "paddlenlp": ".venv-paddlenlp/bin/python"}
-"""Interpreter of each environment, below the root of the project; `ours` is the one that runs bench.py."""
+"""Interpreter of each environment, below the root of the project; `ours` is the interpreter that runs bench.py."""
 
 MODEL_KEYS = "--model_name_or_path {model}"
 LORA_KEYS = f"{MODEL_KEYS} --lora true --lora_rank 8"

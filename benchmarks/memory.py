@@ -88,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 768},
     "minicpm3": {**_LATENT, "num_key_value_heads": 8, "scale_emb": 1, "dim_model_base": 512, "scale_depth": 1.4},
 }
-"""Differences of a family's random model from `_SHAPE`; none for other families."""
+"""Family -> how its random model differs from `_SHAPE`; the models of other families have `_SHAPE`."""
 FAMILY_CASES = [
     # documents, length, name, keys, family
     (4, 512, "LoRA", "--lora true", "qwen2"),

@@ -40,7 +40,7 @@ TINY = {"num_hidden_layers": 4}
 MICRO_BATCHES = 4
 LIMIT, MOVE, EPSILON = 1e-5, 1e-7, 1e-4
 RATE = 1e-5
-"""Learning rate for a trained model: that of the tiny model would make it diverge, and rounding would grow."""
+"""Learning rate for a trained model, which would diverge at the tiny model's rate and amplify rounding errors."""
 YARDSTICK = f"one process, initial weights off by {MOVE:.0e}"
 
 

@@ -44,7 +44,7 @@ KINDS: dict[str, QuantizationConfig | None] = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
 }
 STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
-"""Methods over nf4, compared by loss only: a step costs as much as with nf4, with QERA as much as twice the rank."""
+"""Methods over nf4, compared by loss only: a step takes as long as with nf4, or with QERA, as with twice the rank."""
 _LAST = 20
 """Number of last steps whose mean loss is compared."""
 

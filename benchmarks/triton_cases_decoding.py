@@ -17,7 +17,7 @@ KERNELS = load("norm_linear/kernels.py")
 LAYERS = {"qkv": (4096, (4096, 1024, 1024)), "gate_up": (4096, (14336, 14336))}
 """Inputs and outputs of the layers of Llama 3 8B that read one norm."""
 MOST_POSITIONS, SCALING = 16, 2.0
-"""Positions up to which packed weights are multiplied by the kernel of norms, as in ops; scale of LoRA."""
+"""Maximum positions for which the norm_linear kernel multiplies packed weights, as in ops; scale of LoRA."""
 OTHER_LAYERS = {"o": (4096, (4096,)), "down": (14336, (4096,))}
 
 
@@ -180,7 +180,7 @@ def _shapes(layers: dict[str, tuple[int, tuple[int, ...]]], forms: tuple[str, ..
 
 FORMS = ("dense", "nf4", "nf4_nested", "int8")
 POSITIONS = (1, 16, 32, 64, 128, 256)
-"""Positions about `MOST_POSITIONS` of ops/lora_linear."""
+"""Position counts below and above `MOST_POSITIONS` of ops/lora_linear."""
 CHECKS = [(count, 192, (33, 16, 5)[: 1 + count % 3], form) for count in (1, 3, 8, 16) for form in FORMS]
 OPS = {
     "norm_linear": Entry(

@@ -23,7 +23,7 @@ OVERWRITTEN = {
     "cross_entropy_kernel": (0,),
     "gate_backward_kernel": (1, 2),
 }
-"""Positions of the tensors that a kernel reads and overwrites."""
+"""Kernel -> indices of the tensors that the kernel reads and overwrites."""
 
 
 @dataclass

@@ -10,7 +10,7 @@ from benchmarks.triton_torch import CODEBOOKS, load
 
 UNPACK, PRODUCT = load("dequantize/kernels.py"), load("quantized_linear/kernels.py")
 BLOCK, GROUP = 64, 256
-"""Weights that share a scale, and scales that share one, as in QLoRA."""
+"""Weights that share a scale, and scales that share a group scale, as in QLoRA."""
 
 
 class PackedWeight:

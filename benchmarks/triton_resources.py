@@ -30,7 +30,7 @@ MULTIPROCESSORS = {
     100: Multiprocessor(2048, 32, 228, 227),
     120: Multiprocessor(1536, 24, 100, 99),
 }
-"""Compute capability -> its multiprocessor."""
+"""Compute capability -> limits of a multiprocessor."""
 _OPTIONS = ("num_warps", "num_stages", "enable_fp_fusion")
 
 

@@ -27,7 +27,7 @@ OPS = ROOT / "paddlenlp_ext" / "ops"
 EPSILON = 1e-6
 Launch = Callable[..., None]
 Run = Callable[[Launch], Sequence[Any]]
-"""Function that launches with tensors of its own and returns the results."""
+"""Function that runs a kernel on its own tensors and returns the results."""
 
 
 # By path: the packages of the ops import Paddle.

@@ -104,7 +104,7 @@ stochastic_round_op = DispatchedOp(
 
 
 def stochastic_round(values: paddle.Tensor, position: DrawPosition) -> paddle.Tensor:
-    """Round float32 values stochastically to bfloat16; infinities and NaN are unchanged.
+    """Round float32 values stochastically to bfloat16; infinities are unchanged, and NaN stays NaN.
 
     `position` selects the random draws.
     """

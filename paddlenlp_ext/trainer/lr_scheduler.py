@@ -28,7 +28,7 @@ _DECAYS: dict[str, Callable[[float, OptimConfig], float]] = {
     "constant": lambda *_: 1.0,
     "constant_with_warmup": lambda *_: 1.0,
 }
-"""lr_scheduler_type -> fraction of the peak (above the floor) by the progress of the decay, which is 0 to 1."""
+"""lr_scheduler_type -> (rate - floor) / (peak - floor) as a function of the decay's progress from 0 to 1."""
 _STEPS_WITHOUT_WARMUP = 10_000
 """Time scale of `inverse_sqrt` without warm-up, as in transformers."""
 

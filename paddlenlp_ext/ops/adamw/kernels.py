@@ -184,7 +184,7 @@ def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
 
 @triton.jit
 def _rounded(value, draw):
-    """Round to bfloat16 precision and return float32; infinities and NaN are unchanged."""
+    """Round to bfloat16 precision and return float32; infinities are unchanged, and NaN stays NaN."""
     bits = value.to(tl.uint32, bitcast=True)
     kept = (bits & 0xFFFF0000) | tl.where(value != value, 0x400000, 0).to(tl.uint32)
     is_finite = (bits & 0x7F800000) != 0x7F800000

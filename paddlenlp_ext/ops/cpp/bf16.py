@@ -25,7 +25,7 @@ def bf16_matmuls() -> AbstractContextManager[None]:
 
 
 def capture_precision(run: Callable[..., Any]) -> Callable[..., Any]:
-    """Wrap `run`, which later recomputes a forward pass, so that it uses the current matmul precision."""
+    """Wrap `run`, which later recomputes a forward pass, with the matmul precision at the time of this call."""
     captured = _bf16_matmuls
 
     def run_again(*args: Any) -> Any:

@@ -64,9 +64,9 @@ class MemoryEstimate:
         process: Python, Paddle and other libraries, without tensors.
         weights: frozen and trained parameters; quantized weights with their packed size.
         optimizer: moments, and fp32 copies of half-precision weights.
-        activations: tensors saved for the backward pass of one micro-batch.
+        activations: tensors saved for the backward passes of the micro-batches in flight.
         working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
-        gradients: gradients of trained parameters that do not fit into memory freed by activations.
+        gradients: gradients, and temporary tensors of the update, that exceed the memory freed by activations.
         allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
 
