@@ -165,8 +165,8 @@ def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[s
 def _special_tokens(
     tokenizer: PreTrainedTokenizerBase, model: Mapping[str, Any], bos: int | None, ends: Sequence[int]
 ) -> dict[str, int]:
-    """Return the metadata with the ids of special tokens; the first three of `ends` become eos, eot and eom."""
-    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # puts the tokenizer's eos first
+    """Return the metadata with the ids of special tokens; eos, eot and eom are the first three of `ends`."""
+    ends = sorted(dict.fromkeys(ends), key=lambda end: end != tokenizer.eos_token_id)  # the tokenizer's eos first
     if len(ends) > len(_END_KEYS):
         logger.warning("GGUF files have at most three end tokens; left out: %s", ends[len(_END_KEYS) :])
     unknown = model.get("unk_token")

@@ -91,7 +91,7 @@ class TokenArrays:
             raise ValueError(f"{folder}: {error}; delete this directory") from error
         arrays = cls(*map(np.asarray, mapped))  # plain arrays: slicing a np.memmap takes five times as long
         if len(arrays.offsets) < 1 or arrays.offsets[-1] != len(arrays.tokens):
-            raise ValueError(f"{folder}: lengths disagree; delete this directory")
+            raise ValueError(f"{folder}: the files have different lengths; delete this directory")
         return arrays
 
     def __len__(self) -> int:
