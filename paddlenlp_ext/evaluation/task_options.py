@@ -81,12 +81,12 @@ class TaskOptions(OptionGroup):
             raise ValueError("delimiter has no effect unless chat is false; remove it")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
             raise ValueError(
-                "answer has no effect without prompt, because the last answer of the row counts; remove it"
+                "answer has no effect without prompt, because the last answer of the row is the reference; remove it"
             )
         if any(not text for text in self.stop):
             raise ValueError("stop has an empty string, which would make every answer empty; remove it")
         if self.prompt is not None and not fields_of(self.prompt):
-            raise ValueError("prompt does not have a field of the row; write {field} for the text of a field")
+            raise ValueError("prompt contains no {field}; write {field} for the text of a field of the row")
         for name in self.metrics or ():
             if name not in METRICS[self.task]:
                 raise ValueError(f"metrics: {name} is not a metric of {self.task}; use {', '.join(METRICS[self.task])}")

@@ -128,7 +128,7 @@ class _Batch:
 class Engine:
     """Engine for continuous batching, with a batch of running requests and a queue of waiting requests.
 
-    All methods must be called from the same thread.
+    All methods must be called from the same thread; other threads may read `num_waiting` and `num_waiting_by_client`.
 
     Args:
         models: base model and adapters.

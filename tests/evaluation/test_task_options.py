@@ -55,7 +55,7 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
         ),
         ({"task": "generation", "data_file": "x", "answer": "a"}, "answer has no effect without prompt"),
         ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty string"),
-        ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt does not have a field of the row"),
+        ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt contains no {field}"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),
     ],
 )
