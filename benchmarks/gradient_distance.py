@@ -1,4 +1,4 @@
-"""Distances between two sets of gradients, without Paddle or PyTorch, so that the scripts of both can import it."""
+"""Distances between two sets of gradients, without Paddle or PyTorch, so that scripts of either can import this."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def tokens_per_second(tokens: Sequence[int], seconds: Sequence[float]) -> dict[s
 def peak_memory_gb() -> float:
     """Return the peak resident memory of this process in GB (10^9 bytes).
 
-    Read from /proc where it exists: getrusage also counts memory of the parent when it started this process.
+    Read from /proc where it exists: getrusage also counts the memory that the parent had when it started this process.
     """
     status = Path("/proc/self/status")
     for line in status.read_text().splitlines() if status.exists() else ():

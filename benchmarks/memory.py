@@ -257,7 +257,7 @@ def measure(model: str, documents: int, length: int, keys: str, processes: int) 
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
     with tempfile.TemporaryDirectory() as logs:
         command = [*launcher, "--backend", "gloo", "--log_dir", logs, *program]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # not those of this process
+        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # this process may have more threads
         subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, **threads})
         lines = (Path(logs) / "workerlog.0").read_text().splitlines()
     return json.loads(next(line for line in lines if line.startswith('{"benchmark"')))["peak_memory_gb"]

@@ -39,7 +39,7 @@ def run_config(keys: Sequence[str], sections: Mapping[str, type] = SECTIONS) -> 
 
 
 def not_offered(keys: str) -> str | None:
-    """Return why a run with these keys is refused or why the keys have no effect, None if they are available."""
+    """Return why a run with these keys is refused or why the keys have no effect; None if the keys are available."""
     words = shlex.split(keys)
     try:
         notes = run_config(words).notes

@@ -2,8 +2,8 @@
 
     python -m benchmarks.roofline [--documents 4 --length 512 --steps 5] [--lora true --lora_rank 8 --bf16 true]
 
-The matmul rate is the highest rate that oneDNN reaches on the shapes of the step, in the dtype of the step. It is
-measured before and after the step. Further keys are keys of llm/run_finetune.py.
+The matmul rate is the highest rate that oneDNN reaches on the shapes of the step, in the dtype of the step. The
+rate is measured before and after the step. Further keys are keys of llm/run_finetune.py.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 class Busy:
-    """Seconds spent in passes, except those of the first global batch, which includes one-time work."""
+    """Seconds spent in passes, without the first global batch, which includes one-time work."""
 
     def __init__(self) -> None:
         self.seconds, self.plan = 0.0, None

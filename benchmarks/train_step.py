@@ -7,7 +7,7 @@ largest peak. Each replica computes the same documents.
 
 Further keys are keys of llm/run_finetune.py, such as `--lora true --lora_rank 8`, `--bf16 true`, `--recompute true`.
 Without an adapter method, all weights are trained. benchmarks/peers/ has the step in other programs; `make bench` runs
-them in turn.
+all programs in turn.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ def make_model(
     Args:
         shape: sizes.
         dtype: dtype of the frozen weights; the factors of LoRA are float32.
-        device: device to make it on.
+        device: device of the model.
         rank: rank of LoRA.
         recompute: whether layers compute their forward pass again in the backward pass.
         zero_b: whether the factors B start at zero, as in PEFT, or at random numbers.

@@ -1,7 +1,7 @@
 """Triton kernels of this project as autograd functions of PyTorch, for benchmarks.
 
-The functions allocate, save and overwrite the same tensors as the Triton backends of paddlenlp_ext/ops. They need
-neither Paddle nor a copy of the kernels. All tensors are contiguous, except the heads of a rotation.
+The functions allocate, save and overwrite the same tensors as the Triton backends of paddlenlp_ext/ops. The
+functions need neither Paddle nor a copy of the kernels. All tensors are contiguous, except the heads of a rotation.
 """
 
 from __future__ import annotations

@@ -10,11 +10,11 @@ the tile sizes in the table, within the rounding of the dtype. The fastest candi
 the L2 cache flushed before each run. The sizes in the table stay if no candidate is faster by 1 %. Timing and `--check`
 use PyTorch tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
 
-`--compile` needs neither a GPU nor PyTorch. It reads registers, spilled registers and shared memory of the compiled
-candidates. Candidates that do not fit are dropped. Candidates that spill registers are also dropped, unless all
-candidates spill. The sizes in the table stay if a multiprocessor can then run half of its maximum number of warps, or
-fewer warps if the kernel does not profit from more (`Case.enough`). Otherwise the most similar candidate that allows so
-many warps is written, or the candidate with the most warps. Sizes that were timed stay.
+`--compile` needs neither a GPU nor PyTorch. The choice is based on the registers, spilled registers and shared memory
+of the compiled candidates. Candidates that do not fit are dropped. Candidates that spill registers are also dropped,
+unless all candidates spill. The sizes in the table stay if a multiprocessor can run enough warps with these sizes: half
+of its maximum, or fewer if the kernel does not profit from more warps (`Case.enough`). Otherwise the most similar
+candidate with enough warps is written, or the candidate with the most warps. Sizes that were timed stay.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def results(case: Case, bounds: dict[str, int], device: str, small: bool) -> lis
 
 
 def assert_equal(case: Case, candidate: dict[str, int], found: list[Any], expected: list[Any]) -> None:
-    """Compare results with those of other sizes."""
+    """Compare results with the results of other sizes."""
     for one, other in zip(found, expected, strict=True):
         difference, size = (one.double() - other.double()).norm(), other.double().norm()
         limit = TOLERANCES.get(str(one.dtype), 0.0) * size

@@ -1,7 +1,7 @@
 """Evaluation on the eval split: loss, and metrics of generated answers.
 
-Loss, accuracy and perplexity are computed from sums over all target tokens. They therefore do not depend on row order
-or batch size. ROUGE, BLEU and exact match compare generated answers with reference answers. Precision, recall and F1
+Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on row order or batch
+size. ROUGE, BLEU and exact match compare generated answers with reference answers. Precision, recall and F1
 compare class labels (`eval_labels`).
 """
 

@@ -62,8 +62,8 @@ def finetune(
         config: keys and values of a run (docs/configuration.md), or the path of a JSON file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
             `config` names; the run then trains (`do_train`).
-        eval_dataset: evaluation rows in the same forms (`do_eval`), or a dict with the rows of several dev sets by
-            name.
+        eval_dataset: evaluation rows in a form of `train_dataset` (`do_eval`), or a dict with the rows of several dev
+            sets by name.
         overrides: keys and values that replace keys of `config`.
 
     Raises:

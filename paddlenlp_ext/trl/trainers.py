@@ -1,4 +1,4 @@
-"""Trainers with the interface of TRL. They start the same runs as the programs in `llm/`.
+"""Trainers with the interface of TRL, which start the same runs as the programs in `llm/`.
 
 arguments (SFTConfig, ...) --> keys of a run --> RunConfig --+
 rows, or a path ---------------------------------------------+--> Trainer --> train, evaluate, save_model

@@ -89,8 +89,8 @@ def _run_kernel(
 def kernel_version(head_dim: int) -> int:
     """Return the version of the kernel that Paddle's function selects.
 
-    Paddle selects version 2 for large heads if results must be deterministic, because the backward pass of version 3 is
-    not deterministic for them.
+    Paddle selects version 2 for large heads if results must be deterministic: the backward pass of version 3 is not
+    deterministic for large heads.
     """
     _select_version()
     flags = paddle.get_flags([_VERSION_FLAG, _DETERMINISTIC_FLAG])

@@ -1,7 +1,7 @@
 """Attention masks of the GPU kernels: one range of queries per key (start rows).
 
-Prefixes and some parent documents cannot be expressed as one range per key. Their keys and values are copied into the
-documents.
+Prefixes and some parent documents cannot be expressed as one range per key, so their keys and values are copied into
+the documents.
 
 Shapes: B batch, S sequence, E positions with the copies, P prefix positions, X heads, H head dimension.
 """

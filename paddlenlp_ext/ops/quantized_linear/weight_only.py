@@ -47,7 +47,7 @@ def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel supports a weight; the result is cached on the weight.
 
     The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. For other
-    lengths, it would write out of bounds while it reorders the codes.
+    lengths, Paddle would write out of bounds while it reorders the codes.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape

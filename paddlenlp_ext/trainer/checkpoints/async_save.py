@@ -1,4 +1,4 @@
-"""Save checkpoints. With `use_async_save`, a background thread completes them.
+"""Save checkpoints; with `use_async_save`, a background thread completes the checkpoints.
 
     training                                            background thread of the main process
     gather all tensors and write all files  -------->   hash and flush the files, rename the folder,

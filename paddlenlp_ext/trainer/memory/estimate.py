@@ -91,7 +91,7 @@ class _MemoryUse:
     Attributes:
         blocks: large results of C++ ops.
         heap: results of Paddle's ops below `_MMAP_THRESHOLD`.
-        mapped: results of Paddle's ops from `_MMAP_THRESHOLD` up. Freeing them returns the memory to the system.
+        mapped: results of Paddle's ops from `_MMAP_THRESHOLD` up, whose memory returns to the system when it is freed.
     """
 
     blocks: float = 0.0
@@ -240,8 +240,8 @@ def _loss_bytes(
 ) -> float:
     """Return the peak bytes of the loss: a chunk of logits, one tensor of all hidden states, two of target tokens.
 
-    A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, it takes a chunk's
-    contribution to the fp32 gradient of the lm_head instead.
+    A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, the
+    loss instead takes a chunk's contribution to the fp32 gradient of the lm_head.
     """
     if not share.has_head:
         return 0.0

@@ -1,8 +1,8 @@
 """Reference model of preference training, without a second model in memory.
 
-The reference model is the model before training. Before the first step, it computes the log-probabilities of all
-answers. The log-probabilities are stored in the folder of the token cache; the file name contains a hash of weights and
-compute dtype.
+The reference model is the model before training. Before the first step, the log-probabilities of all answers under the
+reference model are computed. The log-probabilities are stored in the folder of the token cache; the file name contains
+a hash of weights and compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
 (`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. The run then

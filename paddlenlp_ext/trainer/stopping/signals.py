@@ -55,8 +55,8 @@ class _InterruptedError(Exception):
 class StopSignals:
     """Context in which the first signal sets `received`, and the second signal ends the program.
 
-    The second signal ends a program of this library (`run_command`) immediately. In other programs, it calls the
-    previous handler: Ctrl-C raises KeyboardInterrupt.
+    The second signal ends a program of this library (`run_command`) immediately. In other programs, the second
+    signal calls the previous handler: Ctrl-C raises KeyboardInterrupt.
 
     Python handles signals only in the main thread. In other threads, only the time limit has an effect. If SIGHUP is
     ignored, as under nohup, it stays ignored.
