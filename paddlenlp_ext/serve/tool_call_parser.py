@@ -5,7 +5,8 @@
 
 The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
 call on is held back until the answer ends, and is then parsed. The held text remains text if any part of it is not
-a call of a tool in the request: other JSON, broken JSON, an unknown name, or a call cut off at the token limit.
+a complete tool call: other JSON, broken JSON, a tool that the request does not have, or a call cut off at the token
+limit.
 
 If a request forces a call, a grammar restricts the answer to calls whose arguments match the tools' schemas. The calls
 are bare JSON if the format is unknown.
