@@ -53,7 +53,7 @@ def serve(arguments: ServeArguments) -> None:
         listener = config.bind_socket()
     except (OSError, SystemExit) as error:
         raise ValueError(
-            f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose others"
+            f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose another host or port"
         ) from error
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the fork server, whose imports take seconds
     start_fork_server()

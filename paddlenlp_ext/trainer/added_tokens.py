@@ -52,7 +52,8 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
         wrong = next((token for token in tokens if not token or "," in token), None)
         if wrong is not None:
             raise ValueError(
-                f"{key}: {wrong!r} is not a token, because it is empty or has a comma; write a list of tokens"
+                f"{key}: {wrong!r} is not a token, because it is empty or has a comma; remove it, or write the tokens "
+                "as a list"
             )
         known = [token for token in tokens if token in before]
         if known:

@@ -28,7 +28,7 @@ def cross_entropy_cpp(
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
     if lowest < 0 or highest >= num_columns:
-        raise ValueError(f"labels range from {lowest} to {highest}, but the vocabulary has only {num_columns} tokens")
+        raise ValueError(f"labels range from {lowest} to {highest}, but must be from 0 to {num_columns - 1}")
     losses_R, num_correct = empty([num_rows]), ctypes.c_int64()
     sizes = num_rows, num_columns, softcap or 0.0, with_gradient, bf16_gradient
     function("cross_entropy")(

@@ -69,8 +69,8 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
     for parameter in parameters:
         if not parameter.place.is_gpu_place():
             raise ValueError(
-                f"offload_optim moves optimizer state from the GPU to host memory, but the model is on "
-                f"{parameter.place}; remove offload_optim"
+                "offload_optim (or offload in sharding) moves optimizer state from the GPU to host memory, but the "
+                f"model is on {parameter.place}; remove the option"
             )
 
 

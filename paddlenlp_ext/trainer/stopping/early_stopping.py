@@ -38,7 +38,9 @@ class BestMetricTracker:
         """
         if f"eval_{self.name}" not in metrics:
             names = ", ".join(name.removeprefix("eval_") for name in metrics)
-            raise ValueError(f"metric_for_best_model: the evaluation has no metric {self.name!r}; it has {names}")
+            raise ValueError(
+                f"metric_for_best_model: the evaluation has no metric {self.name!r}; choose one of {names}"
+            )
         return metrics[f"eval_{self.name}"]
 
     def improves(self, value: float, best: float | None) -> bool:
