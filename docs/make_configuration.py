@@ -1,4 +1,7 @@
-"""Update the tables of keys in docs/configuration.md and docs/preference.md: `python docs/make_configuration.py`."""
+"""Update the tables of keys in docs/configuration.md and docs/preference.md, and the schemas in the package.
+
+python docs/make_configuration.py
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import options_of
-from paddlenlp_ext.config.help_text import markdown_tables, show_default
+from paddlenlp_ext.config.help_text import schema_file, show_default
+from paddlenlp_ext.config.key_schema import program_schema, schema_text
+from paddlenlp_ext.config.key_tables import markdown_tables
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys, program_options
+from paddlenlp_ext.config.programs import PROGRAMS
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.config.toolkit_keys import TOOLKIT_GROUPS
 from paddlenlp_ext.peft.registry import peft_methods
@@ -64,6 +70,12 @@ def _own_keys(sections: Mapping[str, type]) -> str:
     return markdown_tables(program_options(options))
 
 
+def schemas() -> dict[Path, str]:
+    """Return the JSON schemas of all programs: file -> text."""
+    methods = peft_methods()
+    return {schema_file(program.name): schema_text(program_schema(program, methods)) for program in PROGRAMS}
+
+
 def defaults_table(known: KnownKeys) -> str:
     """Return the defaults that differ from PaddleNLP's, as a Markdown table."""
     lines = ["| key | default of PaddleNLP | default of this library | reason |", "|---|---|---|---|"]
@@ -106,3 +118,5 @@ def _replace(page: str, markers: tuple[str, str], text: str) -> str:
 if __name__ == "__main__":
     for path, make in ((PAGE, renew), (PREFERENCE_PAGE, renew_preference)):
         path.write_text(make(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for path, text in schemas().items():
+        path.write_text(text, encoding="utf-8")

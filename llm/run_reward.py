@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
+from paddlenlp_ext.config.help_text import print_requested_help
 from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check that Paddle is installed, then import and run the program."""
+    """Print the help text, or check that Paddle is installed, then import and run the program."""
+    print_requested_help(argv, "reward", "run_reward.py")
     require_paddle()
     from paddlenlp_ext.cli.run_finetune import run_finetune
     from paddlenlp_ext.config.run_config import REWARD_SECTIONS

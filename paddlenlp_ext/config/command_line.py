@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.dataclass_options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
-from paddlenlp_ext.config.help_text import help_text
+from paddlenlp_ext.config.help_text import ALL_FLAGS, HELP_FLAGS, print_help
+from paddlenlp_ext.config.key_schema import describe_keys
 from paddlenlp_ext.config.known_keys import OptionTable, program_options
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
@@ -25,6 +25,7 @@ class CommandLine:
     settings: list[Setting] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     wants_help: bool = False
+    wants_all: bool = False
 
 
 def parse_arguments(
@@ -52,7 +53,7 @@ def parse_arguments(
     table = program_options(options, compat)
     line = read_command_line(argv, table)
     if line.wants_help:
-        print_help(program_options(options), usage)
+        print_help(describe_keys(program_options(options)), usage, line.wants_all)
     state = ParseState(table)
     state.report.problems += line.problems
     state.report.invalid_keys.update(problem.key for problem in line.problems)
@@ -69,12 +70,6 @@ def parse_arguments(
     return {table.options[key].attribute: value for key, value in by_key.items()}, state.report.notes
 
 
-def print_help(table: OptionTable, usage: str, read: Collection[str] | None = None) -> None:
-    """Print the help text (see `help_text`) and exit the program."""
-    sys.stdout.write(help_text(table, usage, read))
-    raise SystemExit(0)
-
-
 def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Split the arguments into files and settings.
 
@@ -86,8 +81,9 @@ def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     arguments = list(argv)
     while arguments:
         argument = arguments.pop(0)
-        if argument in ("-h", "--help"):
+        if argument in HELP_FLAGS:
             line.wants_help = True
+            line.wants_all = line.wants_all or argument in ALL_FLAGS
         elif argument.startswith("--"):
             _read_setting(argument, arguments, table, line)
         elif argument.startswith("-"):

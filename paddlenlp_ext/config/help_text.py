@@ -1,103 +1,120 @@
-"""Describe all keys, for `--help` and docs/configuration.md."""
+"""Print the keys of a program for `--help`: basic keys, then all others by section."""
 
 from __future__ import annotations
 
 import json
+import sys
 import textwrap
-from collections.abc import Collection
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.dataclass_options import Option, type_words
-from paddlenlp_ext.config.known_keys import OptionTable
+USAGE = "{} CONFIG.json [MORE.json ...] [--key value ...]"
+HELP_FLAGS = ("-h", "--help", "--help_all", "--help-all")
+ALL_FLAGS = ("--help_all", "--help-all")
+"""Flags that also list the keys without effect."""
+WIDTH = 100
+_INDENT = 32
+_SCHEMAS = Path(__file__).with_name("schema")
+BASIC_KEYS = (
+    *("model_name_or_path", "dataset_name_or_path", "train_dataset_path", "eval_dataset_path", "output_dir"),
+    *("do_train", "do_eval", "do_ptq", "do_gptq", "do_awq", "quant_type", "group_size"),
+    *("chat_template", "src_length", "max_length", "zero_padding"),
+    *("loss_type", "beta", "lora", "lora_rank", "weight_quantize_algo"),
+    *("learning_rate", "num_train_epochs", "max_steps"),
+    *("per_device_train_batch_size", "gradient_accumulation_steps", "recompute", "bf16", "device"),
+    *("logging_steps", "evaluation_strategy", "save_strategy", "save_steps", "resume_from_checkpoint"),
+    *("dry_run", "preview_data"),
+)
+"""Keys that most runs set, in the order of `--help`; a program lists the basic keys that it reads."""
 
-_COLUMNS = 100
-_COMPAT_TITLES = {
-    "not yet": "PaddleNLP keys that are not available yet",
-    "not here": "PaddleNLP keys that are not used here",
-    "no effect": "PaddleNLP keys without effect",
-}
+Keys = Mapping[str, Mapping[str, Any]]
+"""Key -> its schema (config/key_schema.py)."""
 
 
-def help_text(table: OptionTable, usage: str, read: Collection[str] | None = None) -> str:
-    """Return the text of `--help`: the keys that have an effect, in groups, in lines of at most 100 columns.
+def schema_file(program: str) -> Path:
+    """Return the path of the schema of a program: "sft", "dpo", "reward" or "quantize"."""
+    return _SCHEMAS / f"{program}.schema.json"
+
+
+def read_keys(program: str) -> dict[str, dict[str, Any]]:
+    """Return the keys of a program from its stored schema."""
+    return file_keys(json.loads(schema_file(program).read_text(encoding="utf-8")))
+
+
+def file_keys(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the keys of a schema, without aliases, and the keys of the command line."""
+    own = {key: entry for key, entry in schema["properties"].items() if "x-section" in entry}
+    return own | dict(schema["x-command-line"])
+
+
+def print_requested_help(argv: Sequence[str], program: str, script: str) -> None:
+    """Print the stored help of a program and exit if the arguments request it; this takes no time for Paddle."""
+    if not set(HELP_FLAGS).isdisjoint(argv):
+        print_help(read_keys(program), USAGE.format(script), not set(ALL_FLAGS).isdisjoint(argv))
+
+
+def print_help(keys: Keys, usage: str, with_idle: bool = False) -> None:
+    """Print the help text (see `help_text`) and exit the program."""
+    sys.stdout.write(help_text(keys, usage, with_idle))
+    raise SystemExit(0)
+
+
+def help_text(keys: Keys, usage: str, with_idle: bool = False) -> str:
+    """Return the text of `--help`, in lines of at most `WIDTH` characters.
 
     Args:
-        table: keys that the program accepts.
+        keys: the keys of the program.
         usage: first lines of the text.
-        read: keys that the program reads; None: all keys of the table that are not in the compatibility table.
+        with_idle: whether to list keys that the program accepts and does not use.
     """
+    active = {key: entry for key, entry in keys.items() if not entry.get("x-idle")}
+    idle = {key: entry for key, entry in keys.items() if key not in active}
+    basic = [key for key in BASIC_KEYS if key in active] if idle else []
     lines = [f"usage: {usage}"]
-    for title, options in groups(table):
-        options = [option for option in options if (read is None or option.key in read) and _has_effect(option, table)]
-        lines += ["", f"{title}:"] if options else []
-        for option in options:
-            limits = option.limits.describe()
-            default = "required" if option.required else f"default {show_default(option.default)}"
-            details = f"{type_words(option)}{', ' + limits if limits else ''}; {default}"
-            lines += _entry(f"--{option.key}", f"{option.help}{_remark(option, table)} [{details}]")
-            if aliases := _aliases(option, table):
-                lines += _entry("", f"also --{', --'.join(aliases)}")
-    if table.toolkit:
-        lines += ["", "docs/configuration.md lists the keys of other toolkits that are accepted or explained."]
-    if table.compat:
-        lines += ["", "docs/configuration.md lists PaddleNLP's keys that have no effect or are not available."]
+    if basic:
+        lines += ["", "basic keys:", *_entries(active, basic)]
+    for title, members in _sections(active, set(basic)).items():
+        lines += ["", f"{title}:", *_entries(active, members)]
+    for title, members in _sections(idle, set()).items() if with_idle else ():
+        lines += ["", f"{title}, not used by this program:", *_entries(idle, members)]
+    if idle and not with_idle:
+        note = f"--help_all also lists {len(idle)} keys of PaddleNLP and other toolkits that have no effect here."
+        lines += ["", note]
+    if idle:
+        lines += ["`pnx help KEY` explains one key, and docs/configuration.md has tables of all keys."]
     return "\n".join(lines) + "\n"
 
 
-def _entry(name: str, text: str) -> list[str]:
-    """Return the lines of a key: its name, and its text in a column of its own."""
-    start = f"  {name:<30} "
-    wrap = textwrap.TextWrapper(
-        _COLUMNS, initial_indent=start, subsequent_indent=" " * 33, break_on_hyphens=False, break_long_words=False
-    )
-    return wrap.wrap(text)
-
-
-def markdown_tables(table: OptionTable) -> str:
-    """Return all keys in groups, as Markdown tables."""
-    lines = []
-    for title, options in groups(table):
-        lines += [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
-        for option in options:
-            limits = option.limits.describe()
-            kind = type_words(option) + (f": {limits}" if limits else "")
-            aliases = _aliases(option, table)
-            also = f" (also `{'`, `'.join(aliases)}`)" if aliases else ""
-            meaning = (option.help + _remark(option, table)).replace("|", r"\|")
-            lines.append(f"| `{option.key}`{also} | {kind} | {show_default(option.default)} | {meaning} |")
-        lines.append("")
-    return "\n".join(lines)
-
-
-def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
-    """Return the groups of keys, as (title, options): sections, adapter methods, then PaddleNLP's keys."""
-    by_section: dict[str, list[Option]] = {}
-    for option in table.options.values():
-        if option.key not in table.toolkit:
-            by_section.setdefault(option.section, []).append(option)
-    compat = {title: by_section.pop(outcome, []) for outcome, title in _COMPAT_TITLES.items()}
-    return [(title, options) for title, options in {**by_section, **compat}.items() if options]
-
-
-def _aliases(option: Option, table: OptionTable) -> list[str]:
-    return [alias for alias in option.aliases if alias not in table.toolkit]
-
-
-def _has_effect(option: Option, table: OptionTable) -> bool:
-    """Return whether some value of a key changes what the program does."""
-    entry = table.compat.get(option.key)
-    return option.section not in _COMPAT_TITLES and (entry is None or entry.outcome != "no effect")
-
-
-def _remark(option: Option, table: OptionTable) -> str:
-    """Return how the compatibility table limits a section's key; "" if the key is fully supported."""
-    entry = table.compat.get(option.key)
-    if entry is None or entry.kind is not None:
+def key_details(entry: Mapping[str, Any]) -> str:
+    """Return type, limits and default of a key in one line."""
+    if "x-type" not in entry:
         return ""
-    if entry.outcome == "no effect" or entry.needs is not None:
-        reason = entry.reason if entry.needs is None else f"{entry.needs} is not available yet"
-        return f" (no effect: {reason})"
-    return f" (available: {', '.join(show_default(value) for value in entry.neutral)}; other values: {entry.reason})"
+    default = "required" if entry.get("x-required") else f"default {show_default(entry['default'])}"
+    return f"{entry['x-type']}; {default}"
+
+
+def wrapped(text: str, indent: int, first: str = "") -> list[str]:
+    """Return a text in lines of at most `WIDTH` characters; the first line begins with `first`."""
+    start = f"{first:<{indent}}" if len(first) < indent else f"{first}\n{' ' * indent}"
+    lines = textwrap.wrap(text, WIDTH - indent, break_long_words=False, break_on_hyphens=False) or [""]
+    return (start + f"\n{' ' * indent}".join(lines)).split("\n")
+
+
+def _sections(keys: Keys, left_out: set[str]) -> dict[str, list[str]]:
+    sections: dict[str, list[str]] = {}
+    for key, entry in keys.items():
+        if key not in left_out:
+            sections.setdefault(entry["x-section"], []).append(key)
+    return sections
+
+
+def _entries(keys: Keys, names: Iterable[str]) -> Iterator[str]:
+    for name in names:
+        entry = keys[name]
+        details = f" [{found}]" if (found := key_details(entry)) else ""
+        also = f", also --{', --'.join(entry['x-aliases'])}" if "x-aliases" in entry else ""
+        yield from (line.rstrip() for line in wrapped(f"{entry['description']}{also}{details}", _INDENT, f"  --{name}"))
 
 
 def show_default(default: Any) -> str:

@@ -12,25 +12,26 @@ from dataclasses import replace
 from os.path import expanduser
 from typing import Any
 
-from paddlenlp_ext.config.command_line import print_help, read_command_line
+from paddlenlp_ext.config.command_line import read_command_line
 from paddlenlp_ext.config.config_files import read_file
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
+from paddlenlp_ext.config.help_text import USAGE, file_keys, print_help
 from paddlenlp_ext.config.implied_keys import adjust, translate_toolkit_keys
+from paddlenlp_ext.config.key_schema import program_schema
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys
 from paddlenlp_ext.config.merge_settings import ParseState
+from paddlenlp_ext.config.programs import find_program
 from paddlenlp_ext.config.run_config import SECTIONS, RunConfig, method_options, switches_of
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.setting import SCHEMA_KEY, Setting
 from paddlenlp_ext.config.validation import check_run
-from paddlenlp_ext.config.validation.ptq import QUANTIZATION_KEYS, check_quantization
+from paddlenlp_ext.config.validation.ptq import check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
 from paddlenlp_ext.utils.json_reader import Location
-
-USAGE = "{} CONFIG.json [MORE.json ...] [--key value ...]   (--help lists the keys)"
 
 
 def load_run_config(
@@ -38,6 +39,7 @@ def load_run_config(
     peft_methods: Mapping[str, type],
     sections: Mapping[str, type] = SECTIONS,
     program: str = "run_finetune.py",
+    defaults: Mapping[str, Any] | None = None,
 ) -> RunConfig:
     """Parse JSON files and `--key value` settings.
 
@@ -46,6 +48,7 @@ def load_run_config(
         peft_methods: JSON key that selects an adapter method -> config class, for every method.
         sections: name -> class, for every section of the program, such as `SECTIONS` (config/run_config.py).
         program: name of the script, for the help text.
+        defaults: keys and values that files and arguments override.
 
     Raises:
         ConfigError: all problems, each with its location.
@@ -54,10 +57,11 @@ def load_run_config(
     known, usage = known_keys(peft_methods, sections), USAGE.format(program)
     line = read_command_line(argv, known)
     if line.wants_help:
-        print_help(known, usage, QUANTIZATION_KEYS if "ptq" in sections else None)
+        print_help(file_keys(program_schema(find_program(program), peft_methods)), usage, line.wants_all)
     if not argv:
         raise ConfigError([Problem("", f"no arguments; usage: {usage}", ArgumentLocation())])
     state = ParseState(known)
+    state.merge(_settings_of(defaults or {}, program))
     state.report.problems += line.problems
     state.report.invalid_keys.update(problem.key for problem in line.problems)
     return _parse(state, known, line.files, [line.settings])

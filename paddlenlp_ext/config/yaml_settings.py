@@ -16,6 +16,8 @@ from yaml.reader import ReaderError
 from paddlenlp_ext.config.setting import Setting
 from paddlenlp_ext.utils.json_reader import MAX_DIGITS, JsonError, Location
 
+MAX_DEPTH = 20
+"""Maximum depth of nested lists and objects."""
 _NULL = re.compile(r"null|Null|NULL|~|")
 _BOOL = re.compile(r"(true|True|TRUE)|false|False|FALSE")
 _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
@@ -63,12 +65,10 @@ def _compose(text: str) -> list[yaml.Node]:
     """Return the root nodes of the documents in a text.
 
     Raises:
-        JsonError: the text is not YAML, or has aliases.
+        JsonError: the text is not YAML, has aliases, or is nested deeper than `MAX_DEPTH`.
     """
     try:
-        for event in yaml.parse(text, Loader=yaml.BaseLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise JsonError("aliases (*name) are not accepted; write the value again", text, event.start_mark.index)
+        _check_events(text)
         return list(yaml.compose_all(text, Loader=yaml.BaseLoader))
     except ReaderError as error:
         message = f"the character U+{ord(text[error.position]):04X} is not accepted; remove it"
@@ -78,8 +78,17 @@ def _compose(text: str) -> list[yaml.Node]:
         problem = str(error.problem)
         hint = next((hint for words, hint in _SYNTAX_HINTS if words in problem), problem)
         raise JsonError(hint, text, mark.index if mark else 0) from None
-    except RecursionError:
-        raise JsonError("values are nested too deeply", text, 0) from None
+
+
+def _check_events(text: str) -> None:
+    """Check that a text has no aliases and no deep nesting, before PyYAML builds nodes from it."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.BaseLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent):
+            raise JsonError("aliases (*name) are not accepted; write the value again", text, event.start_mark.index)
+        if depth > MAX_DEPTH:
+            raise JsonError("lists and objects are nested too deeply", text, event.start_mark.index)
 
 
 def _key(node: yaml.Node, text: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -139,15 +138,3 @@ def test_quantization_config_notes_keys_without_effect():
     for note in ("desc_act has no effect: do_gptq is false", "learning_rate has no effect: nothing is trained"):
         assert note in notes
     assert "ptq_step has no effect" in notes
-
-
-def test_quantization_help_lists_only_keys_that_have_an_effect(capsys):
-    with pytest.raises(SystemExit):
-        load_run_config(["--help"], {}, QUANTIZATION_SECTIONS, "run_quantization.py")
-    text = capsys.readouterr().out
-    keys = re.findall(r"^  --(\w+)", text, re.MULTILINE)
-    words = ["--model_name_or_path", "m", "--output_dir", "o", "--do_ptq"]
-    for key in ("neftune", "lazy", "zero_padding"):
-        (note,) = load_run_config([*words, f"--{key}"], {}, QUANTIZATION_SECTIONS).notes
-        assert key not in keys and note.startswith(f"{key} has no effect: nothing is trained")
-    assert {"do_gptq", "group_size", "src_length", "output_dir", "device"} <= set(keys)

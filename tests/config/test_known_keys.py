@@ -93,9 +93,8 @@ def test_known_keys_include_all_that_paddlenlp_declares():
 
 def test_compat_keys_have_a_sentence_and_accept_their_neutral_values(tmp_path):
     """Expect no message for neutral values, one for any other, and none of an unknown key."""
-    entries = [
-        entry for entry in known().compat.values() if entry.kind is not None and entry.key not in known().toolkit
-    ]
+    table = known()
+    entries = [entry for entry in table.compat.values() if entry.kind is not None and entry.key not in table.toolkit]
     for place in range(max(len(entry.neutral) for entry in entries)):
         neutral = {entry.key: entry.neutral[min(place, len(entry.neutral) - 1)] for entry in entries}
         assert load(write(tmp_path, SMALLEST | neutral)).notes == []

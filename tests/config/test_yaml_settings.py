@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from paddlenlp_ext.config.config_files import read_text
+from paddlenlp_ext.config.yaml_settings import MAX_DEPTH
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 VALUES: dict[str, Any] = {
@@ -70,7 +71,7 @@ BROKEN = {
     "output_dir: @a": (1, 13, "quotes"),
     "lora_target_modules: [q, k": (1, 27, "ends inside"),
     "seed: \x07": (1, 7, "U+0007"),
-    "a: " + "[" * 20_000 + "]" * 20_000: (1, 1, "deeply"),
+    "a: " + "[" * 20_000: (1, 4 + MAX_DEPTH - 1, "deeply"),
 }
 
 

@@ -10,7 +10,7 @@ from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, safety, training
-from paddlenlp_ext.config.validation.rules import AdapterChoice
+from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 from paddlenlp_ext.utils.json_reader import Location
 
 SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
@@ -29,6 +29,13 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
         training.idle_rules,
     ):
         rules.apply(arguments, report)
+
+
+def keys_of_rules() -> list[tuple[str, ...]]:
+    """Return the keys of each rule, in every program."""
+    modules = (training, long_context, precision, safety, parallel, preference)
+    registries = (registry for module in modules for registry in vars(module).values() if isinstance(registry, Rules))
+    return [keys for registry in registries for keys in registry.keys]
 
 
 def check_trainer_config(config: RunConfig) -> None:

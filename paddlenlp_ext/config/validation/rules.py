@@ -45,6 +45,11 @@ class Rules:
 
         return register
 
+    @property
+    def keys(self) -> list[tuple[str, ...]]:
+        """Return the keys of each rule."""
+        return [keys for keys, _ in self._rules]
+
     def apply(self, arguments: Mapping[str, Any], report: Report) -> None:
         """Call the rules in order of registration; skip a rule if one of its keys is already invalid."""
         for keys, rule in self._rules:
