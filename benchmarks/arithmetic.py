@@ -2,7 +2,7 @@
 
 A product of [m, k] and [k, n] is 2 m n k operations. Elementwise work and recomputed
 products are not counted.
-T tokens, D hidden, I feed-forward, V vocabulary, N and K query and key-value heads, H head dimension, r rank.
+T tokens, D hidden, I feed-forward, V vocabulary, N query heads, K key-value heads, H head dimension, r rank.
 """
 
 from __future__ import annotations

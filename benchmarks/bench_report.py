@@ -25,7 +25,7 @@ def summarize(runs: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """Return one entry per program, this project's first: medians over rounds, and ratios to this project.
 
     `spread` is the largest minus the smallest rate, relative to the median. `speed` and `memory` are this project's
-    figure divided by the program's, None for this project itself.
+    figure divided by the program's; None for this project itself.
     """
     entries: list[dict[str, Any]] = []
     for label, lines in runs.items():

@@ -92,7 +92,7 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
 
 
 def micro_batches(layout: Layout) -> int:
-    """Return the number of micro-batches of one replica; the replicas divide the micro-batches of a step."""
+    """Return the number of micro-batches of one replica, which is a step's number divided by the replicas."""
     return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
 
 
@@ -142,7 +142,7 @@ def pair(predicted: float, counted: float, unit: float) -> str:
 
 
 def measured_tables() -> str:
-    """Compare formula and measurement, for the process that sends most and the one that needs most memory."""
+    """Compare formula and measurement, for the process that sends most bytes or needs most memory."""
     config, sent, held = DecoderConfig.from_dict(MODEL), [], []
     for name, processes, layout, keys in RUNS:
         print(name, flush=True)

@@ -46,7 +46,7 @@ YARDSTICK = f"one process, initial weights off by {MOVE:.0e}"
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of runs: its name, numbers of processes and replicas, and configuration keys."""
+    """Layout of runs: its name, process count, replica count, and configuration keys."""
 
     name: str
     processes: int

@@ -81,7 +81,7 @@ def arguments(config: str, folder: str) -> list[str]:
 
 
 def median_of(measure: Callable[[], float], repeats: int) -> float:
-    """Return the median of `repeats` measurements after a first one that is not counted."""
+    """Return the median of `repeats` measurements, after a first measurement that is not counted."""
     measure()
     return round(statistics.median(measure() for _ in range(repeats)), 3)
 

@@ -16,14 +16,14 @@ from typing import Any
 
 
 class Clock:
-    """Clock of phases, each of which starts at the end of the previous one."""
+    """Clock of phases; each phase starts at the end of the previous phase."""
 
     def __init__(self, started: float) -> None:
         self.phases: dict[str, dict[str, float]] = {}
         self._seen, self._seen_processor = started, 0.0
 
     def end(self, phase: str) -> None:
-        """End a phase: the time since the end of the previous one is added to `phase`."""
+        """End a phase: add the time since the end of the previous phase to `phase`."""
         now, processor = time.monotonic(), sum(os.times()[:2])
         seconds, processor_seconds = now - self._seen, processor - self._seen_processor
         self.phases[phase] = {"seconds": round(seconds, 3), "processor_seconds": round(processor_seconds, 3)}

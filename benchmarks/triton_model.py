@@ -198,7 +198,7 @@ def check(device: str) -> None:
 
 
 def _steps(training: Training, batches: torch.Tensor) -> tuple[list[float], list[torch.Tensor]]:
-    """Return the losses of all steps and the gradients of the first one."""
+    """Return the losses of all steps, and the gradients of the first step."""
     training.loss(batches[0]).backward()
     gradients = [each.grad.clone() for each in training.parameters()]
     for each in training.parameters():

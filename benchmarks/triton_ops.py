@@ -116,7 +116,7 @@ def program_of(case: Case, program: str) -> Op | None:
 
 
 def measure(case: Case, op: Op, copy_gb_per_s: float, matmul_tflops: float) -> dict[str, object]:
-    """Return times, memory and errors of an op, with its shares of a bandwidth or of the rate of a matmul."""
+    """Return times, memory and errors of an op, and its rates relative to a copy or to a matmul."""
     figures: dict[str, object] = {"errors": [float(f"{error:.2g}") for error in errors(op, case)]}
     trained = [x for x in case.inputs if x.requires_grad]
     gradients = [torch.randn_like(out) for out in as_list(op(*case.inputs))]

@@ -43,7 +43,7 @@ class AttentionLayout:
     """Document lengths of each row of a batch, the sliding window (None: no window), and the documents' parents.
 
     A position attends to itself and to the earlier positions of its document and of the parent document. A window
-    limits this to the last `window` positions, including the position itself.
+    limits attention to the last `window` positions, including the position itself.
     """
 
     document_lengths: tuple[tuple[int, ...], ...]

@@ -27,7 +27,7 @@ def linear_cross_entropy_reference(
 def with_soft_cap(
     logits_RV: paddle.Tensor, softcap: float | None, compute: Callable[[], tuple[paddle.Tensor, int]]
 ) -> tuple[paddle.Tensor, int]:
-    """Soft-cap the logits in place, run `compute`, then multiply the gradient stored there by the derivative.
+    """Soft-cap the logits in place, run `compute`, then multiply the gradient in `logits_RV` by the cap's derivative.
 
     d softcap tanh(x / softcap) / dx = 1 - tanh(x / softcap)^2
     """

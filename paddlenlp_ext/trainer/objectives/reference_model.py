@@ -65,7 +65,7 @@ def reference_logps(
     process_group: ProcessGroup,
     file: Path,
 ) -> np.ndarray:
-    """Return the log-probabilities of each row's answers, float32 [rows, 2], from `file`; compute the file if missing.
+    """Return the log-probabilities of each row's answers, float32 [rows, 2]; read `file`, or compute and write it.
 
     Args:
         rows: the dataset.
