@@ -134,6 +134,6 @@ def _config(shape: dict[str, Any], folder: Path, keys: dict[str, Any]) -> Any:
 
 
 def _status(name: str) -> int:
-    """Return the bytes of a line of /proc/self/status."""
+    """Return the value of the field `name` of /proc/self/status, in bytes."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))

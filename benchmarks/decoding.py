@@ -2,7 +2,7 @@
 
     python -m benchmarks.decoding [--models smollm2 0.5b --batches 1 8 --prompt 64 --new 64 --repeats 5 --threads 2]
 
-Each program runs in a separate process, one after the other, with random prompts and greedy decoding without an end
+The programs run one at a time, each in a separate process, with random prompts and greedy decoding without an end
 token. Formats: bf16; int8 (weight_only_int8, and Q8_0 in llama.cpp); nf4 (Q4_0 in llama.cpp). transformers runs in
 bf16. The peers are in separate environments: `make .venv-peers/installed-torch .venv-llama-cpp/installed`; the
 latter compiles llama.cpp for this processor (10 minutes). Models and GGUF files are written to build/decoding once.

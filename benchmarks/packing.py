@@ -63,7 +63,7 @@ def main() -> None:
 
 
 def print_line(name: str, lengths: np.ndarray, capacity: int) -> None:
-    """Measure every packing algorithm on the same stream of rows."""
+    """Print the share of used positions of each packing algorithm for the same rows, and the seconds of planning."""
     order = np.random.default_rng(0).permutation(len(lengths))
     stream = lengths[order]
     total = int(lengths.sum())

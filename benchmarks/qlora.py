@@ -118,7 +118,7 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
 
 
 def stepper(model: str, documents: int, length: int, options: QuantizationConfig | None) -> Callable[[], object]:
-    """Return a function that makes one training step of LoRA over a kind of base."""
+    """Return a function that makes one training step of LoRA on a base model with this quantization."""
     config = run_config(lora_keys(model, options))
     return training_step(
         build_model(ModelSource.from_config(config.model), config),
@@ -128,7 +128,7 @@ def stepper(model: str, documents: int, length: int, options: QuantizationConfig
 
 
 def lora_keys(model: str, options: QuantizationConfig | None) -> list[str]:
-    """Return the command line of LoRA of rank 8 over a kind of base."""
+    """Return the arguments that train LoRA of rank 8 on a base model with this quantization."""
     keys = ["--model_name_or_path", model, "--lora", "true", "--lora_rank", "8"]
     if options is not None:
         keys += ["--weight_quantize_algo", options.algo, "--weight_double_quant", str(options.double_quant).lower()]

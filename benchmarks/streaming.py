@@ -206,7 +206,7 @@ def check_resume(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
 
 def digest(stream: TokenStream, step: StepBatch) -> str:
-    """Return a hash of the rows of a step with their places in the files."""
+    """Return a hash of the tokens of a step's rows and of their positions in the files."""
     parts = hashlib.sha256()
     for row in step.row_indices:
         parts.update(f"{stream.source(row)}".encode() + stream[row].tokens.tobytes())

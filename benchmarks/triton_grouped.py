@@ -91,7 +91,7 @@ class Grouped:
         return out
 
     def in_torch(self) -> dict[str, Callable[[], torch.Tensor]]:
-        """Return the three products as loops of PyTorch's."""
+        """Return functions that compute the three products in PyTorch, group by group."""
         groups = [(g, a, b) for g, (a, b) in enumerate(pairwise(self.starts.tolist())) if a < b]
 
         def weight_gradient() -> torch.Tensor:
@@ -112,7 +112,7 @@ def check(device: str) -> None:
     for counts, inputs, outputs in CHECKED:
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # the interpreter truncates, a GPU rounds
+                continue  # Triton's interpreter truncates float32 to bfloat16, a GPU rounds
             op = Grouped(counts, inputs, outputs, dtype, device, (16, 16))
             for name, expected in op.in_torch().items():
                 want, got = expected().double(), getattr(op, name)().double()

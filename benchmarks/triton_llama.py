@@ -1,6 +1,6 @@
 """Llama of transformers with LoRA of PEFT, and this project's Triton kernels in place of its layers.
 
-Each group of `KERNELS` can be used without the others. Attention and the large matmuls stay PyTorch's. To use the
+Each group of `KERNELS` can be used alone. Attention and the large matmuls stay PyTorch's. To use the
 kernels, the class of a module is changed to a subclass in this file; transformers and PEFT are not patched.
 """
 
@@ -134,7 +134,7 @@ def in_training(model: Any, dtype: torch.dtype, kernels: Collection[str] = ()) -
     mean_loss = _chunked_loss if "loss" in kernels else _transformers_loss
 
     def loss(ids_BS: torch.Tensor) -> torch.Tensor:
-        # as transformers' Trainer with bf16 or fp16: the factors are float32, products are in half precision
+        # as in transformers' Trainer with bf16 or fp16: LoRA factors are float32, products are in half precision
         is_half = dtype != torch.float32
         with torch.autocast(device, dtype=dtype) if is_half else contextlib.nullcontext():
             return mean_loss(model, ids_BS)

@@ -114,7 +114,7 @@ def measured_apart(args: argparse.Namespace, program: str, kernels: Sequence[str
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Print a line of each program."""
+    """Print one line per program."""
     packages = [name for name in ("liger_kernel", "bitsandbytes") if importlib.util.find_spec(name)]
     losses: list[float] = []
     for program in args.programs:
@@ -130,7 +130,7 @@ def compare(args: argparse.Namespace) -> None:
 
 
 def measured_table(args: argparse.Namespace) -> str:
-    """Return the table of times, memory and differences of the losses by groups of kernels."""
+    """Return a table with a row per configuration of kernels: time, memory and largest difference of the losses."""
     rows: dict[str, list[object]] = {}
     losses: list[float] = []
     for name, kernels in configurations([*KERNELS]).items():

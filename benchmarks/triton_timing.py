@@ -26,7 +26,7 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def copy_bandwidth() -> float:
-    """Return the GB/s that a copy of 2 GB reads and writes."""
+    """Return the bandwidth of a copy of 2 GB in GB/s; reads and writes both count."""
     source = torch.empty(1 << 30, dtype=torch.bfloat16, device="cuda")
     target = torch.empty_like(source)
     return 2 * source.numel() * 2 / milliseconds(lambda: target.copy_(source)) / 1e6

@@ -42,7 +42,7 @@ adamw_tables = load_script(OPS / "adamw" / "launch_tables.py")
 
 
 class Tensors(Protocol):
-    """Creator of tensors on a device. Dtypes have Triton's names; "x16" is a half precision of the device."""
+    """Creator of tensors on a device. Dtypes have Triton's names; "x16" is the half-precision dtype of the device."""
 
     small: bool  # whether shapes are small and odd, for a check
 

@@ -40,7 +40,7 @@ def all_entries(methods: Mapping[str, type], shipped: Path = SHIPPED) -> list[En
 
     Args:
         methods: config class of every registered method by the JSON key that selects the method.
-        shipped: folder of `<name>_argument.json` files, of which method keys and learning rate are used.
+        shipped: folder of `<name>_argument.json` files; only their method keys and learning rates are used.
     """
     entries = {entry.name: entry for entry in _variants_of_lora()}
     others = {file for program in _OTHER_PROGRAMS for file in shipped.glob(f"{program}_*")}

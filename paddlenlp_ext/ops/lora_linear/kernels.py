@@ -192,7 +192,7 @@ def add_low_rank_kernel(
     column_stride,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-    RANK: tl.constexpr,  # terms of a sum read at a time
+    RANK: tl.constexpr,  # number of terms of a sum that are read at a time
 ):
     """Add the product s u F to a tile of y, in place."""
     n = tl.program_id(1) * ROWS + tl.arange(0, ROWS)

@@ -111,7 +111,7 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features if the input is multiplied by the factors, else nothing
     LoHaLinear: SavedActivations(lambda layer: layer.hada_w1_a.shape[1] ** 2 if layer.uses_factors() else 0),
-    # the sum of the input shards
+    # only the sum of the input shards, `rank` elements
     MiSSLinear: SavedActivations(lambda layer: layer.rank, saves_input=lambda layer: False),
     # only the input: the backward pass recomputes the weight update
     MiSSBatLinear: SavedActivations(lambda layer: 0),

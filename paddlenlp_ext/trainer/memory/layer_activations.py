@@ -20,8 +20,8 @@ class Numerics:
         hidden: bytes per element of the hidden states between layers, which the norms save.
         attention: bytes per element of queries, keys, values, attention output, and other outputs of linear layers.
         product: bytes per element of the inputs of matmuls and of the gate op (the matmul dtype).
-        cpp: whether the C++ library runs the ops. Its backward pass recomputes act(gate) * up
-            (ops/recompute_functions.py), and its frozen linear layers save no input.
+        cpp: whether the C++ library runs the ops. The library recomputes act(gate) * up in the
+            backward pass (ops/recompute_functions.py), and frozen linear layers save no input.
         on_gpu: whether a GPU runs the ops. On a GPU, norms, rotary embedding and gate consist of several ops, and each
             op saves its input.
         autocast: whether each matmul casts its input and saves the cast copy.
