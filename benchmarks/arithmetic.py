@@ -48,6 +48,6 @@ def step_operations(
         "linear input gradient": forward - unwanted,
         "linear weight gradient": 0.0 if rank else forward,
         "lora": 3 * through_rank - unwanted_rank,
-        "attention": 6 * products,  # 2 forward: scores, weighted values; 4 backward
+        "attention": 6 * products,  # 2 in the forward pass (scores and weighted values), 4 in the backward pass
         "head": head * (2 if rank else 3),
     }

@@ -2,8 +2,9 @@
 
     python -m benchmarks.bf16_weights [--steps 200 --max_length 128 --out checkpoints/benchmarks/bf16_weights]
 
-Every optimizer step is one pack of at most `--max_length` tokens of the built-in dataset `inflection`, the same in all
-runs. Peak memory is the largest resident size of the process. A run whose results are in the folder is not repeated.
+Every optimizer step trains on one pack of at most `--max_length` tokens of the built-in dataset `inflection`; the packs
+are the same in all runs. Peak memory is the largest resident size of the process. A run whose results are in the folder
+is not repeated.
 """
 
 from __future__ import annotations

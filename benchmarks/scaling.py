@@ -84,7 +84,7 @@ def draw(points: Points, file: Path) -> None:
                 panel.set_ylabel(title)
         axes[1][column].set_xlabel(SERIES[series][0])
     for row in axes:
-        row[0].set_ylim(bottom=0)  # shared by the row, so set after the last curve
+        row[0].set_ylim(bottom=0)  # The panels of a row share this limit, so it is set after the last curve.
     figure.savefig(file, dpi=130)
 
 

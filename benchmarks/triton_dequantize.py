@@ -41,7 +41,7 @@ def check(device: str) -> None:
         weight = PackedWeight.random(*shape, device, algo, block, group)
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # the interpreter truncates, a GPU rounds (tests/ops/quantized_linear/test_triton.py)
+                continue  # Triton's interpreter truncates float32 to bfloat16, a GPU rounds
             want = weight.dequantize_in_torch(dtype)
             torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
             x = torch.randn(2, shape[1], device=device).to(dtype)

@@ -70,7 +70,7 @@ class TorchTensors:
 
         self.torch, self.device, self.small = torch, device, small
         self.generator = torch.Generator(device).manual_seed(0)
-        half = torch.bfloat16 if device == "cuda" else torch.float16  # the interpreter truncates bfloat16
+        half = torch.bfloat16 if device == "cuda" else torch.float16  # Triton's interpreter truncates to bf16
         self.dtypes = {"x16": half, "fp32": torch.float32, "i64": torch.int64, "i32": torch.int32, "u8": torch.uint8}
 
     def random(self, *shape: int, dtype: str = "x16") -> Any:

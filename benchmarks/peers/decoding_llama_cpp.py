@@ -16,12 +16,12 @@ from benchmarks.measure import decoding_seconds, random_documents
 
 
 class Context:
-    """Context of a GGUF file for a number of sequences.
+    """llama.cpp context, which decodes several sequences with the model in a GGUF file.
 
     Args:
         file: the GGUF file.
         rows: number of sequences.
-        length: tokens of each, with those to be generated.
+        length: number of tokens of a sequence, including the tokens to be generated.
         threads: number of threads.
     """
 

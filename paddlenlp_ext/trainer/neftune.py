@@ -50,7 +50,7 @@ class EmbeddingNoise:
     def documents(
         self, document_lengths: Sequence[Sequence[int]], document_parents: DocumentParents | None = None
     ) -> Iterator[None]:
-        """Add noise in the forward passes inside the block; its scale depends on the documents of the batch."""
+        """Add noise in the forward passes inside the block; the noise scale depends on the lengths of the documents."""
         self._layout = AttentionLayout.from_documents(document_lengths, document_parents=document_parents)
         try:
             yield

@@ -260,7 +260,7 @@ def _check_types(default: Any, values: dict[str, Any]) -> None:
     """Check that values have the types of the attributes of `default`; an int is accepted for a float.
 
     Raises:
-        ValueError: a value has another type.
+        ValueError: the type of a value is wrong.
     """
     for name, value in values.items():
         expected = _OPTIONAL_TYPES.get(name, type(getattr(default, name)))
