@@ -6,6 +6,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,21 @@ def schema_file(program: str) -> Path:
 
 def read_keys(program: str) -> dict[str, dict[str, Any]]:
     """Return the keys of a program from its stored schema."""
-    return file_keys(json.loads(schema_file(program).read_text(encoding="utf-8")))
+    return file_keys(read_schema(program))
+
+
+@cache
+def read_schema(program: str) -> dict[str, Any]:
+    """Return the stored schema of a program."""
+    return json.loads(schema_file(program).read_text(encoding="utf-8"))
+
+
+def read_aliases(program: str) -> dict[str, str]:
+    """Return the other names of the keys of a program, with the names in other toolkits: name -> key."""
+    references = (
+        (alias, entry["$ref"]) for alias, entry in read_schema(program)["properties"].items() if "$ref" in entry
+    )
+    return {alias: reference.rpartition("/")[2] for alias, reference in references}
 
 
 def file_keys(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -79,7 +79,8 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             assert option.key not in options, f"two sections have the key {option.key}"
             options[option.key] = option
     method_keys: dict[str, list[str]] = {}
-    for switch, method in methods.items():
+    # A method comes before the methods that refine it, so that shared keys are in its group.
+    for switch, method in sorted(methods.items(), key=lambda item: len(switches_of(*item))):
         options[switch] = _switch_option(switch, method)
         for option in method_options(switch, method):
             earlier = options.get(option.key)
