@@ -47,14 +47,14 @@ class ExportGgufArguments(ModelArguments):
     )
 
 
-def export_arguments(argv: Sequence[str]) -> ExportGgufArguments:
-    """Parse the command line.
+def export_arguments(argv: Sequence[str], usage: str = _USAGE) -> ExportGgufArguments:
+    """Parse the command line; `usage` is the beginning of the help text.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
     """
     options = [entry for entry in options_of(ExportGgufArguments, "arguments") if entry.attribute not in _UNUSED]
-    values, _ = parse_arguments(argv, options, _USAGE)
+    values, _ = parse_arguments(argv, options, usage)
     return ExportGgufArguments(**values)
 
 

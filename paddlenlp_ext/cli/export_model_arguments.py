@@ -76,15 +76,15 @@ _COMPAT = (
 )
 
 
-def parse_arguments(argv: Sequence[str]) -> ExportArguments:
-    """Parse the command line.
+def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> ExportArguments:
+    """Parse the command line; `usage` is the beginning of the help text.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
         ValueError: `model_prefix` is not a file name, or a launcher started several processes.
     """
     require_single_process("the export")
-    values, notes = parse_command_line(argv, options_of(ExportArguments, "arguments"), USAGE, _COMPAT)
+    values, notes = parse_command_line(argv, options_of(ExportArguments, "arguments"), usage, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)
     return ExportArguments(**values)

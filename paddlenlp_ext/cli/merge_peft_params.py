@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, replace
 from typing import Literal, cast
 
 from paddlenlp_ext._runtime import require_paddle
+from paddlenlp_ext.cli.next_steps import next_steps
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
@@ -58,7 +59,11 @@ class MergeArguments(OptionGroup):
 
 
 def merge_arguments(
-    argv: Sequence[str], description: str | None, adapter_argument: str, output_aliases: Sequence[str] = ()
+    argv: Sequence[str],
+    description: str | None,
+    adapter_argument: str,
+    output_aliases: Sequence[str] = (),
+    usage: str | None = None,
 ) -> MergeArguments:
     """Parse the command line of a program that merges an adapter. Paddle is not imported.
 
@@ -67,6 +72,7 @@ def merge_arguments(
         description: description in the help text, up to its first colon.
         adapter_argument: name of the argument for the adapter folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
+        usage: first lines of the help text; None: the script's name and `description`.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
@@ -78,7 +84,7 @@ def merge_arguments(
     options["output_path"] = replace(options["output_path"], aliases=(*options["output_path"].aliases, *aliases))
     program = f"merge_{adapter_argument.removeprefix('--').removesuffix('_path')}_params.py"
     summary = (description or "").partition(":")[0]
-    usage = f"{program} {adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{summary}."
+    usage = usage or f"{program} {adapter_argument} ADAPTER --output_path MERGED [--key value ...]\n\n{summary}."
     values, notes = parse_arguments(argv, options.values(), usage, _COMPAT)
     for note in notes:
         get_logger().info("%s", note)
@@ -88,7 +94,9 @@ def merge_arguments(
 
 
 def run_merge(arguments: MergeArguments) -> str:
-    """Merge the adapter and compare logits, or copy the base if there is no adapter; return a one-line summary.
+    """Merge the adapter and compare logits, or copy the base if there is no adapter; return a summary.
+
+    The summary of a merge ends with the next commands.
 
     Args:
         arguments: result of `merge_arguments`.
@@ -121,5 +129,6 @@ def run_merge(arguments: MergeArguments) -> str:
     )
     return (
         f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "
-        f"changes logits by up to {report.effect:.3g}; merged and unmerged logits differ by {report.difference:.3g}."
+        f"changes logits by up to {report.effect:.3g}; merged and unmerged logits differ by {report.difference:.3g}.\n"
+        + next_steps(report.output, "model")
     )

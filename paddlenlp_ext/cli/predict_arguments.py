@@ -9,17 +9,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
-from paddlenlp_ext.generation.grammar import Grammar, json_schema_grammar, regex_grammar
 from paddlenlp_ext.inference.arguments import NO_VALUE, QUANT_TYPES, ModelArguments
 from paddlenlp_ext.utils.distributed_env import require_single_process
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.logging import get_logger
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.generation.grammar import Grammar
 
 USAGE = "predictor.py --model_name_or_path MODEL [--key value ...]\n\nAnswer a file of rows, or chat in the terminal."
 
@@ -118,6 +120,8 @@ class PredictorArguments(ModelArguments):
         Raises:
             ValueError: the file of the schema cannot be read, or llguidance is not installed.
         """
+        from paddlenlp_ext.generation.grammar import json_schema_grammar, regex_grammar  # imports NumPy
+
         if self.json_schema is not None:
             return json_schema_grammar(read_json_object(Path(self.json_schema).expanduser()))
         return None if self.regex is None else regex_grammar(self.regex)
@@ -171,15 +175,15 @@ COMPAT_ARGUMENTS = (
 )
 
 
-def parse_arguments(argv: Sequence[str]) -> PredictorArguments:
-    """Parse the command line.
+def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> PredictorArguments:
+    """Parse the command line; `usage` is the beginning of the help text.
 
     Raises:
         ConfigError: arguments are unknown (the message suggests the nearest one), have an invalid value, or request an
             unimplemented feature.
         ValueError: arguments contradict each other, or a launcher started several processes.
     """
-    values, notes = parse_command_line(argv, options_of(PredictorArguments, "arguments"), USAGE, COMPAT_ARGUMENTS)
+    values, notes = parse_command_line(argv, options_of(PredictorArguments, "arguments"), usage, COMPAT_ARGUMENTS)
     for note in notes:
         get_logger().info("%s", note)
     require_single_process("prediction")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from paddlenlp_ext.cli.dry_run import describe_run
+from paddlenlp_ext.cli.next_steps import next_steps
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.audit.audit_splits import TRAIN
@@ -22,7 +24,10 @@ from paddlenlp_ext.utils.logging import get_logger
 
 
 def run_finetune(
-    argv: Sequence[str], sections: Mapping[str, type] = SECTIONS, program: str = "run_finetune.py"
+    argv: Sequence[str],
+    sections: Mapping[str, type] = SECTIONS,
+    program: str = "run_finetune.py",
+    defaults: Mapping[str, Any] | None = None,
 ) -> None:
     """Run a training program: read the configuration from files and command line, and run it.
 
@@ -30,11 +35,12 @@ def run_finetune(
         argv: the command line without the program's name.
         sections: sections of the configuration: `SECTIONS`, `PREFERENCE_SECTIONS` or `REWARD_SECTIONS`.
         program: name of the program, for its help text.
+        defaults: keys and values that files and arguments override.
 
     Raises:
         ValueError: invalid configuration, model, data or output_dir.
     """
-    run_program(load_run_config(argv, peft_methods(), sections, program))
+    run_program(load_run_config(argv, peft_methods(), sections, program, defaults))
 
 
 def run_program(config: RunConfig) -> None:
@@ -48,7 +54,17 @@ def run_program(config: RunConfig) -> None:
     elif config.command.dry_run:
         _dry_run(config)
     else:
-        run_training(config)
+        result = run_training(config)
+        if config.train.do_train and is_main_rank():
+            print(next_steps(result.output_dir, _kind_of_result(config)))
+
+
+def _kind_of_result(config: RunConfig) -> str:
+    if config.reward is not None:
+        return "reward model"
+    if config.peft is None:
+        return "model"
+    return "adapter" if config.peft.mergeable else "unmergeable"
 
 
 def _preview_data(config: RunConfig) -> None:

@@ -85,12 +85,14 @@ def find_run(folder: str) -> RunFolder:
 def is_model_name(word: str) -> bool:
     """Return whether a word names a model rather than a folder: a built-in name, a .gguf file or a hub id.
 
-    A word is a folder's path if the folder that would contain it exists, as in `checkpoints/run1`.
+    A word is a folder's path if the folder that would contain it exists, or if it begins with `checkpoints`.
     """
     path = Path(word).expanduser()
     if word in BUILTIN_MODELS or path.suffix == ".gguf":
         return True
-    return not path.exists() and word.count("/") == 1 and not path.parent.is_dir() and "\\" not in word
+    if path.exists() or path.parent.is_dir() or path.parts[0] == CHECKPOINTS.name:
+        return False
+    return word.count("/") == 1 and "\\" not in word
 
 
 def newest_run() -> RunFolder:

@@ -11,13 +11,43 @@ from collections.abc import Callable, Sequence
 
 import paddlenlp_ext
 from paddlenlp_ext._runtime import configure_runtime
+from paddlenlp_ext.commands.launch import launch, take_nproc
 from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
+TRAINING = ("sft", "dpo", "reward")
+"""Commands that run in several processes with `--nproc N`."""
+
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
-    "Use a model": {},
+    "Train": {
+        "sft": ("fine-tune a model", "train:sft"),
+        "dpo": ("train a model on preferences", "train:dpo"),
+        "reward": ("train a reward model on preferences", "train:reward"),
+    },
+    "Before training": {
+        "init": ("ask for model and data, and write a configuration that fits", "init"),
+        "plan": ("print rows, steps, memory and warnings of a run: plan sft, dpo or reward", "train:plan"),
+        "data show": ("print rows as the model sees them", "train:data_show"),
+        "data audit": ("check all rows for mistakes", "train:data_audit"),
+    },
+    "Configurations": {
+        "configs": ("find the shipped configurations, and copy one", "configs"),
+        "help": ("explain a key, or find keys by words", "help"),
+        "schema": ("print the JSON schema of configurations for editors", "schema"),
+    },
+    "Use a model": {
+        "chat": ("chat in the terminal", "use_model:chat"),
+        "predict": ("answer a file of rows", "use_model:predict"),
+        "merge": ("merge an adapter into its base model", "use_model:merge"),
+        "export gguf": ("write a model for llama.cpp and Ollama", "use_model:export_gguf"),
+        "export static": ("write a static graph for paddle.inference", "use_model:export_static"),
+        "quantize": ("quantize a model for serving", "use_model:quantize"),
+        "eval": ("score a model on tasks", "use_model:evaluate"),
+        "serve": ("serve a model with OpenAI's API", "use_model:serve"),
+    },
     "Check": {
         "doctor": ("check this installation", "doctor"),
+        "completion": ("print a script for bash or zsh that completes commands", "completion"),
     },
 }
 """Heading -> name of a command -> one-line summary, and its module in this package.
@@ -37,7 +67,6 @@ def main(argv: Sequence[str] | None = None) -> None:
     Args:
         argv: the arguments after the program's name; None: the arguments of this process.
     """
-    configure_runtime()
     run_command(run, argv)
 
 
@@ -53,10 +82,16 @@ def run(argv: Sequence[str]) -> None:
         print(f"pnx {paddlenlp_ext.__version__}")
     else:
         name, arguments = split_command(argv)
-        if name in COMMANDS:
-            find_function(name)(arguments)
-        else:
-            print(help_text(f"{name} "))
+        if name not in COMMANDS:
+            return print(help_text(f"{name} "))
+        if name in TRAINING:
+            num_processes, arguments = take_nproc(arguments)
+            if num_processes > 1:
+                from paddlenlp_ext.config.device import has_gpu
+
+                launch(name, num_processes, arguments, has_gpu())
+        configure_runtime()  # not before a launch: processes that share the cores need fewer threads
+        find_function(name)(arguments)
 
 
 def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:

@@ -23,14 +23,14 @@ class DoctorArguments(OptionGroup):
     seconds: float = option(90.0, minimum=0, help="time in seconds after which no further check starts; 0: no limit")
 
 
-def parse_arguments(argv: Sequence[str]) -> DoctorArguments:
-    """Parse the command line.
+def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> DoctorArguments:
+    """Parse the command line; `usage` is the beginning of the help text.
 
     Raises:
         ConfigError: arguments are unknown or invalid; the message lists all problems.
         ValueError: an area is unknown.
     """
-    values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), USAGE)
+    values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), usage)
     arguments = DoctorArguments(**values)
     arguments = replace(arguments, areas=tuple(area.strip() for area in arguments.areas))
     for area in arguments.areas:

@@ -42,8 +42,8 @@ class EvaluationArguments(ModelArguments):
     seed: int = option(0, minimum=0, help="random seed of the bootstrap")
 
 
-def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[TaskOptions]]:
-    """Parse the command line and read the task files.
+def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> tuple[EvaluationArguments, list[TaskOptions]]:
+    """Parse the command line and read the task files; `usage` is the beginning of the help text.
 
     Raises:
         ConfigError: an argument or a key of a task file is unknown or invalid; the message lists all problems.
@@ -51,7 +51,7 @@ def parse_arguments(argv: Sequence[str]) -> tuple[EvaluationArguments, list[Task
     """
     require_single_process("evaluation")
     options = [*options_of(EvaluationArguments, "arguments"), *options_of(TaskOptions, "task")]
-    values, _ = parse_command_line(argv, options, USAGE)
+    values, _ = parse_command_line(argv, options, usage)
     own: dict[str, Any] = {
         entry.name: values.pop(entry.name) for entry in fields(EvaluationArguments) if entry.name in values
     }

@@ -124,14 +124,18 @@ class ServeArguments(ModelArguments):
             return False
 
 
-def parse_arguments(argv: Sequence[str]) -> ServeArguments:
+def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> ServeArguments:
     """Parse the command line; `--lora_path` takes one or more values and may be repeated.
+
+    Args:
+        argv: the command line without the program's name.
+        usage: first lines of the help text.
 
     Raises:
         ConfigError: unknown arguments, or values of the wrong type or out of range.
         ValueError: adapters, names or API key cannot be used, or a launcher started several processes.
     """
-    values, _ = parse_command_line(_join_adapters(argv), options_of(ServeArguments, "arguments"), USAGE)
+    values, _ = parse_command_line(_join_adapters(argv), options_of(ServeArguments, "arguments"), usage)
     require_single_process("a server")
     arguments = ServeArguments(**values)
     for name in (arguments.base_name, *arguments.adapters):

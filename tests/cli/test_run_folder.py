@@ -89,6 +89,6 @@ def test_newest_run_without_runs_is_an_error(tmp_path, monkeypatch):
 
 def test_is_model_name_of_paths_is_false(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Path("checkpoints").mkdir()
-    words = ["smollm2-135m-instruct", "Qwen/Qwen3-0.6B", "m.gguf", "checkpoints", "checkpoints/typo", "a\\b", "a"]
+    Path("runs").mkdir()
+    words = ["smollm2-135m-instruct", "Qwen/Qwen3-0.6B", "m.gguf", "runs", "runs/typo", "checkpoints/typo", "a\\b", "a"]
     assert [word for word in words if is_model_name(word)] == words[:3]

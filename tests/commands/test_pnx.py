@@ -21,11 +21,9 @@ def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize("arguments", [[], ["-h"], ["--help"]])
 def test_pnx_help_lists_each_command(arguments, capsys):
     pnx.run(arguments)
-    text = capsys.readouterr().out
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
     for name, (summary, _) in pnx.COMMANDS.items():
-        assert any(
-            line.split(name)[1].strip() == summary for line in text.splitlines() if line.startswith(f"  {name} ")
-        )
+        assert [line for line in lines if line.startswith(f"{name} ") and line.endswith(f" {summary}")]
 
 
 @pytest.mark.parametrize("command", pnx.COMMANDS)

@@ -12,8 +12,10 @@ As in llama.cpp, some tensors are stored in a format that differs from the reque
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 _BLOCK = 32
@@ -47,6 +49,8 @@ def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
         rows: float32 [rows, width].
         kind: name of the GGUF type.
     """
+    import numpy as np
+
     if kind == "F32":
         return np.zeros((1, 1), np.float32)
     if kind == "BF16":
