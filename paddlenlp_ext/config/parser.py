@@ -163,7 +163,7 @@ def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any
                 report.error(f"{switch} needs {needed}: true as well", switch, needed)
                 return None, None
     if len(chosen) > 1:
-        report.error(f"{' and '.join(chosen)} are both on, but an adapter has one method; keep one", *reversed(chosen))
+        report.error(f"several adapter methods are on: {', '.join(chosen)}; keep one", *reversed(chosen))
         return None, None
     _note_unused_method_keys(state, known, chosen)
     if not chosen:

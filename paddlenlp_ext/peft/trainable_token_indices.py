@@ -113,9 +113,12 @@ def tokens_of_model(
     tokens = tokens_by_table(value)
     for table, ids in tokens.items():
         require_in_vocabulary(ids, model, f"{_KEY}: {table.rpartition('.')[2]}")
+        same_weight = (table, *TABLES) if model.config.tie_word_embeddings else (table,)
         for names, key in ((replaced, "in modules_to_save"), (targets, "a target of the adapter")):
-            if table in names or (model.config.tie_word_embeddings and any(tied in names for tied in TABLES)):
-                raise ValueError(f"{_KEY}: {table} is also {key}; remove {table} from one of the two options")
+            found = next((each for each in same_weight if each in names), None)
+            if found is not None:
+                layer = table if found == table else f"{found}, which is tied to {table},"
+                raise ValueError(f"{_KEY}: {layer} is also {key}; remove the layer from one of the two options")
     if model.config.tie_word_embeddings and HEAD in tokens and tokens.pop(HEAD) != tokens.get(EMBEDDING):
         raise ValueError(
             f"{_KEY}: the base ties lm_head to embed_tokens, but different tokens are listed for them; list only the "

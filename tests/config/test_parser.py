@@ -188,7 +188,10 @@ def test_adapter_refinement_needs_the_method_it_refines(tmp_path):
 
 def test_adapter_switches_exclude_each_other(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"lora": True, "lokr": True}))
-    assert found.line == 7 and "lora and lokr are both on" in found.message
+    assert found.line == 7 and found.message == "several adapter methods are on: lora, lokr; keep one"
+    switches = {"lora": True, "lokr": True, "hra": True}
+    (found,) = problems(write(tmp_path, SMALLEST | switches), methods=METHODS | {"hra": FakeLoRAConfig})
+    assert found.line == 8 and found.message == "several adapter methods are on: lora, lokr, hra; keep one"
 
 
 def test_adapter_config_error_is_located_at_its_key(tmp_path):

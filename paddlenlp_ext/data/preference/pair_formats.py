@@ -192,9 +192,8 @@ def _shared_length(answers: dict[str, Any]) -> int:
     if first == second:
         message = "both answers are the same, so neither is preferred; remove the row"
         raise InvalidRowError(SAME_ANSWERS, message, (second_name,))
-    unit = "texts" if isinstance(first, str) else "messages"
     if not length:
-        problem = f"{first_name} and {second_name} begin with different {unit}"
+        problem = f"{first_name} and {second_name} have no common start"
         remedy = "start both with the prompt, or write prompt, chosen and rejected"
         raise InvalidRowError(MISSING_KEY, f"{problem}; {remedy}", (second_name,))
     for name, answer in answers.items():

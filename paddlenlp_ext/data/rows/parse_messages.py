@@ -164,14 +164,15 @@ def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], pa
 
 def _read_reasoning(item: dict[str, Any], from_parts: str | None, path: FieldPath) -> str | None:
     """Return the reasoning of an answer from its fields or from its content parts (`from_parts`)."""
-    found = from_parts
+    found, place = from_parts, "the content"
     for name in REASONING:
         if item.get(name) in NOTHING:
             continue
         text = read_text(item[name], (*path, name))
         if found not in (None, text):
-            raise InvalidRowError(NOT_SUPPORTED, f"{name} differs from the other reasoning; keep one", (*path, name))
-        found = text
+            message = f"{name} differs from the reasoning in {place}; keep one of the two"
+            raise InvalidRowError(NOT_SUPPORTED, message, (*path, name))
+        found, place = text, name
     return found
 
 

@@ -117,9 +117,11 @@ class SHiRALinear(LinearAdapter):
         self.full_size = (self.out_features, self.in_features)
         count, size = rank * sum(self.full_size), self.out_features * self.in_features
         if count > size:
+            largest = size // sum(self.full_size)  # 0 for a layer with a single input or output
             raise ValueError(
-                f"shira_rank={rank} selects {count} elements of {name}, whose weight has {size}; lower it to at most "
-                f"{size // sum(self.full_size)}, or leave this layer out of shira_target_modules"
+                f"shira_rank={rank} selects {count} elements of {name}, whose weight has {size}; "
+                + (f"lower shira_rank to at most {largest}, or " if largest else "")
+                + "leave this layer out of shira_target_modules"
             )
         flat = np.sort(generator_for(seed, f"{name}.shira_indices").choice(size, count, replace=False, shuffle=False))
         positions = np.stack(np.unravel_index(flat, self.full_size)).astype(np.int32)

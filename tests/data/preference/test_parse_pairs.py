@@ -264,6 +264,13 @@ def test_parse_preference_names_the_invalid_part(row, path, reason):
     assert "completion" not in named or "completion" in row, "the message is about a field that the row does not have"
 
 
+@pytest.mark.parametrize("chosen", ["", "good", [user("q")]], ids=["empty", "text", "messages"])
+def test_parse_preference_without_a_common_start_gives_the_remedy(chosen):
+    rejected = "bad" if isinstance(chosen, str) else [user("other"), bot("bad")]
+    with pytest.raises(InvalidRowError, match="chosen and rejected have no common start; start both with the prompt"):
+        parse_preference({"chosen": chosen, "rejected": rejected})
+
+
 def test_unknown_preference_fields_are_named_once():
     row = {
         "prompt": [user("q") | {"mood": "calm"}],

@@ -132,7 +132,11 @@ REFUSED = {
     "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only assistant messages may have it"),
     "two thoughts": (
         {"messages": [USER, ANSWER | {"reasoning_content": "a", "thinking": "b"}]},
-        "thinking differs from the other reasoning; keep one",
+        "thinking differs from the reasoning in reasoning_content; keep one of the two",
+    ),
+    "thoughts in the content and in a field": (
+        {"messages": [USER, parts("assistant", "a", kind="reasoning", thinking="b")]},
+        "thinking differs from the reasoning in the content; keep one of the two",
     ),
     "reasoning of an alpaca row": ({"instruction": "q", "output": "a", "reasoning": "b"}, "write the row as messages"),
     "two choices of thinking": (

@@ -135,7 +135,12 @@ def test_lora_head_dropout_changes_the_training_loss_only():
         (
             "llama",
             LoRAConfig(**ROWS, modules_to_save=["embed_tokens"], trainable_token_indices=[3]),
-            "embed_tokens is also in modules_to_save; remove model.embed_tokens from one of the two",
+            "embed_tokens is also in modules_to_save; remove the layer from one of the two",
+        ),
+        (
+            "qwen2",
+            LoRAConfig(**ROWS, modules_to_save=["lm_head"], trainable_token_indices=[3]),
+            "lm_head, which is tied to model.embed_tokens, is also in modules_to_save",
         ),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices=[61]), "embed_tokens: 61 is not below .* vocab_size 61"),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "the rows of 'norm' are not tokens"),

@@ -93,7 +93,7 @@ def test_prefix_prompt_json_defaults_equal_config_class(keys: dict[str, Any], ex
         ({"prefix_tuning": True, "prefix_init": "zero"}, "prefix_init"),
         ({"prompt_tuning": True, "prompt_tuning_init": "text"}, "to 'text' and pass a text"),
         ({"adapter": True, "adapter_where": "head"}, "adapter_where"),
-        ({"adapter": True, "prefix_tuning": True}, "adapter and prefix_tuning are both on"),
+        ({"adapter": True, "prefix_tuning": True}, "several adapter methods are on: adapter, prefix_tuning"),
     ],
 )
 def test_prefix_prompt_wrong_json_values_are_reported(keys: dict[str, Any], message: str, tmp_path: Path):

@@ -64,6 +64,11 @@ def test_shira_more_values_than_elements_raises():
         new_layer(rank=5)
 
 
+def test_shira_layer_too_small_for_rank_1_raises():
+    with pytest.raises(ValueError, match=r"selects 13 elements of x, whose weight has 12; leave this layer out of"):
+        SHiRAConfig(rank=1).wrap("x", Linear(12, 1), 0)
+
+
 def test_shira_positions_as_float32_are_read(tmp_path: Path):
     model = saved(tmp_path)
     change_tensors(tmp_path, lambda name, value: value.astype(np.float32))
