@@ -60,7 +60,7 @@ def translate_toolkit_keys(state: ParseState) -> None:
 
 
 def _set_counterpart(state: ParseState, key: str, here: str, value: Any) -> bool:
-    """Set the key `here` because of `key`; report a problem and return False if `here` has another value."""
+    """Set the key `here` because of `key`; report a problem and return False if `here` has a different value."""
     earlier = state.settings.get(here)
     if here in state.report.invalid_keys:
         return False

@@ -64,7 +64,8 @@ def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarr
 class MixedDataset:
     """Concatenation of several datasets, which `epoch_rows` interleaves by weight.
 
-    An epoch ends when every row of every dataset has been read at least once.
+    The number of rows in an epoch is the largest quotient of a dataset's row count and weight, rounded up. Passes over
+    a dataset continue across epochs, so an epoch may not contain every row.
 
     Args:
         parts: the datasets.
@@ -108,7 +109,8 @@ class MixedDataset:
     def epoch_rows(self, epoch: int, seed: int) -> np.ndarray:
         """Return the row indices of an epoch in reading order, int64 [rows_per_epoch].
 
-        A row is read again only after all other rows of its dataset were read; this holds across epochs.
+        A pass reads each row of a dataset once, in a new order. A pass that an epoch interrupts continues in the next
+        epoch.
         """
         sources, numbers = schedule(self.weights, epoch * self.rows_per_epoch, self.rows_per_epoch)
         rows = np.empty(self.rows_per_epoch, dtype=np.int64)

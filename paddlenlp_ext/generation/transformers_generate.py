@@ -182,7 +182,11 @@ def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dic
 
 
 def _joined(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join options; later levels override earlier levels. Either length limit also overrides the other limit."""
+    """Join options; later levels override earlier levels.
+
+    `max_length` or `max_new_tokens` in a level overrides both in earlier levels. Within a level, `max_new_tokens` takes
+    precedence.
+    """
     options: dict[str, Any] = {}
     for level in levels:
         for one, other in (("max_length", "max_new_tokens"), ("max_new_tokens", "max_length")):

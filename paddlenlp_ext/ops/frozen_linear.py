@@ -41,7 +41,8 @@ class FrozenDense:
     def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
         """Return (dL/dy) W [..., in] for a gradient dL/dy [..., out], without autograd, on any device.
 
-        On the CPU the result is float32, and dL/dy is bfloat16 if the forward pass rounded x to bfloat16.
+        On the CPU, the result is float32. Pass dL/dy in bfloat16 if the forward pass rounded x to bfloat16, and
+        otherwise in float32.
         """
         return linear_input_gradient_op.choose(gradient)(gradient, self.weight)
 

@@ -196,7 +196,7 @@ def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
 
 
 def _replica_ranks(groups: Any) -> list[list[int]]:
-    """Return, for each pipeline stage and tensor rank, the global ranks of all replicas; data is the outer axis."""
+    """Return, for each pipeline stage and tensor rank, the ranks of all replicas; a sharding group is contiguous."""
     return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
 
 

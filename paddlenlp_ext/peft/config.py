@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Fields of adapter_config.json that describe how the adapter was trained and do not affect its results.
+# Fields of adapter_config.json that a method need not read: other code reads them, or they do not affect results.
 _INFORMATIVE = frozenset(
     {
         "auto_mapping",

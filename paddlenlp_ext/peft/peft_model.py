@@ -279,7 +279,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
 
     @classmethod
     def from_factors(cls, model: TrainableModel, factors: Mapping[str, Factors]) -> PeftModel:
-        """Add a plain LoRA with scale 1 and the given factors; the result is trainable, and in evaluation mode."""
+        """Add a plain LoRA with scale 1 and the given factors, which are trainable; the model is in evaluation mode."""
         adapted = PeftModel(model, adapter_from_factors(model, factors))
         adapted.eval()
         return adapted

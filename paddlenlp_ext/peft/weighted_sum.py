@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.weighted_adapters import combined_factors
 def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
     """Add the weighted sum of several stored adapters to their base model, as a plain LoRA.
 
-    The result is in evaluation mode; its parameters are trainable.
+    The result is in evaluation mode; the parameters of the LoRA are trainable.
 
     Args:
         model: base model without an adapter.

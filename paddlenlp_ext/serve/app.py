@@ -86,7 +86,7 @@ class Service:
         return await self._answer(request, RequestReader.read_chat)
 
     async def completions(self, request: Request) -> Response:
-        """Complete strings or token ids."""
+        """Continue the prompts of a request, which are strings or lists of token ids."""
         return await self._answer(request, RequestReader.read_completion)
 
     async def _answer(self, request: Request, read: Read) -> Response:

@@ -117,7 +117,7 @@ def parse_chat(body: bytes) -> ChatRequest:
         raise invalid("top_logprobs", "has no effect without logprobs; set logprobs to true")
     limits = [fields.integer(name, 1, 2**31) for name in ("max_tokens", "max_completion_tokens")]
     if None not in limits and limits[0] != limits[1]:
-        raise invalid("max_tokens", "max_completion_tokens has another value; send one of the two")
+        raise invalid("max_tokens", "max_completion_tokens has a different value; send one of the two")
     max_tokens = limits[0] if limits[1] is None else limits[1]
     conversation, choice = _conversation(fields), fields.get("tool_choice")
     is_parallel = fields.flag("parallel_tool_calls", default=True) and not isinstance(choice, dict)

@@ -82,7 +82,7 @@ class ToolCallParser(ABC):
 
     @abstractmethod
     def _calls_start(self) -> int:
-        """Return the index of the first call, or of text that may become a call."""
+        """Return the index of the first call or of text that may become a call; otherwise the length of the text."""
 
     @abstractmethod
     def _read(self, held: str) -> tuple[str, list[Any]]:

@@ -93,7 +93,7 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
         )
     if not changes or peft.path is not None:
         return config
-    logger.info("the adapter also trains the rows of the new tokens (trainable_token_indices)")
+    logger.info("the adapter also trains the rows of the new tokens")
     return dataclasses.replace(config, peft=peft.replace(**changes))
 
 

@@ -119,8 +119,8 @@ def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[s
 def recognize_rule(tokenizer: Tokenizer, ignores_merges: bool) -> WordRule | None:
     """Return the rule that corresponds to the pre-tokenizer of a byte-level BPE tokenizer; None if the rule is unknown.
 
-    A rule that splits `PROBE` into the same words as the tokenizer takes precedence over a rule that only results in
-    the same tokens.
+    First choice: a rule that splits `PROBE` into the tokenizer's words. Second choice: a rule that only gives the
+    tokenizer's tokens.
 
     Args:
         tokenizer: the tokenizer; NFC is the only normalizer allowed.

@@ -1,4 +1,4 @@
-"""Section of evaluation by generating answers: sampling options and metrics."""
+"""Section of the evaluation that generates answers: sampling options and metrics."""
 
 from __future__ import annotations
 

@@ -58,8 +58,8 @@ class ModelConfig(OptionGroup):
     use_flash_attention: bool = option(
         False,
         aliases=("flash_attention",),
-        help="use FlashMask on GPUs, or Triton kernels for what FlashMask does not support (docs/gpu.md); "
-        "false: blockwise attention in plain Paddle",
+        help="on a GPU, use FlashMask, or Triton kernels for what FlashMask does not support (docs/gpu.md), instead of "
+        "blockwise attention in plain Paddle; no effect on the CPU",
     )
     flash_mask: bool = option(
         False,

@@ -5,8 +5,8 @@
                                                   rows of a window are shuffled and packed together
 
 A window holds `shuffle_buffer_size` rows, or fewer if the rows are long. The data files and the cursor at the start of
-a window determine its rows. Checkpoints save the cursor, so a resumed run reads the same windows. An epoch ends when
-every source has been read to its end at least once.
+a window determine its rows. Checkpoints save the cursor, so a resumed run reads the same windows. Epoch n,
+counted from 1, ends when every source has been read to its end at least n times.
 """
 
 from __future__ import annotations

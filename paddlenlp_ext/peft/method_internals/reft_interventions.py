@@ -75,7 +75,7 @@ def reflect(reflectors_Dr: paddle.Tensor, x_Dk: paddle.Tensor) -> paddle.Tensor:
 
 
 def random_orthonormal(values: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis of the column space of `values` [D, r], with signs suitable for `reflectors_of`."""
+    """Return an orthonormal basis of the column space of `values` [D, r], with the signs that `reflectors_of` needs."""
     rest = np.linalg.qr(values.astype(np.float64))[0]
     start = rest.copy()
     for index in range(values.shape[1]):
@@ -90,7 +90,8 @@ def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
     """Return A with H(A)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
 
     Args:
-        orthonormal: [D, r] from `random_orthonormal`; with other signs, a reflection may not exist.
+        orthonormal: [D, r] from `random_orthonormal`, which chooses the sign of each column. With the opposite sign,
+            a column may already equal its unit vector, and the reflection would be undefined.
     """
     rest = orthonormal.astype(np.float64)
     vectors = [_reflect_away(rest, index) for index in range(rest.shape[1])]

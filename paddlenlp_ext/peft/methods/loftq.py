@@ -72,7 +72,7 @@ class LoftQConfig(InitBeforeQuantizationConfig):
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return True for one iteration; with more iterations, earlier factors are subtracted from the weight."""
+        """Return whether `iters` is 1. With more iterations, the stored update is relative to the original weights."""
         return self.iters == 1
 
     def find_initial_factors(
