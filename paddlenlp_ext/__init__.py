@@ -12,7 +12,7 @@ A package imports only from lower layers; packages in the same layer do not impo
     L4  models, peft                               model families; adapter methods
     L3  quantization                               4-bit and 8-bit weights
     L2  nn, data, checkpoint, generation,          layers; datasets and batches; model files; decoding;
-        preference                                 preference losses
+        preference, report                         preference losses; report of a run
     L1  ops, config, sharding_spec                 kernels; configuration; sharding styles
     L0  _runtime, utils, paddle_compat             process settings; files, logging; private interfaces of Paddle
 """
@@ -63,7 +63,7 @@ __version__ = package_version()
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_runtime", "utils", "paddle_compat"),
     ("ops", "config", "sharding_spec"),
-    ("nn", "data", "checkpoint", "generation", "preference"),
+    ("nn", "data", "checkpoint", "generation", "preference", "report"),
     ("quantization",),
     ("models", "peft"),
     ("parallel", "static_graph"),

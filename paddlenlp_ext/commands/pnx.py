@@ -35,6 +35,10 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "help": ("explain a key, or find keys by words", "help"),
         "schema": ("print the JSON schema of configurations for editors", "schema"),
     },
+    "Look at runs": {
+        "report": ("write the page of a run, and print its verdict", "report"),
+        "compare": ("compare runs: results, curves, and what differs", "report:compare"),
+    },
     "Use a model": {
         "chat": ("chat in the terminal", "use_model:chat"),
         "predict": ("answer a file of rows", "use_model:predict"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
-from importlib import metadata
-from pathlib import Path
 
 import paddle
 
@@ -13,40 +10,22 @@ from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.ops.attention import flashmask
 from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.utils.environment import describe_system, processor_name
 
-_PACKAGES = ("paddlenlp-ext", "paddlepaddle", "paddlepaddle-gpu", "triton", "numpy", "safetensors", "transformers")
 _VARIABLES = ("FLAGS_", "PADDLENLP_EXT_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "MKL_", "OMP_NUM_THREADS")
-_CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_environment() -> list[tuple[str, str]]:
     """Return the name and value of each setting, in the order of the report."""
     return [
-        (
-            "system",
-            f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}",
-        ),
-        *((name, found) for name in _PACKAGES if (found := _version(name)) is not None),
+        *describe_system(),
         ("CUDA of Paddle", str(paddle.version.cuda())),
-        ("processor", f"{_processor()}, {threads_per_process()} cores for one process"),
+        ("processor", f"{processor_name()}, {threads_per_process()} cores for one process"),
         ("C++ library", library.unavailable_reason() or "available"),
         ("bfloat16 products on the CPU", bf16.unavailable_reason() or "available"),
         *_describe_gpus(),
         *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),
     ]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def _processor() -> str:
-    lines = _CPUINFO.read_text(encoding="utf-8").splitlines() if _CPUINFO.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or "unknown"
 
 
 def _describe_gpus() -> list[tuple[str, str]]:

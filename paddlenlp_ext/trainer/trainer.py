@@ -19,6 +19,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
+from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.callbacks.report_to import build_reports
 from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerControl, TransformersCallbackAdapter
 from paddlenlp_ext.trainer.checkpoints.async_save import CheckpointSaver
@@ -164,6 +165,9 @@ class Trainer:
             try:
                 self._run(order, step, signals)
                 self.saver.wait()
+            except BaseException as error:
+                self.callbacks.call("on_error", self.state, error)
+                raise
             finally:
                 self.saver.close()
                 self.callbacks.call("on_train_end", self.state)
@@ -173,6 +177,7 @@ class Trainer:
         results = train_results(self.state, self.model)
         if self.process_group.is_main:
             save_results(self.output_dir, "train", results)
+            refresh_report(self.output_dir)
         logger.info("trained: %s", describe_results(results))
         return results
 
@@ -193,6 +198,7 @@ class Trainer:
         metrics = compute()
         if self.process_group.is_main:
             save_results(self.output_dir, split, metrics)
+            refresh_report(self.output_dir)
         logger.info("%s: %s", "tested" if split == TEST else "evaluated", describe_metrics(metrics))
         return metrics
 
@@ -262,7 +268,7 @@ class Trainer:
         self.objective.begin()
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
-        reports = build_reports(train, self.output_dir) if self.process_group.is_main else []
+        reports = build_reports(config, self.output_dir, rows) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._added_callbacks])
         self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)
         self.saver = CheckpointSaver(
@@ -300,6 +306,7 @@ class Trainer:
             state.move_to(step_batch)
             if report is None:
                 state.skip()
+                self.callbacks.call("on_skip", state)
             else:
                 state.add(report)
                 self.callbacks.call("on_step_end", state, report)

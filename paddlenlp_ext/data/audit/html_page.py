@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 from typing import Any
 
 from rich.text import Text
@@ -12,8 +11,8 @@ from rich.text import Text
 from paddlenlp_ext.data.audit.findings import HIT, SEVERITIES, Finding
 from paddlenlp_ext.data.audit.report import PERCENTILES, AuditReport, SplitReport
 from paddlenlp_ext.data.preview import CONTEXT_STYLE, TARGET_STYLES, style_row
+from paddlenlp_ext.utils.page_style import page_style
 
-_STYLE = Path(__file__).with_suffix(".css")
 _COLORS = {"error": "--error", "warning": "--warning", "note": "--note"}
 _MAX_TEXT = 4000
 _MAX_LANGUAGES = 7
@@ -28,7 +27,6 @@ def render_page(report: AuditReport, tokenizer: Any) -> str:
         tokenizer: tokenizer that decodes the example rows on the page.
     """
     title = f"Data audit: {escape(report.title)}"
-    style = _STYLE.read_text(encoding="utf-8")
     body = [
         f"<h1>{title}</h1>",
         f'<div class="dim">{report.num_rows:,} rows and {report.num_tokens:,} tokens in {report.seconds:.1f} s '
@@ -40,7 +38,7 @@ def render_page(report: AuditReport, tokenizer: Any) -> str:
         body += _split(split, report.max_length, tokenizer)
     return (
         f'<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>\n{style}</style></head>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>\n{page_style()}</style></head>\n'
         f"<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
     )
 
@@ -109,22 +107,26 @@ def _length_histogram(split: SplitReport, max_length: int) -> str:
         labels.append((x / _WIDTH, f"max_length {max_length:,}"))
     over = [index * width >= max_length for index in range(len(bins))]
     lengths = ", ".join(f"{name} {split.percentile(share):,}" for name, share in PERCENTILES.items())
-    return f'{_bars(bins, over, labels, line)}<div class="dim">before truncation: {lengths}</div>'
+    histogram = _bars("Histogram of the lengths of examples", bins, over, labels, line)
+    return f'{histogram}<div class="dim">before truncation: {lengths}</div>'
 
 
 def _share_histogram(split: SplitReport) -> str:
     bins = split.rows.target_shares.tolist()
     labels = [(0.0, "0 %"), (0.5, "50 %"), (1.0, "100 %")]
     text = f'<div class="dim">{split.target_share:.1%} of all tokens are target tokens</div>'
-    return _bars(bins, [False] * len(bins), labels) + text
+    return _bars("Histogram of the shares of target tokens", bins, [False] * len(bins), labels) + text
 
 
-def _bars(bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[float, str]], extra: str = "") -> str:
+def _bars(
+    title: str, bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[float, str]], extra: str = ""
+) -> str:
     """Return a histogram as SVG.
 
     Args:
+        title: description for readers who cannot see the histogram.
         bins: count of each bin.
-        is_over: whether each bin is above the limit and is drawn in another color.
+        is_over: whether each bin is above the limit and therefore drawn in another color.
         labels: position, as a fraction of the width, and text of each label of the horizontal axis.
         extra: further SVG elements.
     """
@@ -141,7 +143,7 @@ def _bars(bins: Sequence[int], is_over: Sequence[bool], labels: Sequence[tuple[f
     for place, text in labels:
         anchor = "start" if place < 0.15 else "end" if place > 0.85 else "middle"
         drawn.append(f'<text x="{place * _WIDTH:.1f}" y="{_HEIGHT - 6}" text-anchor="{anchor}">{text}</text>')
-    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img">{"".join(drawn)}{extra}</svg>'
+    return f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{title}">{"".join(drawn)}{extra}</svg>'
 
 
 def _languages(split: SplitReport) -> str:
@@ -191,7 +193,7 @@ def _samples(split: SplitReport, tokenizer: Any) -> list[str]:
     for example in split.rows.samples:
         title = f"{example.location}: {len(example.tokens):,} tokens, {int(example.loss_mask.sum()):,} target tokens"
         text = _colored(style_row(example, tokenizer))
-        shown.append(f'<div class="card" style="margin-bottom: 10px"><h3>{escape(title)}</h3><pre>{text}</pre></div>')
+        shown.append(f'<div class="card sample"><h3>{escape(title)}</h3><pre tabindex="0">{text}</pre></div>')
     return [legend, *shown]
 
 

@@ -26,6 +26,9 @@ class Callback:
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
         """Handle the end of an optimizer step."""
 
+    def on_skip(self, state: TrainerState) -> None:
+        """Handle a skipped step: its data are skipped, its gradients overflow, or its loss is not finite."""
+
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         """Handle a new entry of `state.log_history`, from training or evaluation."""
 
@@ -40,6 +43,9 @@ class Callback:
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
         """Handle a complete checkpoint in `folder`. With `use_async_save`, `state` may be from a later step."""
+
+    def on_error(self, state: TrainerState, error: BaseException) -> None:
+        """Handle an error or a stop that ends training; `on_train_end` is called next."""
 
     def on_train_end(self, state: TrainerState) -> None:
         """Handle the end of training, including an end by an error or a signal."""

@@ -7,11 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.callbacks.history_file import HistoryFile
 from paddlenlp_ext.trainer.callbacks.loss_plot import LossPlot
 from paddlenlp_ext.trainer.callbacks.metrics_files import MetricsFile
 from paddlenlp_ext.trainer.callbacks.progress import build_progress
+from paddlenlp_ext.trainer.callbacks.report_page import ReportPage
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 
 
@@ -44,20 +46,23 @@ class VisualDLLog(Callback):
 _REPORTERS: dict[str, Callable[[Path], Callback]] = {"visualdl": VisualDLLog}
 
 
-def build_reports(train: TrainConfig, output_dir: Path) -> list[Callback]:
-    """Return the default callbacks of a run: metrics file, progress, loss plot, and the callbacks of `report_to`.
+def build_reports(config: RunConfig, output_dir: Path, rows: Any) -> list[Callback]:
+    """Return the default callbacks of a run: history, metrics, progress, loss plot, `report_to`, and report page.
 
     Args:
-        train: `config.train`.
+        config: the run's configuration.
         output_dir: existing folder of the run.
+        rows: training rows, whose statistics the report shows.
 
     Raises:
         ValueError: `report_to` requires a package that is not installed.
     """
-    names = [name for name in train.report_to if name != "none"]
+    names = [name for name in config.train.report_to if name != "none"]
     return [
+        HistoryFile(output_dir, config, rows),
         MetricsFile(output_dir),
-        build_progress(train.disable_tqdm),
+        build_progress(config.train.disable_tqdm),
         LossPlot(output_dir),
         *(_REPORTERS[name](output_dir) for name in names),
+        ReportPage(output_dir),
     ]

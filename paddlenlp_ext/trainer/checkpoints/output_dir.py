@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.report.run_folder import HISTORY_FILE, PAGE_FILE
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.files import check_writable, restore_replaced, write_json
 from paddlenlp_ext.utils.locks import run_lock
@@ -22,6 +23,8 @@ _RUN_FILES = (
     STATE_FILE,
     "run_config.json",
     "metrics.jsonl",
+    HISTORY_FILE,
+    PAGE_FILE,
     BAD_STEPS_FILE,
     "train_results.json",
     "eval_results.json",

@@ -37,7 +37,7 @@ class TrainingStopped(SystemExit):
 
     def __init__(self, reason: int, message: str) -> None:
         super().__init__(TIME_LIMIT_EXIT_CODE if reason == TIME_LIMIT else 128 + reason)
-        self.message = message
+        self.reason, self.message = reason, message
 
     def __str__(self) -> str:
         return self.message

@@ -47,8 +47,8 @@ def test_check_output_dir_with_a_run_names_both_remedies(tmp_path):
     again = make_trainer(tmp_path, overwrite_output_dir=True, max_steps=2)
     again.train()
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "all_results.json", "checkpoint-plans", "metrics.jsonl", "notes.txt", "run_config.json",
-        "train_results.json", "trainer_state.json",
+        "all_results.json", "checkpoint-plans", "history.jsonl", "metrics.jsonl", "notes.txt", "report.html",
+        "run_config.json", "train_results.json", "trainer_state.json",
     ]  # fmt: skip
     assert [entry["step"] for entry in again.state.log_history] == [1, 2]
 

@@ -1,0 +1,95 @@
+"""Collect the facts of a run that its history and its report show: changed keys, environment, command and data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext._runtime import threads_per_process
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.dataclass_options import Option, options_of
+from paddlenlp_ext.config.run_config import method_options
+from paddlenlp_ext.trainer.lr_scheduler import num_warmup_steps
+from paddlenlp_ext.utils.environment import describe_system, processor_name
+from paddlenlp_ext.utils.secrets import command_without_secrets, without_secrets
+
+_NUM_BINS = 40
+_COUNTS = ("num_read", "num_truncated", "num_dropped", "num_tokens", "num_target_tokens", "num_lost_target_tokens")
+
+
+def describe_run_start(config: RunConfig, rows: Any, total_steps: int, command: Sequence[str]) -> dict[str, Any]:
+    """Return the facts of a run at its start as JSON values without secrets.
+
+    Args:
+        config: the run's configuration.
+        rows: training rows; a stream has no statistics.
+        total_steps: number of optimizer steps.
+        command: words of the command that started the process.
+    """
+    kind = "reward" if config.reward is not None else "dpo" if config.preference is not None else "sft"
+    return {
+        "kind": kind,
+        "total_steps": total_steps,
+        "warmup_steps": num_warmup_steps(config.optim, total_steps),
+        "command": command_without_secrets(command),
+        "changed_keys": without_secrets(changed_keys(config)),
+        "environment": dict(_environment()),
+        "data": without_secrets(_data_facts(rows)),
+    }
+
+
+def changed_keys(config: RunConfig) -> dict[str, list[Any]]:
+    """Return the value and the default of each key whose value differs from its default."""
+    options: list[Option] = []
+    for name, section in config.sections.items():
+        if name != "command":
+            options += options_of(type(section), name)
+    if config.peft is not None and config.peft_switch is not None:
+        options += method_options(config.peft_switch, type(config.peft))
+    defaults = {option.key: _plain(option.default) for option in options}
+    return {
+        key: [value, defaults.get(key)]
+        for key, value in ((key, _plain(value)) for key, value in config.to_flat_dict().items())
+        if value != defaults.get(key)
+    }
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _environment() -> list[tuple[str, str]]:
+    device = paddle.device.get_device()
+    if device.startswith("gpu"):
+        device = f"{device}, {paddle.device.cuda.get_device_properties(device).name}"
+    processor = f"{processor_name()}, {threads_per_process()} cores for one process"
+    return [*describe_system(), ("processor", processor), ("device", device)]
+
+
+def _data_facts(rows: Any) -> dict[str, Any]:
+    """Return counts of the training rows, and a histogram of their lengths; empty for streams."""
+    stats, lengths = getattr(rows, "stats", None), getattr(rows, "lengths", None)
+    if stats is None or lengths is None or not len(lengths):
+        return {}
+    longest = int(lengths.max()) + 1
+    width = max(1, math.ceil(longest / _NUM_BINS))
+    counts = np.bincount(np.asarray(lengths) // width, minlength=1).tolist()
+    return {
+        "num_rows": len(lengths),
+        **{name: getattr(stats, name) for name in _COUNTS},
+        "dropped": stats.dropped,
+        "bin_width": width,
+        "bins": counts,
+        "median_length": int(np.median(lengths)) + 1,
+        "longest": longest,
+    }
+
+
+def peak_gpu_bytes() -> dict[str, int]:
+    """Return the peak of the GPU memory that Paddle has allocated, as a dict; empty if the run uses no GPU."""
+    uses_gpu = paddle.device.get_device().startswith("gpu")
+    return {"peak_gpu_memory_bytes": paddle.device.cuda.max_memory_allocated()} if uses_gpu else {}

@@ -1,0 +1,46 @@
+"""The page of a run: well-formed, escaped, without scripts, and complete."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.report.run_folder import read_run
+from paddlenlp_ext.report.run_page import render_run
+from tests.report.conftest import ATTACK, Page, history, write_run
+
+
+def test_render_run_writes_one_closed_page_without_scripts_or_network(run_folder):
+    text = render_run(read_run(run_folder))
+    page = Page(text)
+    assert "script" not in page.tags and page.links == ["data_audit.html"]
+    assert ATTACK in page.text and ATTACK not in text
+    assert "default-src 'none'" in text and "prefers-color-scheme: dark" in text
+    assert page.tags.count("svg") == 5
+
+
+def test_render_run_shows_verdict_findings_answers_keys_rows_and_commands(run_folder):
+    page = Page(render_run(read_run(run_folder)))
+    for words in (
+        "Completed: 60 steps", "Best dev loss 1.25 at step 20", "30.0 s in steps, 9,000 tokens",
+        "6 dev rows are also in train", "step 20", "after training", "mouses", "mice", "learning_rate", "0.004",
+        "5e-05", "3.3.1", "900 (10.0%)", "--hub_token '(hidden)'", "run_config.json --output_dir", "and 2 more",
+        "dashed: max_grad_norm 1", "(best)",
+    ):  # fmt: skip
+        assert words in page.text, words
+
+
+def test_render_run_before_the_first_step_says_that_the_run_goes_on(tmp_path):
+    run = read_run(write_run(tmp_path / "lora", history()[:1]))
+    run.is_active = True
+    page = Page(render_run(run))
+    assert "Running: step 0 of 60" in page.text and "svg" not in page.tags
+
+
+def test_render_run_that_was_killed_offers_to_continue(tmp_path):
+    page = Page(render_run(read_run(write_run(tmp_path / "lora", history()[:-1]))))
+    assert "Killed at step 60 of 60" in page.text
+
+
+def test_render_run_after_a_failure_gives_the_error_and_how_to_continue(tmp_path):
+    end = {"step": 60, "time": 1061.0, "event": "end", "outcome": "failed", "reason": "loss is nan"}
+    page = Page(render_run(read_run(write_run(tmp_path / "lora", [*history()[:-1], end]))))
+    assert "Failed at step 60 of 60: loss is nan" in page.text
+    assert "--resume_from_checkpoint true" in page.text
