@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from paddlenlp_ext._runtime import require_paddle
 
 _KEY = "--nproc"
+_SCRIPT = Path(__file__).resolve().parents[1] / "__main__.py"
 
 
 def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
@@ -50,8 +52,7 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
 
 
 def launch_words(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> list[str]:
-    """Return the command line of the launcher. It runs the interpreter as its script, because it takes no module."""
+    """Return the command line of the launcher, which takes the path of a script rather than a module."""
     backend = [] if has_gpu else ["--backend", "gloo"]
-    python = sys.executable
-    launcher = [python, "-m", "paddle.distributed.launch", "--nproc_per_node", str(num_processes), *backend]
-    return [*launcher, python, "-m", "paddlenlp_ext", command, *argv]
+    launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(num_processes), *backend]
+    return [*launcher, str(_SCRIPT), command, *argv]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import paddlenlp_ext
 from paddlenlp_ext.commands import pnx
 from paddlenlp_ext.commands.launch import launch_words, take_nproc
 from paddlenlp_ext.commands.train import has_rows
@@ -100,4 +102,12 @@ def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
     pnx.run(["sft", "a.json", "--nproc", "2"])
     assert launched == [launch_words("sft", 2, ["a.json"], has_gpu=False)]
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
-    assert launched[0] == [*launcher, sys.executable, "-m", "paddlenlp_ext", "sft", "a.json"]
+    assert launched[0] == [*launcher, str(Path(paddlenlp_ext.__file__).with_name("__main__.py")), "sft", "a.json"]
+
+
+def test_main_script_run_by_its_path_hides_no_library(tmp_path):
+    code = "import runpy, sys; sys.argv = ['pnx', '--version']; sys.path.insert(0, 'package')"
+    script = Path(paddlenlp_ext.__file__).with_name("__main__.py")
+    code += f"; runpy.run_path({str(script)!r}, run_name='__main__'); print(sys.path[0])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert done.stdout.split() == ["pnx", paddlenlp_ext.__version__, str(script.parents[1])]
