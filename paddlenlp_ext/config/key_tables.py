@@ -42,7 +42,7 @@ def groups(table: OptionTable) -> list[tuple[str, list[Option]]]:
 
 
 def own_aliases(option: Option, table: OptionTable) -> list[str]:
-    """Return the other names of a key, without the names of other toolkits."""
+    """Return the aliases of a key, without its names in other toolkits."""
     return [alias for alias in option.aliases if alias not in table.toolkit]
 
 

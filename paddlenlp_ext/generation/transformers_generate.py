@@ -146,7 +146,7 @@ def _only_prompt(prompts: Any, input_ids: Any) -> Any:
     """Return the argument that is given.
 
     Raises:
-        ValueError: neither or both are given.
+        ValueError: `prompts` and `input_ids` are both given, or neither is.
     """
     if prompts is None and input_ids is None:
         raise ValueError(

@@ -49,7 +49,8 @@ class AutoModelForCausalLM:
                 resolved `ModelSource`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" (GPU only), a Paddle dtype, or "auto" for
                 the dtype in config.json. None: the compute dtype of `quantization_config`, or float32.
-            use_flash_attention: False: on a GPU, compute attention in plain Paddle without a flash attention kernel.
+            use_flash_attention: whether attention on a GPU runs in flash attention kernels instead of plain Paddle; no
+                effect on the CPU.
             quantization_config: quantization to apply to the linear layers while loading. Embeddings, norms and lm_head
                 stay in `dtype`.
             before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms the weights before

@@ -3,7 +3,7 @@
 All backends of an op have the same signature and compute the same function:
 
     name in logs and options          functions      implementation
-    cpp                               `*_cpp`        C++ of `csrc/`, float32 on the CPU
+    cpp                               `*_cpp`        C++ of `csrc/`, on the CPU in float32, and some ops in bfloat16
     plain_cpu                         `*_plain_cpu`  plain Paddle or NumPy, optimized for the CPU
     blocks                                           attention in plain Paddle, tile by tile
     flashmask, triton, weight_only                   GPU kernels of Paddle and Triton

@@ -242,7 +242,7 @@ def connect_processes() -> None:
 
 
 def gloo_barrier() -> None:
-    """Wait for all processes of the run without a timeout; do nothing with other backends than gloo."""
+    """Wait for all processes of the run without a timeout; do nothing if the backend is not gloo."""
     if world_size() == 1 or not uses_gloo():
         return
     store, name = launcher_store(), f"paddlenlp_ext/barrier/{next(_barrier_numbers)}"

@@ -68,7 +68,7 @@ def merge_saved_shards(
         overwrite: whether to replace a model at `output`.
 
     Raises:
-        ValueError: files are missing or do not match config.json; both degrees are at most 1; or `output` exists
+        ValueError: files are missing or do not match config.json; no degree exceeds 1; or `output` exists
             without `overwrite`, is not writable, or is used by an active run.
     """
     in_place = output is None or output.resolve() == folder.resolve()
@@ -107,7 +107,7 @@ def shard_files(folder: Path, tensor_degree: int, pipeline_degree: int) -> list[
     """Return a list of files for each tensor rank, with one file per pipeline stage.
 
     Raises:
-        ValueError: both degrees are at most 1, or files are missing.
+        ValueError: neither degree exceeds 1, or files are missing.
     """
     if tensor_degree <= 1 and pipeline_degree <= 1:
         raise ValueError("nothing to merge: --tp and --pp are both at most 1; pass the degrees of the original run")

@@ -150,7 +150,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
 
     def name_in_errors(self, option_: Option) -> str:
-        """Return an option's name for error messages: class and field, and the JSON key if its name differs."""
+        """Return an option's name for error messages: class, field, and the JSON key if it differs from the field."""
         name = f"{type(self).__name__}.{option_.attribute}"
         return name if option_.key == option_.attribute else f"{name}: {option_.key}"
 

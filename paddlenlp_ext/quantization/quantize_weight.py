@@ -29,7 +29,7 @@ QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
 """Function (layer name, weight, quantize-dequantize function) -> weight to quantize, called before quantization.
 
-Both weights are float32 [out, in]. A function that subtracts nothing returns the `weight` object itself.
+The given and the returned weight are float32 [out, in]. A function that changes nothing returns the same tensor object.
 """
 _CHUNK = 1 << 18
 """Number of weights per iteration, chosen to fit in the cache of a core."""

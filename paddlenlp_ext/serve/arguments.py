@@ -80,7 +80,7 @@ class ServeArguments(ModelArguments):
                     f"--lora_path {entry!r} is not NAME=FOLDER; write a name before = and a folder after it"
                 )
             if name in named:
-                raise ValueError(f"--lora_path: two adapters are named {name!r}; write NAME=FOLDER with other names")
+                raise ValueError(f"--lora_path: two adapters are named {name!r}; write NAME=FOLDER with unique names")
             named[name] = folder
         return named
 

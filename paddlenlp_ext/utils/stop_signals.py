@@ -29,7 +29,7 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """Ctrl-C; termination by a batch system; warning of a batch system before the time limit; loss of the terminal.
 
-Windows has neither of the last two, but Ctrl-Break (SIGBREAK).
+Windows lacks SIGUSR1 and SIGHUP, and has Ctrl-Break (SIGBREAK).
 """
 _CLEANUP_SECONDS = 3.0
 

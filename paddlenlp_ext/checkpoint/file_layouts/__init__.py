@@ -1,1 +1,1 @@
-"""Conversion between tensors in files and model parameters with other names or shapes, such as experts."""
+"""Conversion between tensors in files and model parameters whose names or shapes differ, such as experts."""

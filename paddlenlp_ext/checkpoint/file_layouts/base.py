@@ -1,4 +1,4 @@
-"""Interface for converting between tensors in files and model parameters with other names or shapes."""
+"""Interface for converting between tensors in files and model parameters whose names or shapes differ."""
 
 from __future__ import annotations
 

@@ -198,7 +198,7 @@ def _shared_length(answers: dict[str, Any]) -> int:
         raise InvalidRowError(MISSING_KEY, f"{problem}; {remedy}", (second_name,))
     for name, answer in answers.items():
         if len(answer) == length:
-            message = f"{name} has only its common start with the other answer; add an answer, or remove the row"
+            message = f"{name} has nothing after the common start of both answers; add an answer, or remove the row"
             raise InvalidRowError(EMPTY_TARGET, message, (name,))
     return length
 

@@ -251,7 +251,7 @@ def _find_folder(dataset_name_or_path: str) -> Path:
     `$PPNLP_HOME/datasets`, by default `~/.paddlenlp/datasets`.
 
     Raises:
-        ValueError: both directories lack `AdvertiseGen`.
+        ValueError: the dataset is `AdvertiseGen`, and neither directory exists.
     """
     folder = Path(dataset_name_or_path).expanduser()
     if dataset_name_or_path != ADVERTISE_GEN or folder.is_dir():

@@ -87,7 +87,7 @@ def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     They are in the field `tools` or `functions`, as a list or as JSON text.
 
     Raises:
-        InvalidRowError: a specification has no name or the wrong type, or both fields are set.
+        InvalidRowError: a specification has no name or the wrong type, or the row has both `tools` and `functions`.
     """
     given = [name for name in TOOLS if row.get(name) not in NOTHING]
     if len(given) > 1:

@@ -74,7 +74,8 @@ def gemma2_settings(file: GgufFile, largest: int) -> dict[str, Any]:
     """Return the keys of config.json that are computed from several keys of a GGUF file.
 
     GGUF files do not store the scale of the attention scores. In the largest model of a Gemma family, the scale is
-    1 / sqrt(hidden_size / num_attention_heads). In the other models, it is 1 / sqrt(head_dim).
+    1 / sqrt(hidden_size / num_attention_heads). In smaller models of the family, it is
+    1 / sqrt(head_dim).
 
     Args:
         file: the GGUF file.

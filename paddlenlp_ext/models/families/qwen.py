@@ -1,8 +1,8 @@
 """Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and other tensor names in files. arXiv:2309.16609.
 
 Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
-inference, but not in training. Neither is implemented, so the context of a model is `seq_length`, and generation beyond
-it is refused.
+inference, but not in training. Neither scaling is implemented, so the context of a model is `seq_length`, and longer
+generation is refused.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _KEYS = {
 }
 """Common key of config.json -> key of this family."""
 _KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
-"""Keys that a long-sequence strategy sets. In Qwen 1's files, `rope_theta` is absent and the other key unused."""
+"""Keys that a long-sequence strategy sets. Qwen 1 lacks `rope_theta` and does not use `max_position_embeddings`."""
 _LONGEST = "longest_answer"
 """Key of completed configs for the length up to which the model needs no scaling."""
 _GATE_AND_UP = "gate_and_up_size"

@@ -42,7 +42,7 @@ class VisiblePositions:
 
     Attributes:
         ranges: int64 [B, S, 4], start and end of the visible prefix slots, then start and end of the visible slots of
-            the row, which end with the new position. Either range may be empty.
+            the row, which end with the new position. A range may be empty.
         positions: int64 [B, S], index of each new position in its document, for linear biases.
     """
 

@@ -23,7 +23,7 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class Products:
-    """Functions of a backend: weight conversion, chunk size, logits, cross entropy and both gradients.
+    """Functions of a backend: weight conversion, chunk size, logits, cross entropy, input and weight gradient.
 
     `cross_entropy` overwrites the logits with their gradient, in the dtype of the matmuls. `weight_gradient`
     accumulates over chunks. With a sharded weight, `complete_hidden` all-reduces the gradient of the hidden states in

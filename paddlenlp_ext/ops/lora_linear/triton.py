@@ -11,7 +11,7 @@ y, and for 128 columns and rank 16, this adds an eighth to the multiplications. 
 
 For many positions, rank 16 adds less than 1 % to the multiplications of a 4096 x 4096 layer, but each pass over y, dy
 or dx takes a few percent of the time of the large matmul. cuBLAS computes the large matmul faster than a Triton kernel
-with the update in the epilogue. The other kernels therefore save passes over memory:
+with the update in the epilogue. The kernels beside Paddle's matmuls therefore save passes over memory:
 
     pass                          Paddle's matmuls             kernels
     y + s u B^T, dx + v A         product, then sum            in place: one read and one write
@@ -50,7 +50,7 @@ weights. Not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
 LARGEST_SHARED_RANK = 32
 """Largest rank for the gradient kernel, whose partial sums are then smaller than dy."""
 SMALLEST_BATCH = 64
-"""Smallest number of positions for the other kernels; for fewer positions, plain Paddle needs less launch time."""
+"""Smallest number of positions for kernels beside Paddle's matmuls; below, plain Paddle needs less launch time."""
 
 
 def lora_linear_triton(

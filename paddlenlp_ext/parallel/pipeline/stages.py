@@ -1,9 +1,9 @@
 """Assignment of layers to pipeline stages.
 
 The model is divided into chunks of consecutive layers with balanced costs. The first chunk contains the embedding, and
-the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, both chunks hold the
-weight. Every process keeps the names and shapes of all parameters, but only the values of its stage. A decision that
-depends on all parameters is therefore the same on every stage.
+the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, the first and the
+last chunk hold the weight. Every process keeps the names and shapes of all parameters, but only the values of its
+stage. A decision that depends on all parameters is therefore the same on every stage.
 """
 
 from __future__ import annotations

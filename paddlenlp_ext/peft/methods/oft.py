@@ -236,7 +236,7 @@ def chosen_block_size(method: str, block_size: int | None, num_blocks: int | Non
     """Return `block_size`, or `default` if neither the block size nor the number of blocks is set.
 
     Raises:
-        ValueError: both are set.
+        ValueError: the block size and the number of blocks are both set.
     """
     if block_size is not None and num_blocks is not None:
         raise ValueError(

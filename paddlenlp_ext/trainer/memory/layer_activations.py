@@ -22,8 +22,8 @@ class Numerics:
         product: bytes per element of the inputs of matmuls and of the gate op (the matmul dtype).
         cpp: whether the C++ library runs the ops. The library recomputes act(gate) * up in the
             backward pass (ops/recompute_functions.py), and frozen linear layers save no input.
-        on_gpu: whether a GPU runs the ops. On a GPU, norms, rotary embedding and gate consist of several ops, and each
-            op saves its input.
+        on_gpu: whether a GPU runs the ops. The estimate for a GPU assumes that norms, rotary embedding and gate
+            consist of several ops, each of which saves its input.
         autocast: whether each matmul casts its input and saves the cast copy.
         triton: whether Triton kernels compute the loss, in larger chunks (ops/linear_cross_entropy/triton.py).
     """

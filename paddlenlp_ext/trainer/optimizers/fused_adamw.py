@@ -16,7 +16,7 @@ class FusedAdamW(paddle.optimizer.AdamW):
     """AdamW with parameter groups; one call updates all parameters (ops/adamw).
 
     Results equal the results of `paddle.optimizer.AdamW` up to rounding, and the state tensors have the same names.
-    Each optimizer can therefore resume from checkpoints of the other optimizer.
+    A run can therefore resume from checkpoints of `paddle.optimizer.AdamW`, and vice versa.
 
     Attributes:
         rounding: stochastic rounding of bfloat16 parameters; None: bfloat16 parameters have fp32 copies.

@@ -50,10 +50,9 @@ def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.const
 
 @triton.jit
 def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr):
-    """Return the scores in base 2, up to a factor, and if CAPPED, tanh of the scaled products.
+    """Return the scores in base 2, divided by `outer` unless BIASED, and with CAPPED also tanh of the scaled products.
 
-    The factor is `outer`, or 1 if BIASED. Queries i and keys j may be on either axis; `starts` has the keys' start
-    rows.
+    Either the queries i or the keys j are the rows of x. `starts` has the start row of each key.
     """
     ratio = x  # a placeholder unless CAPPED
     if CAPPED:
