@@ -5,7 +5,12 @@ Models saved by this project do not need a merge, because their files do not dep
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
+
+if find_spec("paddlenlp_ext") is None:
+    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.cli.merge_tp_and_pp_params import merge_shards

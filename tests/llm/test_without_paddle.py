@@ -1,8 +1,10 @@
-"""Scripts of llm/ where Paddle is not installed: each says what to install."""
+"""Scripts of llm/ where Paddle or this package is not installed: each says what to do."""
 
 from __future__ import annotations
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 
@@ -36,3 +38,11 @@ def test_script_without_paddle_says_what_to_install(name, tmp_path, monkeypatch)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "paddle" else find_spec(name))
     with pytest.raises(ModuleNotFoundError, match="PaddlePaddle is not installed"):
         script.main(ARGUMENTS[name])
+
+
+def test_script_in_a_python_without_the_package_names_the_python_of_the_checkout(tmp_path):
+    for name in ARGUMENTS:
+        command = [sys.executable, "-S", str(LLM / name)]  # -S: without installed packages
+        result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert result.returncode == 1 and result.stderr.startswith("error: this Python has no package paddlenlp_ext")
+        assert ".venv/bin/python" in result.stderr and "Traceback" not in result.stderr, name
