@@ -59,7 +59,7 @@ class Trainer:
     Args:
         model: model to train; parameters with `stop_gradient=True` are frozen.
         config: the run's configuration.
-        train_rows: tokenized rows of the train split; None if only `evaluate` is called.
+        train_rows: tokenized rows of the train split; None if the trainer only evaluates.
         eval_rows: tokenized rows of the eval split (dev.json); or a mapping from names to the rows of several dev sets,
             with metrics such as `eval_<name>_loss`; None without evaluation.
         tokenizer: tokenizer that decodes generated text and is saved with the weights.
@@ -128,7 +128,10 @@ class Trainer:
         for callback in callbacks:
             self.add_callback(callback)
         if not dev_sets and (self._evaluates or config.train.load_best_model_at_end):
-            raise ValueError("evaluation during training needs eval rows; set do_eval: true and provide a dev split")
+            raise ValueError(
+                "evaluation_strategy or load_best_model_at_end needs eval rows; set do_eval: true and provide a dev "
+                "split"
+            )
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def add_callback(self, callback: Any) -> None:
@@ -150,7 +153,7 @@ class Trainer:
             The contents of train_results.json.
 
         Raises:
-            NonFiniteError: the loss or gradient norm is not finite; the step is not saved.
+            NonFiniteError: the loss or gradient norm is not finite, and `nan_policy` or `max_nan_steps` ends the run.
             TrainingStopped: a signal or `max_train_time` requested a stop; the run can be resumed.
             ValueError: output_dir, checkpoint or configuration is invalid.
         """
