@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports bench docs clean
+.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -134,6 +134,18 @@ check-exports: .venv/installed-dev .venv-plain/installed
 .venv-plain/installed: constraints.txt
 	test -x .venv-plain/bin/python || $(PYTHON) -m venv .venv-plain
 	.venv-plain/bin/python -m pip install --quiet --disable-pip-version-check paddlepaddle numpy -c constraints.txt
+	touch $@
+
+# Send a run to each tracker of report_to, and read it with the tracker's own library, each in an environment of its own.
+TRACKERS := visualdl tensorboard wandb swanlab mlflow
+check-trackers: $(TRACKERS:%=.venv-trackers/%/installed)
+	rm -rf build/tracked
+	for name in $(TRACKERS); do \
+	  .venv-trackers/$$name/bin/python -m tests.golden.peer_checks.check_trackers $$name build/tracked/$$name || exit 1; done
+
+.venv-trackers/%/installed: pyproject.toml
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -e '.[cpu,$*]'
 	touch $@
 
 .venv-peers/installed: requirements-peers.txt .venv-peers/installed-torch

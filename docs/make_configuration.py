@@ -38,7 +38,7 @@ DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
     "position": ("f7", "as in PaddleNLP's code"),
     "intervention_type": ("LoReftIntervention", "only the spelling differs; both spellings are accepted"),
     "device": ("gpu", "`auto` uses a GPU if there is one, and the CPU otherwise"),
-    "report_to": ("visualdl", "VisualDL is an extra package; the metrics are always written to `metrics.jsonl`"),
+    "report_to": ("visualdl", "trackers are extra packages; the metrics are always written to `metrics.jsonl`"),
     "num_cycles": (0.5, "0.5 with `cosine`, and 1 with `cosine_with_restarts`, as in transformers"),
     "hidden_dropout_prob": (0.1, _NO_DROPOUT),
     "attention_probs_dropout_prob": (0.1, _NO_DROPOUT),

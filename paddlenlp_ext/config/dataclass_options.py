@@ -168,7 +168,8 @@ class Option:
 class OptionGroup:
     """Base class of dataclasses with options; checks values set in Python like values from a file.
 
-    A string is accepted for a tuple of one string. A synonym is replaced with its choice.
+    A string is accepted for a tuple of one string, and a string such as "a,b" for a tuple of choices. A synonym is
+    replaced with its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.
@@ -178,7 +179,7 @@ class OptionGroup:
         for option_ in declared_options(type(self)):
             value = getattr(self, option_.attribute)
             if tuple in option_.kinds and isinstance(value, str | list | tuple | set | frozenset):
-                object.__setattr__(self, option_.attribute, (value,) if isinstance(value, str) else tuple(value))
+                object.__setattr__(self, option_.attribute, tuple(_listed(option_, value)))
             elif isinstance(value, str):
                 object.__setattr__(self, option_.attribute, option_.synonyms.get(value, value))
             self.check_option(option_.attribute, getattr(self, option_.attribute))
@@ -239,9 +240,12 @@ def kinds_of(annotation: Any) -> tuple[frozenset[type], bool]:
     return frozenset(kinds), type(None) in members
 
 
+_type_hints = functools.cache(typing.get_type_hints)
+
+
 def options_of(group: type, section: str, prefix: str = "") -> list[Option]:
     """Return the options of a dataclass in field order; fields without `option(...)` are skipped."""
-    hints = typing.get_type_hints(group)
+    hints = _type_hints(group)
     options = []
     for field_ in dataclasses.fields(group):
         details = field_.metadata.get(_METADATA)
@@ -329,7 +333,7 @@ def _from_json(option: Option, written: Any) -> Any:
     if str in kinds and isinstance(written, str):
         return written
     if not kinds.isdisjoint((list, tuple)):
-        elements = [written] if isinstance(written, str) else written
+        elements = _listed(option, written)
         if isinstance(elements, list) and all(isinstance(element, str) for element in elements):
             return list(elements)
     if dict in kinds and isinstance(written, dict):
@@ -337,6 +341,13 @@ def _from_json(option: Option, written: Any) -> Any:
     if Mapping in kinds and isinstance(written, dict):
         return written if all(value is None or isinstance(value, str) for value in written.values()) else _NO_VALUE
     return _NO_VALUE
+
+
+def _listed(option: Option, written: Any) -> Any:
+    """Return the elements of a list that may be written as a string; a string of choices may list several."""
+    if not isinstance(written, str):
+        return written
+    return [word.strip() for word in written.split(",")] if option.limits.choices is not None else [written]
 
 
 def _from_word(option: Option, word: str) -> Any:

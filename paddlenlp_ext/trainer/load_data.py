@@ -29,6 +29,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
+from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
@@ -161,6 +162,7 @@ def load_tokenizing(config: RunConfig) -> RunData:
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # raises for an unsupported family before rows are read
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
+    load_callbacks(config.train.callbacks)  # raises before rows are read
     tokenizer = load_tokenizer(source.tokenizer_path)
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:

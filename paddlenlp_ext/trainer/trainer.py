@@ -17,6 +17,7 @@ from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
+from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
@@ -65,7 +66,8 @@ class Trainer:
         tokenizer: tokenizer that decodes generated text and is saved with the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
             the function that the key `compute_metrics` names.
-        callbacks: callbacks in addition to the default callbacks (callbacks/report_to.py); see `add_callback`.
+        callbacks: callbacks in addition to the default callbacks (callbacks/report_to.py) and to the key `callbacks`;
+            see `add_callback`.
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: in sequence.
         objective: loss and metrics of the run; None: preference training if the configuration has the section
@@ -125,7 +127,7 @@ class Trainer:
         self.control = TrainerControl()
         self._added_callbacks: list[Callback] = []
         self._has_requests = False
-        for callback in callbacks:
+        for callback in (*load_callbacks(config.train.callbacks), *callbacks):
             self.add_callback(callback)
         if not dev_sets and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError(

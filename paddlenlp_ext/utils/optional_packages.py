@@ -3,7 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import sys
 from typing import Any
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be found; it is not imported."""
+    return sys.modules[module] is not None if module in sys.modules else importlib.util.find_spec(module) is not None
+
+
+def missing_package(module: str, extra: str, needed_by: str) -> str:
+    """Return the error message about an optional package; see `import_extra` for the arguments."""
+    package = module.partition(".")[0]
+    return (
+        f"{needed_by}: needs the package {package}, which is not installed; run: pip install "
+        f"'paddlenlp-ext[{extra}]' (or: pip install {package})"
+    )
 
 
 def import_extra(module: str, extra: str, needed_by: str) -> Any:
@@ -20,8 +36,4 @@ def import_extra(module: str, extra: str, needed_by: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise ValueError(
-            f"{needed_by}: needs the package {package}, which is not installed; run: pip install "
-            f"'paddlenlp-ext[{extra}]' (or: pip install {package})"
-        ) from error
+        raise ValueError(missing_package(module, extra, needed_by)) from error

@@ -91,19 +91,26 @@ class _HandlerKeeper(MetaPathFinder):
 
 
 @contextmanager
-def default_stop_signals() -> Iterator[None]:
-    """Let the system end the process at a stop signal within the block.
-
-    The block is a call of Paddle that holds the interpreter's lock, so that no handler in Python could run.
-    """
+def kept_stop_signals() -> Iterator[None]:
+    """Set the handlers of stop signals again after the block, in which a library may replace them."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    handle_stop_signals(signal.SIG_DFL)
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
                 signal.signal(number, handler or signal.SIG_DFL)  # None: Paddle's handler
+
+
+@contextmanager
+def default_stop_signals() -> Iterator[None]:
+    """Let the system end the process at a stop signal within the block.
+
+    The block is a call of Paddle that holds the interpreter's lock, so that no handler in Python could run.
+    """
+    with kept_stop_signals():
+        handle_stop_signals(signal.SIG_DFL)
+        yield
 
 
 @contextmanager

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
-from types import SimpleNamespace
 
 import numpy as np
 import paddle
@@ -213,34 +211,6 @@ def test_micro_batch_seed_differs_by_position():
     seeds = {micro_batch_seed(s, a, b) for s in (1, 2) for a in range(5) for b in range(10)}
     assert len(seeds) == 100
     paddle.seed(max(seeds))
-
-
-def test_build_reports_without_visualdl_is_an_error(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "visualdl", None)
-    with pytest.raises(ValueError, match="needs the package visualdl; run: pip install"):
-        make_trainer(tmp_path, report_to=["visualdl"]).train()
-
-
-def test_visualdl_log_writes_every_number(tmp_path, monkeypatch):
-    scalars = []
-
-    class LogWriter:
-        def __init__(self, logdir):
-            assert logdir == str(tmp_path / "runs")
-
-        def add_scalar(self, name, value, step):
-            scalars.append((name, value, step))
-
-        def close(self):
-            scalars.append("closed")
-
-    monkeypatch.setitem(sys.modules, "visualdl", SimpleNamespace(LogWriter=LogWriter))
-    trainer = make_trainer(tmp_path, dev=DEV, report_to=["visualdl", "none"], evaluation_strategy="epoch")
-    trainer.train()
-    history = trainer.state.log_history
-    assert ("train/loss", history[0]["loss"], 1) in scalars
-    assert ("eval/loss", history[-1]["eval_loss"], 4) in scalars
-    assert scalars[-1] == "closed"
 
 
 def test_autocast_on_gpu_casts_to_the_format_of_the_run_with_o1_only(monkeypatch):

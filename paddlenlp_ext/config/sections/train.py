@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 from paddlenlp_ext.config.metric_names import METRICS
+from paddlenlp_ext.config.trackers import TRACKER_MODULES
 
-REPORTERS = ("none", "visualdl")
+REPORTERS = ("none", "all", *TRACKER_MODULES)
 STRATEGIES = ("no", "steps", "epoch")
 
 
@@ -97,7 +98,11 @@ class TrainConfig(OptionGroup):
     report_to: tuple[str, ...] = option(
         (),
         choices=REPORTERS,
-        help="also send the logged metrics to visualdl",
+        help="also send the logged metrics to these trackers; all: to each installed one (docs/trackers.md)",
+    )
+    run_name: str | None = option(None, help="name of the run in trackers; unset: the name of output_dir")
+    callbacks: tuple[str, ...] = option(
+        (), help="callback classes of your own: module.Class, or file.py:Class (docs/trackers.md)"
     )
 
     @property

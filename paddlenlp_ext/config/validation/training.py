@@ -17,8 +17,10 @@ from paddlenlp_ext.config.sections.optim import SCHEDULES, OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.safety import SafetyConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.config.trackers import TRACKER_MODULES, chosen_trackers
 from paddlenlp_ext.config.validation.precision import BLOCKWISE_KEYS
 from paddlenlp_ext.config.validation.rules import Rules
+from paddlenlp_ext.utils.optional_packages import is_installed, missing_package
 
 run_rules = Rules()
 """Rules that do not apply to a `Trainer` created in Python."""
@@ -52,6 +54,13 @@ def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None
             "recompute",
             "use_gradient_checkpointing",
         )
+
+
+@rules("report_to")
+def _trackers_are_installed(train: TrainConfig, report: Report) -> None:
+    for name in chosen_trackers(train.report_to):
+        if not is_installed(TRACKER_MODULES[name]):
+            report.error(missing_package(TRACKER_MODULES[name], name, f"report_to: {name}"), "report_to")
 
 
 @run_rules("resume_from_checkpoint", "do_train")

@@ -1,4 +1,4 @@
-"""Custom metrics: a user-defined function; `compute_metrics` is its dotted path.
+"""Custom metrics: a user-defined function; `compute_metrics` is its dotted path, or `file.py:function`.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
@@ -10,14 +10,12 @@ A row is a dict with the texts `src`, `tgt` and `output`, as in generated_output
 
 from __future__ import annotations
 
-import importlib
-import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from numbers import Real
 
 from paddlenlp_ext.config.metric_names import METRICS
+from paddlenlp_ext.utils.import_by_path import import_by_path
 
 ComputeMetrics = Callable[[list[dict[str, str]]], Mapping[str, float]]
 _NAME = re.compile(r"[\w.-]+")
@@ -26,31 +24,16 @@ _TAKEN = {*METRICS, *_COUNTS}
 
 
 def load_compute_metrics(path: str | None) -> ComputeMetrics | None:
-    """Import the function at a dotted path; return None if `path` is None.
-
-    The module is looked up in `sys.path` and the current folder. The import runs the code of the module.
+    """Import the function at a dotted path, or in a file; return None if `path` is None (see `import_by_path`).
 
     Raises:
         ValueError: the module cannot be imported, or does not define the function.
     """
     if path is None:
         return None
-    module_name, _, name = path.rpartition(".")
-    if not module_name or not name:
-        raise ValueError(f"compute_metrics: {path!r} is not a dotted path; write module.function")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # the user's module may raise anything
-        raise ValueError(
-            f"compute_metrics: {module_name} cannot be imported ({type(error).__name__}: {error}); put "
-            f"{module_name}.py into the current folder or on PYTHONPATH, and check that it runs"
-        ) from error
-    function = getattr(module, name, None)
+    function = import_by_path(path, "compute_metrics")
     if not callable(function):
-        what = "is not a function" if hasattr(module, name) else "does not exist"
-        raise ValueError(f"compute_metrics: {name} {what} in {module.__file__}; define it there")
+        raise ValueError(f"compute_metrics: {path} is not a function; name a function")
     return function
 
 

@@ -59,7 +59,11 @@ CONTRADICTIONS = [
     ({"early_stopping": True}, "early_stopping needs evaluation_strategy"),
     ({"metric_for_best_model": "losss", **EVALUATED}, "did you mean 'loss'?"),
     ({"eval_dataset_path": ["a/x.json", "b/x.json"], **EVALUATED}, "two dev sets are named 'x'"),
-    ({"report_to": "wandb"}, 'report_to: "wandb" is not one of: none, visualdl'),
+    (
+        {"report_to": "comet"},
+        'report_to: "comet" is not one of: none, all, visualdl, tensorboard, wandb, swanlab, mlflow',
+    ),
+    ({"report_to": "swanlab"}, "swanlab: needs the package swanlab, which is not installed; run: pip install"),
     ({"lazy": True}, "lazy needs max_steps"),
 ]
 

@@ -1,0 +1,24 @@
+"""Experiment trackers that `report_to` may name, and the package that each needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from paddlenlp_ext.utils.optional_packages import is_installed
+
+TRACKER_MODULES = {
+    "visualdl": "visualdl",
+    "tensorboard": "tensorboardX",
+    "wandb": "wandb",
+    "swanlab": "swanlab",
+    "mlflow": "mlflow",
+}
+"""Tracker, which is also the name of its extra -> module of its package."""
+
+
+def chosen_trackers(names: Iterable[str]) -> list[str]:
+    """Return the trackers that `report_to` selects: "all" selects each installed tracker, "none" selects nothing."""
+    chosen = dict.fromkeys(name for name in names if name not in ("all", "none"))
+    if "all" in names:
+        chosen |= dict.fromkeys(name for name, module in TRACKER_MODULES.items() if is_installed(module))
+    return list(chosen)

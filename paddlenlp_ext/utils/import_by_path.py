@@ -1,0 +1,62 @@
+"""Import a function or class of the user that a configuration key names: `module.name` or `folder/file.py:name`."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+
+def import_by_path(path: str, key: str) -> Any:
+    """Import the object at a dotted path, or at the path of a file and a name in it. The import runs the module.
+
+    A module is looked up in `sys.path` and the current folder.
+
+    Args:
+        path: "module.name" or "folder/file.py:name".
+        key: the configuration key; error messages begin with it.
+
+    Raises:
+        ValueError: the module cannot be imported, or does not define the name.
+    """
+    file, _, name = path.rpartition(".py:")
+    where, name = (f"{file}.py", name) if file else (path.rpartition(".")[0], path.rpartition(".")[2])
+    if not where or not name:
+        raise ValueError(f"{key}: {path!r} is not a dotted path; write module.name, or file.py:name")
+    try:
+        module = _import_file(Path(where).expanduser()) if file else _import_module(where)
+    except Exception as error:  # the user's module may raise anything
+        remedy = "check the path, and that the file runs"
+        if not file:
+            remedy = f"put {where}.py into the current folder or on PYTHONPATH, and check that it runs"
+        raise ValueError(f"{key}: {where} cannot be imported ({type(error).__name__}: {error}); {remedy}") from error
+    if not hasattr(module, name):
+        raise ValueError(f"{key}: {name} does not exist in {module.__file__}; define it there")
+    return getattr(module, name)
+
+
+def _import_module(name: str) -> ModuleType:
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return importlib.import_module(name)
+
+
+def _import_file(file: Path) -> ModuleType:
+    """Import a file under a name that its path determines, so that a second import returns the same module."""
+    file = file.resolve(strict=True)
+    name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    if name not in sys.modules:
+        spec = importlib.util.spec_from_file_location(name, file)
+        assert spec is not None and spec.loader is not None, f"{file} is not a Python file"
+        module = sys.modules[name] = importlib.util.module_from_spec(spec)
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[name]
+            raise
+    return sys.modules[name]
