@@ -174,11 +174,12 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     _check_same_base({name: (source, options) for name, (source, _, options) in found.items()})
     source, _, options = next(iter(found.values()), find_source(base, None))
     stored = {name: files for name, (_, files, _) in found.items() if files is not None}
-    serves_base = not any(_prepares_base(files, options) for files in stored.values())
+    preparing = next((name for name, files in stored.items() if _prepares_base(files, options)), None)
+    serves_base = preparing is None
     if not serves_base and len(stored) > 1:
         raise ValueError(
-            f"--lora_path {', '.join(folders)}: one of the adapters changes the base before quantization, so that "
-            "the base does not match the other adapters; serve this adapter alone"
+            f"--lora_path: {preparing} changes the base before quantization, so the base does not match the other "
+            f"adapters ({', '.join(name for name in stored if name != preparing)}); serve {preparing} alone"
         )
     base_name = arguments.base_name if arguments.base_name not in folders else base
     names = {**({base_name: None} if serves_base else {}), **folders}

@@ -64,7 +64,8 @@ class ModelConfig(OptionGroup):
     flash_mask: bool = option(
         False,
         aliases=("flashmask",),
-        help="switch on zero_padding and use_flash_attention, which together select FlashMask; false has no effect",
+        help="switch on zero_padding and use_flash_attention, which together select FlashMask on a GPU; "
+        "false has no effect",
     )
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,

@@ -41,7 +41,9 @@ class LoHaConfig(LycorisConfig):
     peft_type: ClassVar[str] = "LOHA"
     targets_key: ClassVar[str] = "loha_target_modules"
 
-    r: int = rank_option(8, "loha_rank", "rank r of both products; the update has rank up to r * r")
+    r: int = rank_option(
+        8, "loha_rank", "rank r of two low-rank matrices; the update, their elementwise product, has rank up to r * r"
+    )
     alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: the scale is 1", above=0)
 
     def __post_init__(self) -> None:
