@@ -63,7 +63,7 @@ def find_run(folder: str) -> RunFolder:
         siblings = [str(each) for each in path.parent.glob("*") if each.is_dir()] if path.parent.is_dir() else []
         what = "is a file, not a folder" if path.exists() else "does not exist"
         raise ValueError(f"{folder} {what}{did_you_mean(str(path), siblings)} Pass the output_dir of a training run")
-    weights = next((each for each in (path, *list(list_checkpoints(path).values())[::-1]) if _has_weights(each)), None)
+    weights = _folder_of_weights(path)
     if weights is None:
         inside = [str(each.parent) for each in sorted(path.glob(f"*/{_SETTINGS}"))]
         hint = f"; it contains the runs {', '.join(inside)}" if inside else ""
@@ -104,7 +104,7 @@ def newest_run() -> RunFolder:
     states = [path for depth in ("*", "*/*") for path in CHECKPOINTS.glob(f"{depth}/{STATE_FILE}")]
     states = [path for path in states if not path.parent.name.startswith("checkpoint-")]
     runs = [path.parent for path in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True)]
-    runs = [path for path in runs if _has_weights(path)]
+    runs = [path for path in runs if _folder_of_weights(path) is not None]
     if len(runs) == 1:
         return find_run(str(runs[0]))
     if not runs:
@@ -112,5 +112,7 @@ def newest_run() -> RunFolder:
     raise ValueError(f"./{CHECKPOINTS} has several runs; pass one of them: {', '.join(map(str, runs))}")
 
 
-def _has_weights(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (_ADAPTER, _CONFIG))
+def _folder_of_weights(path: Path) -> Path | None:
+    """Return the folder itself, or the newest checkpoint in it, whichever has a model or an adapter."""
+    folders = [path, *reversed(list_checkpoints(path).values())]
+    return next((each for each in folders if (each / _ADAPTER).is_file() or (each / _CONFIG).is_file()), None)

@@ -69,7 +69,9 @@ def data_show(argv: Sequence[str]) -> None:
     what = "Print training rows as the model sees them, with the tokens that are trained."
     kind, rest = _split_kind(argv)
     command = f"pnx data show [{'|'.join(_SECTIONS)}]"
-    _run(kind, rest, command, what, _ROWS, output_dir="checkpoints/data", preview_data=3)
+    has_number = any(word.startswith(("--preview", "--show")) for word in rest)
+    number = [] if has_number else ["--preview_data", "3"]
+    _run(kind, [*rest, *number], command, what, _ROWS, output_dir="checkpoints/data")
 
 
 def data_audit(argv: Sequence[str]) -> None:

@@ -68,9 +68,9 @@ def test_find_run_in_a_folder_of_runs_lists_them(tmp_path):
 
 def test_newest_run_returns_the_only_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    write_run(Path("checkpoints/quickstart/lora/checkpoint-3"))
-    write_run(Path("checkpoints/a"))
-    assert newest_run().path == Path("checkpoints/a")
+    run = write_run(Path("checkpoints/quickstart/lora"))
+    write_run(run / "checkpoint-3")
+    assert newest_run().path == run
 
 
 def test_newest_run_of_several_lists_the_newest_first(tmp_path, monkeypatch):
