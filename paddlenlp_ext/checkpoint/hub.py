@@ -63,7 +63,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
     except ValueError as error:
         raise ValueError(
             f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the "
-            f"current folder): {error}. If it is elsewhere: {remedy}"
+            f"current folder): {error}. If the base is elsewhere: {remedy}"
         ) from error
 
 

@@ -198,7 +198,9 @@ def _check(arguments: PredictorArguments) -> None:
     if arguments.json_schema is not None and arguments.regex is not None:
         raise ValueError("--json_schema and --regex are both set; keep one, because an answer has one format")
     if arguments.min_length > arguments.max_length:
-        raise ValueError(f"--min_length {arguments.min_length} is above --max_length {arguments.max_length}; lower it")
+        raise ValueError(
+            f"--min_length {arguments.min_length} is above --max_length {arguments.max_length}; change one of the two"
+        )
     if arguments.mode == "static":
         _check_static(arguments)
     arguments.decoding_options()

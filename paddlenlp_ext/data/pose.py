@@ -69,7 +69,7 @@ def position_skips(config: RunConfig, context: int) -> PositionSkips | None:
     if context <= config.data.max_length:
         raise ValueError(
             f"use_pose_convert spreads rows over the model's context of {context} positions, which must be more than "
-            f"max_length {config.data.max_length}; extend it (use_long_sequence_strategies, rope_scaling_factor), or "
-            "lower max_length"
+            f"max_length {config.data.max_length}; extend the context (use_long_sequence_strategies, "
+            "rope_scaling_factor), or lower max_length"
         )
     return PositionSkips(context, config.train.seed)

@@ -208,7 +208,9 @@ def _choose_strategy(options: dict[str, Any]) -> None:
     if "decode_strategy" in options:
         return
     if samples and beams > 1:
-        raise ValueError(f"generate: do_sample=True with num_beams={beams} is not available; choose one of the two")
+        raise ValueError(
+            f"generate: do_sample=True with num_beams={beams} is not available; pass do_sample=False or num_beams=1"
+        )
     options["decode_strategy"] = "beam_search" if beams > 1 else "sampling" if samples else "greedy_search"
 
 

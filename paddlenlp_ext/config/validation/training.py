@@ -138,7 +138,7 @@ def _final_learning_rate_is_below_peak(optim: OptimConfig, report: Report) -> No
     final, peak = optim.final_learning_rate, optim.learning_rate
     if final > peak:
         key = "min_learning_rate" if optim.min_learning_rate else "lr_end"
-        report.error(f"{key} {final:g} is above learning_rate {peak:g}; lower it", key, "learning_rate")
+        report.error(f"{key} {final:g} is above learning_rate {peak:g}; lower {key}", key, "learning_rate")
 
 
 @rules("load_best_model_at_end", "evaluation_strategy")
@@ -153,7 +153,7 @@ def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, re
     if data.autoregressive and generation.eval_with_do_generation:
         report.error(
             "eval_with_do_generation needs questions and answers, but with autoregressive: true rows are plain text; "
-            "set one of them to false",
+            "set one of the two keys to false",
             "eval_with_do_generation",
             "autoregressive",
         )

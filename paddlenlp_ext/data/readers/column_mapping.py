@@ -37,7 +37,10 @@ class RenamedBlock(Block):
             names = [self.mapping.get(name, name) for name in row.value]
             twice = [name for name in row.value if name not in self.mapping and names.count(name) > 1]
             if twice:
-                message = f"column_mapping writes {', '.join(twice)}, which the row already has; remove one of the two"
+                message = (
+                    f"column_mapping writes {', '.join(twice)}, which the row already has; remove this field from the "
+                    "row, or its column from column_mapping"
+                )
                 yield InvalidRow(row.location, "column written twice", message)
             else:
                 yield SourceRow(row.location, dict(zip(names, row.value.values(), strict=True)))

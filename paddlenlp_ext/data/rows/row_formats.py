@@ -94,7 +94,7 @@ def _check_calls(conversation: Conversation, row: dict[str, Any]) -> None:
     """Check that answers have at most one tool call each if `parallel_tool_calls` is false."""
     for message in conversation.messages if row.get("parallel_tool_calls") is False else ():
         if len(message.tool_calls) > 1:
-            problem = "the answer has several tool calls, and parallel_tool_calls is false; change one of them"
+            problem = "the answer has several tool calls, and parallel_tool_calls is false; keep one call, or set true"
             raise InvalidRowError(NOT_SUPPORTED, problem, message.path)
 
 

@@ -142,8 +142,8 @@ class VeRAConfig(LinearTargetsConfig):
         super().__post_init__()
         if self.alpha not in (None, self.r):
             raise ValueError(
-                f"vera_alpha={self.alpha!r} differs from vera_rank={self.r!r}, and VeRA has no scale; leave it out, "
-                "and set the initial size of the update with vera_d_initial"
+                f"vera_alpha={self.alpha!r} differs from vera_rank={self.r!r}, and VeRA has no scale; leave out "
+                "vera_alpha, and set the initial size of the update with vera_d_initial"
             )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> VeRALinear:
