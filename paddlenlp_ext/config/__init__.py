@@ -1,14 +1,20 @@
-"""Configuration of a run: parse flat JSON files and the command line into a tree of dataclasses.
+"""Configuration of a run: parse flat JSON or YAML files and the command line into a tree of dataclasses.
 
 `load_run_config` returns a `RunConfig`; `option` declares a key. This package does not import Paddle.
 """
 
 from __future__ import annotations
 
-from paddlenlp_ext.config.dataclass_options import option
-from paddlenlp_ext.config.errors import ConfigError, Problem
-from paddlenlp_ext.config.parser import load_run_config
-from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.utils.json_reader import Location
+from typing import TYPE_CHECKING
 
-__all__ = ["ConfigError", "Location", "Problem", "RunConfig", "load_run_config", "option"]
+from paddlenlp_ext.utils.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from paddlenlp_ext.config.dataclass_options import option as option
+    from paddlenlp_ext.config.errors import ConfigError as ConfigError
+    from paddlenlp_ext.config.errors import Problem as Problem
+    from paddlenlp_ext.config.parser import load_run_config as load_run_config
+    from paddlenlp_ext.config.run_config import RunConfig as RunConfig
+    from paddlenlp_ext.utils.json_reader import Location as Location
+else:
+    __getattr__, __dir__, __all__ = lazy_exports(__name__)

@@ -1,4 +1,4 @@
-"""Parse the command lines of all programs: `--key value` settings and, for some programs, JSON files."""
+"""Parse the command lines of all programs: `--key value` settings and, for some programs, configuration files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.dataclass_options import FALSE_WORDS, TRUE_WORDS, UNSET_WORD, Option
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.help_text import ALL_FLAGS, HELP_FLAGS, print_help
-from paddlenlp_ext.config.key_schema import describe_keys
 from paddlenlp_ext.config.known_keys import OptionTable, program_options
 from paddlenlp_ext.config.merge_settings import ParseState
 from paddlenlp_ext.config.paddlenlp_keys import CompatKey
@@ -53,6 +52,8 @@ def parse_arguments(
     table = program_options(options, compat)
     line = read_command_line(argv, table)
     if line.wants_help:
+        from paddlenlp_ext.config.key_schema import describe_keys
+
         print_help(describe_keys(program_options(options)), usage, line.wants_all)
     state = ParseState(table)
     state.report.problems += line.problems

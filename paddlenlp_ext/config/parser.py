@@ -1,4 +1,4 @@
-"""Parse JSON files and the command line into a checked `RunConfig`, and raise all problems together.
+"""Parse configuration files and the command line into a checked `RunConfig`, and raise all problems together.
 
 argv -> settings -> values -> implied keys -> sections and adapter config -> derived defaults -> rules between keys
      -> RunConfig
@@ -41,7 +41,7 @@ def load_run_config(
     program: str = "run_finetune.py",
     defaults: Mapping[str, Any] | None = None,
 ) -> RunConfig:
-    """Parse JSON files and `--key value` settings.
+    """Parse JSON or YAML files and `--key value` settings.
 
     Args:
         argv: the arguments after the script's name.
@@ -76,7 +76,7 @@ def run_config_from(
     """Build the configuration of a run from keys passed in Python.
 
     Args:
-        config: a dict of keys and values, as in a JSON file, or the path of a JSON file.
+        config: a dict of keys and values, as in a JSON file, or the path of a JSON or YAML file.
         overrides: keys that override `config`.
         peft_methods: JSON key that selects an adapter method -> config class, for every method.
         sections: name -> class, for every section of the program.

@@ -59,7 +59,7 @@ def finetune(
     sets the number of threads and the memory allocator of the process, which `finetune` does not change.
 
     Args:
-        config: keys and values of a run (docs/configuration.md), or the path of a JSON file.
+        config: keys and values of a run (docs/configuration.md), or the path of a JSON or YAML file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
             `config` names; the run then trains (`do_train`).
         eval_dataset: evaluation rows in a form of `train_dataset` (`do_eval`), or a dict with the rows of several dev
