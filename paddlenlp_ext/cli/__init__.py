@@ -11,7 +11,7 @@ import sys
 _PREDICT = ("export_model", "reft_predictor", "reward_predictor")
 _SCRIPTS = {name: f"predict/{name}.py" for name in _PREDICT} | {
     "chat": "predict/predictor.py",
-    **dict.fromkeys(("dry_run", "plan_warnings"), "run_finetune.py CONFIG.json --dry_run"),
+    **dict.fromkeys(("dry_run", "plan_warnings", "time_steps"), "run_finetune.py CONFIG.json --dry_run"),
     "next_steps": "run_finetune.py",
     "run_folder": "predict/predictor.py",
     "export_model_arguments": "predict/export_model.py",

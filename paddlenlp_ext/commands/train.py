@@ -15,6 +15,7 @@ from paddlenlp_ext._runtime import require_paddle
 from paddlenlp_ext.commands.arguments import wants_all_keys, wants_help, with_long_names
 from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.help_text import BASIC_KEYS, print_help, read_keys
+from paddlenlp_ext.config.requested_trackers import check_requested_trackers
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, options_of
 from paddlenlp_ext.utils.suggest import did_you_mean
 
@@ -38,6 +39,8 @@ _HELP = """{command} [FILE ...] [--key value ...]
 --help_all lists all keys, `pnx help KEY` explains one, and `pnx help WORDS` finds keys."""
 _NPROC = """
   --nproc N                     start N processes on this machine (docs/parallel.md)"""
+_TIME = """
+  --time                        also run two steps, and estimate the time of the run"""
 _ROWS = """
   --preview_data N              number of rows, by default 3"""
 
@@ -61,7 +64,15 @@ def plan(argv: Sequence[str]) -> None:
     """Print rows, steps, trained parameters, memory and warnings of a run that is not started."""
     what = "Print what a run would do: rows, steps, trained parameters and memory, with warnings."
     kind, rest = _split_kind(argv)
-    _run(kind, [*rest, "--dry_run", "true"], f"pnx plan {kind}", what)
+    words = [word for word in rest if word != "--time"]
+    _run(kind, [*words, "--dry_run", "true"], f"pnx plan {kind}", what, _TIME)
+    if words != rest:
+        from paddlenlp_ext.cli.time_steps import time_steps
+        from paddlenlp_ext.config import load_run_config
+        from paddlenlp_ext.peft.registry import peft_methods
+
+        words = with_data_files(with_long_names(words))
+        print(time_steps(load_run_config(words, peft_methods(), _SECTIONS[kind], "pnx plan", {"do_train": True})))
 
 
 def data_show(argv: Sequence[str]) -> None:
@@ -89,6 +100,7 @@ def _run(kind: str, argv: Sequence[str], command: str, what: str, more: str = ""
         keys = {key: entry for key, entry in read_keys(kind).items() if wants_all or key in BASIC_KEYS}
         print_help(keys, _HELP.format(command=command, what=what, more=more), wants_all)
     words = with_data_files(with_long_names(argv))
+    check_requested_trackers(words)
     require_paddle()
     from paddlenlp_ext.cli.run_finetune import run_finetune
 
