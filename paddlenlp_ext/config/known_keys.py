@@ -88,7 +88,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # A key has no compatibility entry if an adapter method, or a section of only this program, declares the key.
+    # A key has no compatibility entry if an adapter method, or a section that only this program has, declares it.
     shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:

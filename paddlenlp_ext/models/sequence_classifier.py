@@ -93,7 +93,7 @@ def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> Decod
     """
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     if is_classifier(stored):
-        num_labels = len(stored.get("id2label") or ()) or stored.get("num_labels", 2)  # 2 in transformers
+        num_labels = len(stored.get("id2label") or ()) or stored.get("num_labels", 2)  # the default of transformers
         if num_labels != 1:
             raise ValueError(
                 f"{config.name_or_path}: config.json has {num_labels} labels (id2label), but a reward model has one; "

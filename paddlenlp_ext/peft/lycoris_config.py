@@ -12,8 +12,8 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig
 from paddlenlp_ext.peft.target_modules import by_pattern, shortest_targets, targets_from_peft
 
-# Initialization and dropout do not affect a stored adapter. The decomposition of convolutions does not affect linear
-# layers.
+# Initialization and dropout do not affect the outputs of a stored adapter. The decomposition of convolutions does not
+# affect linear layers.
 _WITHOUT_EFFECT = {"init_weights", "rank_dropout", "rank_dropout_scale", "module_dropout", "use_effective_conv2d"}
 _READ = {"r", "alpha", "rank_pattern", "alpha_pattern", "target_modules", "layers_to_transform", "layers_pattern"}
 

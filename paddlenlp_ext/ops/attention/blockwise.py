@@ -197,7 +197,7 @@ def blockwise_attention(
             paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
             for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
         )
-    # A saved slice would keep all of the sliced tensor.
+    # A saved slice would keep the entire sliced tensor in memory.
     inputs = (contiguous(x) for x in (q_BSNH, k_BSKH, v_BSKH))
     return _BlockwiseAttention.apply(plan, scale, options, *inputs, *options.sink_tensors)
 

@@ -32,7 +32,7 @@ from paddlenlp_ext.peft.trainable_token_indices import TrainableTokens, token_in
 IGNORED_PEFT_FIELDS = frozenset(
     {*("corda_config", "eva_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config")}
 )
-"""Fields of Hugging Face PEFT's files that do not affect results: settings of unused features, and metadata."""
+"""Fields of PEFT's files that do not affect a stored adapter: settings of initialization, unused features, metadata."""
 IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degree", "merge_weights", "use_quick_lora"})
 _SAME_BASE_INITS = (True, "gaussian", "eva", "orthogonal")
 """PEFT's initializations that do not change the base's weights, so a stored adapter is a plain LoRA."""

@@ -80,7 +80,7 @@ class LoKrConfig(LycorisConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
         """Read PaddleNLP's fields except `scaling`, because PaddleNLP writes 0 after training with scale 1."""
         read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
-        read |= {"dtype", "tensor_parallel_degree"}  # these fields do not affect results
+        read |= {"dtype", "tensor_parallel_degree"}  # these fields do not affect a stored adapter
         refuse_unread_fields(fields, read)
         return cls(
             r=fields.get("lokr_dim", 8),

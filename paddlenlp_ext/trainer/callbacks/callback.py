@@ -36,7 +36,7 @@ class Callback:
         """Handle the metrics of an evaluation during training."""
 
     def on_phase(self, state: TrainerState, phase: str) -> None:
-        """Handle the start of a phase: "evaluating" or "saving", and "training" after either."""
+        """Handle the start of a phase: "evaluating", "saving", or "training" when training continues."""
 
     def on_rollback(self, state: TrainerState) -> None:
         """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state in this checkpoint."""
