@@ -37,7 +37,7 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
         Row("time in steps", [duration(run.train_seconds) for run in runs]),
         Row("tokens", [f"{run.num_tokens:,}" for run in runs]),
         Row("tokens/s", [f"{run.num_tokens / max(run.train_seconds, 1e-9):,.0f}" for run in runs]),
-        Row("peak memory", [_gibibytes(_last(run, "peak_memory_bytes")) for run in runs]),
+        Row("peak memory", [_gibibytes(run) for run in runs]),
     ]
     names = {name: None for run in runs for name in run.results if name.startswith(("eval_", "test_"))}
     hidden = ("_runtime", "_second", "_num_rows", "_num_target_tokens")
@@ -120,5 +120,6 @@ def _number(value: float | None) -> str:
     return "" if value is None else format_value(value)
 
 
-def _gibibytes(value: float | None) -> str:
-    return "" if value is None else f"{value / 2**30:.2f} GiB"
+def _gibibytes(run: Run) -> str:
+    peaks = [gib for _, gib in run.series("peak_memory_gib")]
+    return f"{max(peaks):.2f} GiB" if peaks else ""

@@ -123,7 +123,7 @@ def _dev_loss(run: Run) -> Iterator[Finding]:
         last_step, last = points[-1]
         if last_step > step and last > lowest + _RISE * abs(lowest):
             values = f"{format_value(lowest)} there, {format_value(last)} at step {last_step:,}"
-            text = f"{_spoken(name)} rises from step {step:,}: {values}; the model overfits from there"
+            text = f"{_spoken(name)} rises from step {step:,}: {values}; the model may overfit from there"
             keeps_best = run.config.get("load_best_model_at_end")
             remedy = (
                 "the best weights were loaded at the end" if keeps_best else "load_best_model_at_end keeps the best"

@@ -30,7 +30,7 @@ class Line:
     Attributes:
         name: name in the legend.
         points: (x, y) in ascending order of x.
-        style: CSS class of the line: "raw", "main", "dots" (a point at each value) or "run1" to "run6".
+        style: CSS classes of the line: "raw", "main", "dots" (a point at each value), "run1" to "run6".
         shown: whether the legend lists the line.
     """
 
@@ -96,7 +96,7 @@ class Chart:
             width=WIDTH,
             height=HEIGHT,
             drawn=[(line, _path(thinned(line.points), place)) for line in lines],
-            dots=[(line, [(*place(x, y), x, y) for x, y in line.points]) for line in lines if line.style == "dots"],
+            dots=[(line, [(*place(x, y), x, y) for x, y in line.points]) for line in lines if "dots" in line.style],
             marks=[(mark, x_percent(mark.x)) for mark in self.marks if first <= mark.x <= last],
             mark_names={mark.name: mark.style for mark in self.marks},
             limit_y=None if self.limit is None or not low < self.limit[0] <= high else place(0, self.limit[0])[1],

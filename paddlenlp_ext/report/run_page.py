@@ -106,9 +106,9 @@ def _cards(run: Run) -> list[tuple[str, str, str]]:
     if run.num_tokens:
         speed = run.num_tokens / max(run.train_seconds, 1e-9)
         cards.append(("tokens", f"{run.num_tokens:,}", f"{speed:,.0f} tokens/s"))
-    memory = run.series("peak_memory_bytes")
-    if peak := memory[-1][1] if memory else run.results.get("peak_memory_bytes"):
-        cards.append(("peak memory", f"{peak / 2**30:.2f} GiB", "of the main process"))
+    peak = max((gib for _, gib in run.series("peak_memory_gib")), default=0)
+    if peak:
+        cards.append(("peak memory", f"{peak:.2f} GiB", "of the main process"))
     return cards
 
 

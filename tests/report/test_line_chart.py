@@ -42,3 +42,8 @@ def test_chart_draws_rare_high_values_at_the_edge_and_says_so():
 @pytest.mark.parametrize(("value", "text"), [(0.0, "0"), (2.54321, "2.543"), (0.00002, "2e-05"), (12345.6, "12,346")])
 def test_format_value_is_short(value, text):
     assert format_value(value) == text
+
+
+def test_chart_marks_each_value_of_a_line_of_dots():
+    chart = Chart("Loss", [Line("dev", [(5, 2.0), (10, 1.0), (15, 1.5)], "dots run2")]).render()
+    assert chart.count('class="dot dots run2"') == 3 and "step 10: 1<" in chart

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from paddlenlp_ext.report.line_chart import smoothed
+from paddlenlp_ext.report.run_folder import read_run
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.storage_errors import explained_errors
@@ -14,35 +16,28 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_FEWEST_SMOOTHED = 20  # the moving average lags by 10 values, so in a shorter run it would lie far from the losses
 _EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
 
 
-def smoothed(values: Sequence[float], weight: float = 0.9) -> list[float]:
-    """Return the exponential moving average of `values`, with Adam's bias correction."""
-    average, result = 0.0, []
-    for count, value in enumerate(values, start=1):
-        average = weight * average + (1.0 - weight) * value
-        result.append(average / (1.0 - weight**count))
-    return result
-
-
-def plot_loss(log_history: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the training and evaluation losses of a log history. Without losses, no file is written."""
-    figure = loss_figure(log_history)
+def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
+    """Plot the training and evaluation losses in entries of a run. Without losses, no file is written."""
+    figure = loss_figure(entries)
     if figure is not None:
         with explained_errors(path):
             figure.savefig(path)
 
 
-def loss_figure(log_history: Sequence[dict[str, Any]]) -> Figure | None:
-    """Return a figure of the losses of a log history, or None if it has no losses.
+def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
+    """Return a figure of the losses in entries, or None if there are none.
 
-    Each of a few training losses is marked with a point. Many training losses are also drawn smoothed.
+    Each of a few training losses is marked with a point. 20 and more training losses are also drawn smoothed.
+
+    Args:
+        entries: entries of steps with `step` and `loss`, and of evaluations with `step` and `eval_loss`.
     """
-    train = [(entry["step"], entry["loss"]) for entry in log_history if "loss" in entry]
+    train = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     evaluations: dict[str, list[tuple[int, float]]] = {}
-    for entry in log_history:
+    for entry in entries:
         for name, value in entry.items():
             if name.startswith("eval_") and name.endswith("_loss"):
                 evaluations.setdefault(name.removeprefix("eval").removesuffix("_loss"), []).append(
@@ -59,11 +54,12 @@ def loss_figure(log_history: Sequence[dict[str, Any]]) -> Figure | None:
     axes = figure.add_subplot()
     if train:
         steps, losses = zip(*train, strict=True)
-        is_long = len(train) >= _FEWEST_SMOOTHED
+        count, means = smoothed(losses)
+        is_long = count > 1
         color, marker = ("#9ecae1", "") if is_long else ("#08519c", "o")
         axes.plot(steps, losses, color=color, marker=marker, markersize=4, linewidth=1, label="training")
         if is_long:
-            axes.plot(steps, smoothed(losses), color="#08519c", linewidth=1.8, label="training, smoothed")
+            axes.plot(steps, means, color="#08519c", linewidth=1.8, label=f"training, mean of {count} steps")
     for number, (name, points) in enumerate(evaluations.items()):
         axes.plot(
             *zip(*points, strict=True),
@@ -74,7 +70,7 @@ def loss_figure(log_history: Sequence[dict[str, Any]]) -> Figure | None:
             label=f"evaluation{name.replace('_', ' ', 1)}",
         )
     axes.set_xlabel("optimizer step")
-    is_per_token = not any("rewards/chosen" in entry for entry in log_history)
+    is_per_token = not any("rewards/chosen" in entry for entry in entries)
     axes.set_ylabel("loss (nats per target token)" if is_per_token else "loss")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
@@ -83,10 +79,11 @@ def loss_figure(log_history: Sequence[dict[str, Any]]) -> Figure | None:
 
 
 class LossPlot(Callback):
-    """Callback that plots loss.png at the end of training, even if an error or a signal ends it."""
+    """Callback that plots loss.png from history.jsonl at the end of training, even after an error or a signal."""
 
     def __init__(self, output_dir: Path) -> None:
-        self.path = output_dir / "loss.png"
+        self._output_dir = output_dir
 
     def on_train_end(self, state: TrainerState) -> None:
-        plot_loss(state.log_history, self.path)
+        run = read_run(self._output_dir)
+        plot_loss([*run.steps, *run.evaluations], self._output_dir / "loss.png")

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
-from paddlenlp_ext.trainer.callbacks.loss_plot import loss_figure, smoothed
-
-
-def test_smoothed_starts_at_the_first_value():
-    assert smoothed([4.0, 4.0, 4.0]) == pytest.approx([4.0] * 3)
-    assert smoothed([1.0, 0.0], weight=0.5) == pytest.approx([1.0, 1 / 3])
+from paddlenlp_ext.trainer.callbacks.loss_plot import LossPlot, loss_figure
 
 
 def _lines(num_losses):
@@ -28,4 +23,16 @@ def test_loss_figure_of_a_short_run_is_not_smoothed():
 
 def test_loss_figure_of_a_long_run_is_also_smoothed():
     lines = _lines(20)
-    assert list(lines) == ["training", "training, smoothed"] and not lines["training"].get_marker()
+    assert list(lines) == ["training", "training, mean of 3 steps"] and not lines["training"].get_marker()
+
+
+def test_loss_plot_draws_each_step_of_a_run_shorter_than_logging_steps(tmp_path, monkeypatch):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 3, "loss": 2.0}\n')
+    lines = [{"step": step, "loss": 4.0 - step} for step in (1, 2, 3)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    drawn = []
+    monkeypatch.setattr(
+        "paddlenlp_ext.trainer.callbacks.loss_plot.plot_loss", lambda entries, path: drawn.extend(entries)
+    )
+    LossPlot(tmp_path).on_train_end(None)
+    assert drawn == lines
