@@ -15,12 +15,14 @@ if find_spec("paddlenlp_ext") is None:
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.config.help_text import print_requested_help
+from paddlenlp_ext.config.requested_trackers import check_requested_trackers
 from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the help text, or check that Paddle is installed, then import and run the program."""
     print_requested_help(argv, "reward", "run_reward.py")
+    check_requested_trackers(argv)
     require_paddle()
     from paddlenlp_ext.cli.run_finetune import run_finetune
     from paddlenlp_ext.config.run_config import REWARD_SECTIONS

@@ -60,7 +60,7 @@ def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None
 def _trackers_are_installed(train: TrainConfig, report: Report) -> None:
     for name in chosen_trackers(train.report_to):
         if not is_installed(TRACKER_MODULES[name]):
-            report.error(missing_package(TRACKER_MODULES[name], name, f"report_to: {name}"), "report_to")
+            report.error(missing_package(TRACKER_MODULES[name], name, name), "report_to")
 
 
 @run_rules("resume_from_checkpoint", "do_train")
