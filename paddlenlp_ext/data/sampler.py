@@ -25,6 +25,8 @@ from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 
+_OPTIONAL = ("use_pose_convert", "dev_ratio")
+"""Settings that a checkpoint has only if they are on."""
 _ROWS_HASHED = 100_000
 
 
@@ -148,6 +150,7 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
         **_row_settings(rows),
         # Checkpoints of versions without PoSE lack the key.
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
+        **({"dev_ratio": config.data.dev_ratio} if config.data.dev_ratio else {}),
     }
 
 
@@ -157,8 +160,11 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
     Raises:
         ValueError: the data order differs.
     """
+    names = [*current, *(name for name in _OPTIONAL if name in saved and name not in current)]
     changed = [
-        f"{name} was {saved.get(name)!r}, now {value!r}" for name, value in current.items() if saved.get(name) != value
+        f"{name} was {saved.get(name)!r}, now {current.get(name)!r}"
+        for name in names
+        if saved.get(name) != current.get(name)
     ]
     if changed:
         raise ValueError(

@@ -48,6 +48,7 @@ def audit_run(
     Raises:
         ValueError: a dataset does not exist, or a file is damaged.
     """
+    eval_rows = train_rows if config.data.dev_ratio else eval_rows
     splits = _open_splits(config, data, train_rows, {} if eval_rows is None else rows_by_dev_set(eval_rows))
     names = list(dict.fromkeys(name for split in splits for name in split.encoder.files))
     context = DecoderConfig.from_dict(data.source.config).max_context

@@ -143,6 +143,7 @@ def load_splits(
     train = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
     if not config.train.do_eval:
         return train, None
+    eval_rows = train_rows if config.data.dev_ratio else eval_rows
     if eval_rows is None:
         sections = {
             name: replace(config.data, dataset_name_or_path=path) for name, path in dev_sets(config.data).items()
@@ -150,7 +151,16 @@ def load_splits(
         sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
         sets = {name: load(config.data, split="dev", rows=rows) for name, rows in rows_by_dev_set(eval_rows).items()}
+    if config.data.dev_ratio and train is not None:
+        _log_held_out(config.data.dev_ratio, sets[""], train)
     return train, sets.get("", sets)  # a single dev set has no name
+
+
+def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> None:
+    """Log how many training rows `dev_ratio` holds out; a stream has not counted its rows yet."""
+    held_out = dev.stats.num_read
+    total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
+    get_logger().info("dev_ratio %g: %s%s rows are held out for evaluation", ratio, f"{held_out:,}", total)
 
 
 def load_tokenizing(config: RunConfig) -> RunData:

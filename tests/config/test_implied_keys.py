@@ -14,6 +14,7 @@ ADJUSTED = [
         "do_eval is on, because evaluation_strategy is epoch; set evaluation_strategy: no to switch it off",
     ),
     ({"evaluation_strategy": "epoch"}, {"do_eval": True}, "do_eval is on"),
+    ({"dev_ratio": 0.1}, {"do_eval": True}, "do_eval is on, because dev_ratio holds out eval rows"),
     (
         {"load_best_model_at_end": True},
         {"load_best_model_at_end": False},

@@ -36,6 +36,12 @@ class DataConfig(OptionGroup):
         help="datasets for evaluation, in place of the dev split of the training dataset: a path, a list of paths, or "
         "an object {name: path}",
     )
+    dev_ratio: float = option(
+        0.0,
+        minimum=0,
+        below=1,
+        help="fraction of the training rows that are held out as eval rows, chosen by a hash of their content",
+    )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
     truncation: str = option(

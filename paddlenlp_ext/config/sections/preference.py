@@ -107,4 +107,5 @@ class PreferenceDataConfig(DataConfig):
         """Return the keys that name the data files of a run, with their values."""
         keys = {"train_dataset_path": self.train_dataset_path, "dev_dataset_path": self.eval_dataset_path}
         needed = [key for key, is_needed in zip(keys, (train, evaluate), strict=True) if is_needed]
-        return {key: keys[key] or self.dataset_name_or_path for key in needed}
+        held_out = self.train_dataset_path if self.dev_ratio else None
+        return {key: keys[key] or held_out or self.dataset_name_or_path for key in needed}

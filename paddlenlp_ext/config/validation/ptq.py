@@ -19,7 +19,7 @@ QUANTIZATION_KEYS = frozenset(
         "per_device_train_batch_size",
         *(option.key for section in (PTQConfig, DataConfig) for option in options_of(section, "")),
     }
-) - {*_PACKING_KEYS, *_STREAM_KEYS, "eval_dataset_path", "audit", "max_lost_targets"}
+) - {*_PACKING_KEYS, *_STREAM_KEYS, "eval_dataset_path", "dev_ratio", "audit", "max_lost_targets"}
 """Keys that quantization uses; all other keys are about training."""
 _ACTIVATION_KEYS = {
     entry.key: entry for entry in COMPAT_KEYS if entry.needs == "do_ptq" and entry.key not in QUANTIZATION_KEYS

@@ -190,6 +190,16 @@ def _label_metric_needs_labels(
         )
 
 
+@rules("dev_ratio", "eval_dataset_path")
+def _eval_rows_have_one_source(data: DataConfig, report: Report) -> None:
+    if data.dev_ratio and data.eval_dataset_path is not None:
+        report.error(
+            "dev_ratio holds out training rows for evaluation, and eval_dataset_path names other eval rows; keep one",
+            "dev_ratio",
+            "eval_dataset_path",
+        )
+
+
 @rules("eval_dataset_path")
 def _dev_sets_have_names_and_paths(data: DataConfig, report: Report) -> None:
     try:

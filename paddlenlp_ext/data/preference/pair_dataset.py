@@ -185,7 +185,7 @@ def open_pairs(
     Raises:
         ValueError: the path of the split is not set, does not exist, or lacks the split.
     """
-    if split == "train" and config.train_dataset_path is not None:
+    if (split == "train" or config.dev_ratio) and config.train_dataset_path is not None:
         config = replace(config, dataset_name_or_path=config.train_dataset_path)
     readers = open_dataset(config, split, rows=rows)
     limits = LengthLimits(config.src_length, config.max_length, config.truncation)

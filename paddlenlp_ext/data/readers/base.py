@@ -76,6 +76,8 @@ class Reader(ABC):
 
     name: str
     size: int = 0
+    remedy_if_empty: str = ""
+    """End of the error message if no row is valid."""
 
     @property
     def is_json_text(self) -> bool:

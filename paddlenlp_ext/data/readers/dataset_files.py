@@ -15,6 +15,7 @@ from pathlib import Path
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
 from paddlenlp_ext.data.readers.column_mapping import RenamedReader
+from paddlenlp_ext.data.readers.held_out import OneSideReader
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.readers.inflection import InflectionReader
@@ -51,16 +52,42 @@ def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: Rows | None = None) -> list[Reader]:
-    """Return the readers of a split of the configured datasets, or of rows in memory; `column_mapping` renames columns.
+    """Return the readers of a split of the configured datasets, or of rows in memory.
 
     A single file holds training rows; a single file that `eval_dataset_path` names holds evaluation rows.
+    `column_mapping` renames columns, and with `dev_ratio` the splits "train" and "dev" are parts of the training rows.
 
     Raises:
-        ValueError: `dataset_name_or_path` is not set, or `open_splits` or `RenamedReader` raises a ValueError.
+        ValueError: `dataset_name_or_path` is not set, a dataset has a dev split in spite of `dev_ratio`, or
+            `open_splits` or `RenamedReader` raises a ValueError.
     """
-    readers = _open_configured(config, split, is_stream) if rows is None else [InMemoryReader(rows)]
-    mapping = config.column_mapping
-    return readers if mapping is None else [RenamedReader(reader, mapping) for reader in readers]
+    holds_out = config.dev_ratio > 0 and split in ("train", "dev")
+    if rows is not None:
+        readers: list[Reader] = [InMemoryReader(rows)]
+    elif holds_out:
+        readers = _open_configured(config, "train", is_stream)
+        _check_no_dev_split(config)
+    else:
+        readers = _open_configured(config, split, is_stream)
+    if (mapping := config.column_mapping) is not None:
+        readers = [RenamedReader(reader, mapping) for reader in readers]
+    return [OneSideReader(reader, config.dev_ratio, split == "dev") for reader in readers] if holds_out else readers
+
+
+def _check_no_dev_split(config: DataConfig) -> None:
+    """Check that no dataset has eval rows of its own, so that `dev_ratio` is the only source of eval rows."""
+    assert config.dataset_name_or_path is not None, "the training rows have been opened"
+    for name in dataset_names(config.dataset_name_or_path):
+        if name not in BUILTIN_NAMES and _has_no_splits(_find_folder(name)):
+            continue
+        try:
+            open_split(name, "dev, not test", config.task_name)
+        except MissingSplitError:
+            continue
+        raise ValueError(
+            f"dev_ratio: {name} has a dev split; leave dev_ratio out, or set dataset_name_or_path to the file of the "
+            "training rows"
+        )
 
 
 def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Reader]:
@@ -78,7 +105,7 @@ def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Re
         if not names:
             needed = "eval_dataset_path: not set, and" if split == "dev" else "do_predict: needs test rows, and"
             remedy = (
-                "set it to a file or folder, or set do_eval to false"
+                "set it to a file or folder, set dev_ratio to hold out rows, or set do_eval to false"
                 if split == "dev"
                 else "use a folder with test.json, or set do_predict to false"
             )

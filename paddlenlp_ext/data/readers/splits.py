@@ -8,6 +8,7 @@ SPLITS = {
     "train": (("train",),),
     "dev": (("dev", "validation", "valid", "val", "eval"), ("test",)),
     "test": (("test",),),
+    "dev, not test": (("dev", "validation", "valid", "val", "eval"),),
 }
 """Split of a run -> groups of names in datasets. A group applies only if a dataset has no name of an earlier group."""
 

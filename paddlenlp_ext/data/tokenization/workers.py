@@ -181,5 +181,6 @@ def tokenize(
     stats.check()
     if not stats.num_untruncated + stats.num_truncated:
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        raise ValueError(f"{', '.join(encoder.files)}: no valid row\n{stats.table()}{listed}")
+        remedy = next((reader.remedy_if_empty for reader in readers), "")
+        raise ValueError(f"{', '.join(encoder.files)}: no valid row{remedy}\n{stats.table()}{listed}")
     return stats

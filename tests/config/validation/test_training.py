@@ -20,6 +20,7 @@ CONTRADICTIONS = [
         "offload_recompute_inputs needs recompute_granularity: full",
     ),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
+    ({"dev_ratio": 0.1, "eval_dataset_path": "dev.jsonl"}, "names other eval rows; keep one"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
     ({"lr_end": 1.0, "lr_scheduler_type": "polynomial"}, "lr_end 1 is above learning_rate"),
     (

@@ -1,0 +1,76 @@
+"""Hold out training rows for evaluation (`dev_ratio`), by a hash of their content.
+
+The side of a row depends on nothing but its content: not on its position, the other rows or the number of processes.
+Equal rows are on the same side, and a larger ratio holds out further rows in addition.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
+from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
+
+_HASH_BYTES = 8
+
+
+def is_held_out(value: Any, ratio: float) -> bool:
+    """Return whether `dev_ratio` = `ratio` holds out a row, a JSON value. The order of keys does not matter."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
+    return int.from_bytes(digest, "big") < ratio * 256**_HASH_BYTES
+
+
+@dataclass(frozen=True)
+class OneSideOfBlock(Block):
+    """Block with the rows of one side.
+
+    Attributes:
+        block: the block with all rows.
+        ratio: `dev_ratio`.
+        held_out: whether to yield the rows that are held out, or the others.
+    """
+
+    block: Block
+    ratio: float
+    held_out: bool
+
+    def rows(self) -> Iterator[SourceRow | InvalidRow]:
+        """Yield the rows of the side; unreadable rows are training rows, and an unreadable rest ends both sides."""
+        for row in self.block.rows():
+            if isinstance(row, InvalidRow):
+                if row.fatal or not self.held_out:
+                    yield row
+            elif is_held_out(row.value, self.ratio) == self.held_out:
+                yield row
+
+
+class OneSideReader(Reader):
+    """Reader that wraps another reader and yields the rows of one side.
+
+    Args:
+        reader: reader to wrap.
+        ratio: `dev_ratio`.
+        held_out: whether to yield the rows that are held out, or the others.
+    """
+
+    def __init__(self, reader: Reader, ratio: float, held_out: bool) -> None:
+        self.name, self.size = reader.name, reader.size
+        side = "holds out no row; set a larger value" if held_out else "leaves no training row; set a smaller value"
+        self.remedy_if_empty = f": dev_ratio {ratio:g} {side}"
+        self._reader, self._ratio, self._held_out = reader, ratio, held_out
+
+    def blocks(self, start: Cursor = ()) -> Iterator[Block]:
+        """Yield blocks, starting at a cursor of the wrapped reader."""
+        for block in self._reader.blocks(start):
+            yield OneSideOfBlock(block.end, block.fraction, block, self._ratio, self._held_out)
+
+    def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
+        """Return the fingerprint of the wrapped reader, combined with the ratio and the side."""
+        name, digest = self._reader.fingerprint(observe)
+        self.size = self._reader.size
+        return name, f"{digest} {'held out' if self._held_out else 'rest'} {self._ratio!r}"
