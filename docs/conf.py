@@ -18,7 +18,8 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 def _link_repository(app: Any, page: str, text: list[str]) -> None:
     """Turn links to files outside of docs/, which GitHub follows, into names; a site does not contain these files."""
-    text[0] = re.sub(r"\[([^\]]+)\]\(\.\./(?!docs/)[^)]*\)", r"\1", text[0])
+    up = r"\.\./" * (page.count("/") + 1)
+    text[0] = re.sub(rf"\[([^\]]+)\]\({up}(?!docs/)[^)]*\)", r"\1", text[0])
 
 
 def setup(app: Any) -> None:

@@ -11,7 +11,7 @@ from paddlenlp_ext.config import ConfigError, load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 FILE_WITH_ERRORS = """{
   "model_name_or_path": "./my-model",
   "dataset_name_or_path": "./my-data",

@@ -1,0 +1,72 @@
+"""Update the tables of keys in docs/start/coming_from.md from the tables of docs/configuration.md.
+
+python docs/make_configuration.py && python docs/make_coming_from.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+from paddlenlp_ext.config.known_keys import known_keys
+from paddlenlp_ext.peft.registry import peft_methods
+
+DOCS = Path(__file__).parent
+PAGE, ALL_KEYS = DOCS / "start" / "coming_from.md", DOCS / "configuration.md"
+MARKERS = "<!-- {}: made by docs/make_coming_from.py -->\n", "<!-- end of {} -->\n"
+
+KEYS = {
+    "PaddleFormers": "model_name_or_path train_dataset_path eval_dataset_path train_dataset_type stage fine_tuning "
+    "lora_rank max_seq_len packing mix_strategy attn_impl learning_rate evaluation_strategy sharding "
+    "unified_checkpoint",
+    "LLaMA-Factory": "model_name_or_path stage finetuning_type lora_rank lora_target dataset dataset_dir template "
+    "cutoff_len max_samples val_size packing quantization_bit flash_attn deepspeed",
+    "PEFT": "r lora_alpha lora_dropout target_modules exclude_modules use_rslora use_dora init_lora_weights bias "
+    "modules_to_save layers_to_transform rank_pattern alpha_pattern task_type fan_in_fan_out",
+    "TRL": "dataset_name max_length packing completion_only_loss assistant_only_loss use_peft lora_r "
+    "lora_target_modules load_in_4bit gradient_checkpointing loss_type beta max_prompt_length "
+    "eval_strategy padding_free",
+}
+"""Toolkit -> the 15 keys that its examples and documentation use most."""
+NOT_READ = {
+    "train_dataset_type": "unknown key: leave it out; the format of the rows is detected",
+    "fine_tuning": "unknown key: leave it out; `lora: true` selects LoRA, and no method trains all weights",
+}
+"""Key that is refused as unknown -> what to write."""
+
+
+def key_tables(toolkit: str) -> str:
+    """Return what the keys of a toolkit are called here: a list of equal keys, and a table of the others."""
+    answers, known = _answers(ALL_KEYS.read_text(encoding="utf-8")), known_keys(peft_methods())
+    equal, lines = [], ["| key | here |", "|---|---|"]
+    for key in KEYS[toolkit].split():
+        if key in answers:
+            lines.append(f"| `{key}` | {answers[key].replace('error: ', '')} |")
+        elif key not in known.keys:
+            lines.append(f"| `{key}` | {NOT_READ[key]} |")
+        elif known.keys[key] == key:
+            equal.append(f"`{key}`")
+        else:
+            lines.append(f"| `{key}` | `{known.keys[key]}` |")
+    return "\n".join([f"Equal: {', '.join(equal)}.", "", *lines])
+
+
+def _answers(page: str) -> Mapping[str, str]:
+    """Return the tables of other toolkits' keys: key -> what it means here."""
+    tables = page.split("<!-- toolkits: ")[1].split("<!-- end of toolkits -->")[0]
+    rows = re.findall(r"^\| (`.+?`) \| (.+) \|$", tables, re.MULTILINE)
+    return {key: answer for keys, answer in rows for key in re.findall(r"`([^`]+)`", keys)}
+
+
+def renew(page: str) -> str:
+    """Return the page with its tables generated."""
+    for toolkit in KEYS:
+        start, end = (marker.format(toolkit) for marker in MARKERS)
+        before, rest = page.split(start)
+        page = f"{before}{start}\n{key_tables(toolkit)}\n\n{end}{rest.split(end)[1]}"
+    return page
+
+
+if __name__ == "__main__":
+    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
