@@ -68,6 +68,6 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model with this name. It is not used automatically, because its weights are quantized."""
+    """Suggest the built-in model with this name, which is not used automatically, because its weights are quantized."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -85,7 +85,7 @@ def find_run(folder: str) -> RunFolder:
 def is_model_name(word: str) -> bool:
     """Return whether a word names a model rather than a folder: a built-in name, a .gguf file or a hub id.
 
-    A word is a folder's path if the folder that would contain it exists, or if it begins with `checkpoints`.
+    A word is a folder's path if its parent folder exists, or if the word begins with `checkpoints`.
     """
     path = Path(word).expanduser()
     if word in BUILTIN_MODELS or path.suffix == ".gguf":

@@ -1,7 +1,7 @@
 """Read the settings of a flat YAML file by the core schema of YAML 1.2: `3e-4` is a number, `no` is a string.
 
-PyYAML parses the text. Its own rules for plain scalars are YAML 1.1's, in which `no` is false and `3e-4` a string, so
-this module replaces them with section 10.3.2 of https://yaml.org/spec/1.2.2. Aliases and tags are not accepted.
+PyYAML parses the text. PyYAML's rules for plain scalars are from YAML 1.1, where `no` is false and `3e-4` a string, so
+this module replaces these rules with section 10.3.2 of https://yaml.org/spec/1.2.2. Aliases and tags are not accepted.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Each step extends all beams of a row by one token, and keeps the `num_beams` con
 score of a beam is the sum of its log-probabilities. A continuation that ends at an end token leaves the beams, and its
 final score is the sum divided by length^`length_penalty`. The length includes the end token.
 
-A row ends when its beams reach the token limit. It also ends when it has `num_beams` ended continuations, and the best
-running beam, with the same length penalty, does not score higher than the worst ended continuation.
+A row ends when its beams reach the token limit, or when it has `num_beams` ended continuations and the best running
+beam, with the same length penalty, does not score higher than the worst ended continuation.
 
 Shapes: B rows, N beams per row, V vocab.
 """

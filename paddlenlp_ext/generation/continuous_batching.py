@@ -1,7 +1,7 @@
 """Continuous batching: requests join and leave the batch between forward passes.
 
-A step first prefills prompts, up to a maximum number of tokens. It then decodes one token of every row whose prefill is
-complete. The other rows therefore continue to decode between two chunks of a long prompt:
+A step first prefills prompts, up to a maximum number of tokens. The step then decodes one token of every row whose
+prefill is complete. Rows therefore continue to decode between two chunks of another row's long prompt:
 
     step        1        2        3        4        5
     row 0       decode   decode   decode   ends

@@ -1,7 +1,7 @@
 """Merge the files of a model that PaddleNLP saved as one file per rank.
 
 The folder contains files such as `model_state.tp00_pp00.pdparams`, with the index of the tensor rank after `tp` and the
-index of the pipeline stage after `pp`. Their content differs from Hugging Face's format:
+index of the pipeline stage after `pp`. The content of these files differs from Hugging Face's format:
 
     names            start with the model family (`llama.layers.0...`)
     linear weights   are stored as [in, out]

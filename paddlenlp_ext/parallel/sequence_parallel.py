@@ -1,6 +1,6 @@
 """Sequence parallelism (arXiv:2205.05198): split hidden states over the tensor-parallel ranks between sharded layers.
 
-Each rank holds the hidden states of a slice of the sequence. It computes norms and residuals only for this slice, and
+Each rank holds the hidden states of a slice of the sequence, computes norms and residuals only for this slice, and
 saves only this slice for the backward pass.
 
     embedding -> split -> [ norm -> all-gather -> attention or MLP -> reduce-scatter -> + ] x N -> norm -> gather

@@ -11,10 +11,10 @@ unchanged. Experts sharded by expert parallelism have no owner. Every rank that 
 All ranks keep the gradients and values of adapters, because adapters are small and AdaLoRA reads both on every rank.
 With an adapter, stage 3 therefore shards only the frozen base model.
 
-In stage 3 the parameters of a decoder layer are gathered before its forward pass and released after it. They are
-gathered again for the backward pass, and released after the backward pass of the layer below, when all gradients of the
-layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head) stay gathered
-during the micro-batch. All sharding ranks must run the same layers in the same order.
+In stage 3, the parameters of a decoder layer are gathered before the layer's forward pass and released afterwards. The
+parameters are gathered again for the backward pass, and released after the backward pass of the layer below, when all
+gradients of the layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head)
+stay gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
 """
 
 from __future__ import annotations

@@ -106,7 +106,7 @@ class WeightAdapter(AdapterLayer):
 class LinearAdapter(WeightAdapter):
     """Adapter of a linear layer that is equivalent to a change of the weight: `y = x @ (W + delta)^T`.
 
-    `adapter_forward` maps x [..., in] to y [..., out]. The base may be quantized or not. It must provide:
+    `adapter_forward` maps x [..., in] to y [..., out]. The base may be quantized or not, and must provide:
 
     | member | meaning |
     | --- | --- |

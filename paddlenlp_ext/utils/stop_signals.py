@@ -126,7 +126,7 @@ def keyboard_interrupts() -> Iterator[None]:
 def stop_program(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first signal outside of training: print a line and leave the program within three seconds.
 
-    The process also ends if a library catches the exception. During an import, it ends immediately, because modules
+    The process also ends if a library catches the exception. During an import, the process ends at once: modules
     such as Paddle's print their own messages when an exception interrupts them.
 
     Raises:

@@ -240,7 +240,7 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 
 
 idle_rules = Rules()
-"""Rules that note keys without effect. They run last, so that invalid keys get no note."""
+"""Rules that note keys without effect; run last, so that invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
 
 

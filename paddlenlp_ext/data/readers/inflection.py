@@ -8,7 +8,7 @@ The rows come from the lexicon in the package `lemminflect` (MIT; derived from t
     adj    comparative, superlative
 
 `a/b` lists variants of a form, and an empty column means that the form does not exist. Questions cover forms with a
-single spelling and lemmas of 3 to 12 lower-case letters. The score is the fraction of correct words. It measures how
+single spelling and lemmas of 3 to 12 lower-case letters. The score, the fraction of correct words, measures how
 well a model learns spelling rules (carry, carried; stop, stopping) and exceptions (mouse, mice).
 
 A hash of the lemma selects the split of a question, so a lemma occurs in only one split.

@@ -8,9 +8,9 @@ module derives the spans from several renderings, because searching for the text
 - End of an answer: the last special token in the rendering of the messages up to the answer, for example the end of
   `<|im_end|>`, excluding the line break after the token.
 
-A long conversation would need renderings of its whole length for every answer. Its spans are therefore derived from
-renderings of a few turns at a time (`_located_in_windows`), provided that their texts, one after the other, are exactly
-the text of the conversation.
+A long conversation would need renderings of its whole length for every answer. Spans of a long conversation are
+therefore derived from renderings of a few turns at a time (`_located_in_windows`), provided that the concatenated
+renderings equal the text of the conversation.
 
 Some templates rewrite an answer when later messages follow; Qwen3, for example, drops earlier reasoning. Such an answer
 is a target only in a separate example, which ends with the answer.

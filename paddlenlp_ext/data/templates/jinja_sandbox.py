@@ -7,7 +7,7 @@ is charged to the budget of the rendering (jinja_budget.py):
     loops, + - ~ literals, slices, comparisons, ...   by filters that are added to the syntax tree
     texts that are written                            by Jinja's function `finalize`
 
-transformers renders the template. It receives a name in place of the template; `bound_template` replaces the empty code
+transformers renders the template, but receives only a name for the template; `bound_template` replaces the empty code
 that transformers compiled for the name with the charging code of the template. transformers must not compile the
 template itself, because the compiler evaluates constant expressions.
 

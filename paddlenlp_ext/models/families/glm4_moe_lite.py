@@ -56,5 +56,5 @@ FAMILIES.register("glm4_moe_lite")(
     )
 )
 
-# GGUF files of GLM-4.7-Flash have the architecture deepseek2. They are read as DeepSeek V3 (same computation).
+# GGUF files of GLM-4.7-Flash have the architecture deepseek2, and are read as DeepSeek V3 (same computation).
 ARCHITECTURES.register("glm4_moe_lite")(replace(DEEPSEEK_V3_GGUF, reads=lambda file: False))

@@ -11,8 +11,8 @@ Every stage calls the unchanged forward method of the model. A `stage` set on th
     Decoder.forward_embeddings     the current chunk of layers, applied to the received hidden states
     CausalLM.logits                logits of the last stage, broadcast to all stages (generation and evaluation)
 
-Fleet's `PipelineLayer` is not used. It requires a list of layers, renames their parameters, and passes only tensors
-between stages, so the document lengths of a packed batch would have to be sent as tensors.
+Fleet's `PipelineLayer` is not used, because it requires a list of layers, renames their parameters, and passes only
+tensors between stages, so the document lengths of a packed batch would have to be sent as tensors.
 """
 
 from __future__ import annotations

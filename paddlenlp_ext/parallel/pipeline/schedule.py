@@ -1,8 +1,8 @@
 """Pipeline schedule: the order of forward passes, backward passes and transfers on each process.
 
 A chunk is a group of consecutive layers. With one chunk per process, the schedule is 1F1B (one forward, one backward;
-PipeDream, Narayanan et al. 2019). With several chunks per process, it is interleaved 1F1B (arXiv:2104.04473). Example
-with four micro-batches and two processes, where a backward pass takes twice as long as a forward pass:
+PipeDream, Narayanan et al. 2019). With several chunks per process, the schedule is interleaved 1F1B (arXiv:2104.04473).
+Example with four micro-batches and two processes, where a backward pass takes twice as long as a forward pass:
 
     process 0   F0 F1       B0 B0 F2 B1 B1 F3 B2 B2    B3 B3
     process 1      F0 B0 B0 F1 B1 B1 F2 B2 B2 F3 B3 B3

@@ -3,8 +3,8 @@
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
 PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. PiSSA, OLoRA and LoRA-GA start with A = A0 and B = B0, so their
-initial model equals the base. Their papers overwrite W with W - s B0 A0. Here an unquantized W is unchanged, and the
-layer subtracts s (x A0^T) B0^T. This costs one more product of rank r, and has three advantages:
+initial model equals the base. In the papers, W is overwritten with W - s B0 A0. Here, an unquantized W is kept, and
+the layer subtracts s (x A0^T) B0^T. The subtraction costs one more product of rank r, and has three advantages:
 
 - With the adapter disabled, results are bitwise equal to the base's results.
 - Loading an adapter does not recompute A0 and B0.

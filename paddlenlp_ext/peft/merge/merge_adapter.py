@@ -107,7 +107,7 @@ def merge_adapter(
         adapter: adapter folder.
         output: folder to create.
         load_model: function, such as `AutoModelForCausalLM.from_pretrained`, that loads a folder or file as a float32
-            model. It is called with `quantization_config` and `before_quantizing` if the base was quantized in
+            model; called with `quantization_config` and `before_quantizing` if the base was quantized in
             training, with `config_overrides` if the base's config was changed, and with `task_type` for a reward model.
         base: base model; None: the base model that the adapter names.
         dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).

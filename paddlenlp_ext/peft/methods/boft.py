@@ -3,7 +3,7 @@
     y = s * (x R W^T) + b        R = M_(m-1) ... M_1 M_0        M_i = P_i D_i P_i^T
     merged: diag(s) W R^T        D_i = I and s = 1 at the start
 
-arXiv:2311.06243. D_i is block-diagonal. Its blocks are Cayley transforms (I - Q)(I + Q)^-1 of Q = (A - A^T) / 2, where
+arXiv:2311.06243. The blocks of the block-diagonal D_i are Cayley transforms (I - Q)(I + Q)^-1, Q = (A - A^T) / 2, where
 A [b, b] is trained. The butterfly permutation P_i interleaves the half blocks of 2^i blocks, so that m factors mix the
 features of 2^(m-1) blocks. With one factor, R is the rotation of OFT.
 

@@ -166,7 +166,7 @@ def estimate_memory(
     working = max(loss, backward)
 
     # Paddle's ops allocate the residual sums, and the sums of a linear output and a separate adapter's output (here of
-    # gate and up). They also allocate about half of the activations that a separate adapter saves (measured with DoRA).
+    # gate and up), and about half of the activations that a separate adapter saves (measured with DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     kept: Sequence[int] = share.layers
     if recompute is not None and recompute.offloads_inputs:
