@@ -14,11 +14,13 @@ if find_spec("paddlenlp_ext") is None:
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.cli.finetune_generation import run_finetune_arguments
+from paddlenlp_ext.config.help_text import print_requested_help
 from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Translate the command line into arguments of run_finetune.py, and run the program."""
+    """Print the help text, or translate the command line into arguments of run_finetune.py and run the program."""
+    print_requested_help(argv, "sft", "finetune_generation.py --config")
     require_paddle()
     arguments = run_finetune_arguments(argv)
     from paddlenlp_ext.cli.run_finetune import run_finetune

@@ -18,7 +18,8 @@ WIDTH = 100
 _INDENT = 32
 _SCHEMAS = Path(__file__).with_name("schema")
 BASIC_KEYS = (
-    *("model_name_or_path", "dataset_name_or_path", "train_dataset_path", "eval_dataset_path", "output_dir"),
+    *("model_name_or_path", "dataset_name_or_path", "train_dataset_path", "dev_ratio", "eval_dataset_path"),
+    "output_dir",
     *("do_train", "do_eval", "do_ptq", "do_gptq", "do_awq", "quant_type", "group_size"),
     *("chat_template", "src_length", "max_length", "zero_padding"),
     *("loss_type", "beta", "lora", "lora_rank", "weight_quantize_algo"),
@@ -92,7 +93,8 @@ def help_text(keys: Keys, usage: str, with_idle: bool = False) -> str:
     for title, members in _sections(active, set(basic)).items():
         lines += ["", f"{title}:", *_entries(active, members)]
     for title, members in _sections(idle, set()).items() if with_idle else ():
-        lines += ["", f"{title}, not used by this program:", *_entries(idle, members)]
+        what = "read as other keys, or explained" if "x-toolkit" in idle[members[0]] else "not used by this program"
+        lines += ["", f"{title}, {what}:", *_entries(idle, members)]
     if idle and not with_idle:
         note = f"--help_all also lists {len(idle)} keys of PaddleNLP and other toolkits that have no effect here."
         lines += ["", note]
