@@ -70,7 +70,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
         ValueError: there are fewer than two or more than six runs.
     """
     if not 2 <= len(runs) <= MAX_RUNS:
-        raise ValueError(f"{len(runs)} runs: name 2 to {MAX_RUNS} runs to compare")
+        raise ValueError(f"a comparison needs 2 to {MAX_RUNS} runs; got {len(runs)}")
     names = run_names(runs)
     return fill_page(
         "comparison.html",

@@ -62,7 +62,7 @@ class Run:
         bad_steps: entries of bad_steps.jsonl.
         audit: contents of data_audit.json; None without an audit.
         answers: generated answers; None if there are none.
-        is_active: whether a process is training in the folder.
+        is_active: whether another process is training in the folder.
     """
 
     folder: Path

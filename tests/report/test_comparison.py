@@ -41,5 +41,5 @@ def test_render_comparison_writes_a_closed_page_with_both_runs(runs):
 
 
 def test_render_comparison_of_one_run_is_an_error(runs):
-    with pytest.raises(ValueError, match="name 2 to 6 runs"):
+    with pytest.raises(ValueError, match="needs 2 to 6 runs; got 1"):
         render_comparison(runs[:1])

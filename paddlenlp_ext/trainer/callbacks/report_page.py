@@ -30,7 +30,9 @@ def refresh_report(output_dir: Path) -> None:
     if not (output_dir / HISTORY_FILE).is_file():
         return
     try:
-        write_text(output_dir / PAGE_FILE, render_run(read_run(output_dir)))
+        run = read_run(output_dir)
+        run.is_active = True  # this process is the run
+        write_text(output_dir / PAGE_FILE, render_run(run))
     except StorageError:
         raise
     except ValueError as error:

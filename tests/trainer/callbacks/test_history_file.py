@@ -68,6 +68,16 @@ def test_history_of_a_resumed_run_has_each_step_once(tmp_path):
     assert events_of(lines) == [("start", 0), ("save", 2), ("resume", 2), ("save", 4), ("end", 5)]
 
 
+def test_report_while_the_run_goes_on_says_so(tmp_path):
+    class Read(Callback):
+        def on_step_end(self, state, report):
+            self.page = (tmp_path / "report.html").read_text()
+
+    callback = Read()
+    make_trainer(tmp_path, max_steps=1, callbacks=[callback]).train()
+    assert "Running: step 0 of 1" in callback.page
+
+
 def test_history_of_a_new_run_in_the_folder_of_a_killed_run_starts_empty(tmp_path):
     (tmp_path / "history.jsonl").write_text('{"step": 0, "event": "start"}\n{"step": 1, "loss": 9.0}\n')
     make_trainer(tmp_path, max_steps=1).train()
