@@ -30,8 +30,8 @@ class ModelHub:
 
     Attributes:
         title: name for messages.
-        snapshot: function that imports the hub's package for a model name, which error messages show, and returns the
-            function from a hub id to the folder with the model, and the exceptions of the package.
+        snapshot: function that imports the hub's package. Its argument is a model name for error messages. Its results
+            are a function from a hub id to the folder with the downloaded model, and the package's exceptions.
     """
 
     title: str

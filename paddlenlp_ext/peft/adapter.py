@@ -82,7 +82,7 @@ class Adapter(TrainingHooks):
         self.replaced.swap()
 
     def parameters(self) -> list[paddle.Tensor]:
-        """Return the adapter's parameters, including the base parameters that it replaces."""
+        """Return the adapter's parameters, including the parameters that replace parameters of the base."""
         layers = [parameter for layer in self.injected.values() for parameter in layer.own_parameters()]
         own = [parameter for layer in self.own_layers.values() for parameter in layer.parameters()]
         return [*layers, *own, *self.replaced.values().values()]

@@ -120,7 +120,7 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
     Args:
         stored: stored adapter.
         config: config of the base model.
-        is_resumed: also check that no other keys of the base's config are overridden.
+        is_resumed: also check that this run overrides no keys of the base's config that training did not override.
 
     Raises:
         ValueError: a key of the config has another value than in training.

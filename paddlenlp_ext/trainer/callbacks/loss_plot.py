@@ -30,7 +30,7 @@ def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
 def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
     """Return a figure of the losses in entries, or None if there are none.
 
-    Each of a few training losses is marked with a point. 20 and more training losses are also drawn smoothed.
+    Fewer than 20 training losses are marked with points; 20 or more are also drawn smoothed.
 
     Args:
         entries: entries of steps with `step` and `loss`, and of evaluations with `step` and `eval_loss`.

@@ -78,7 +78,7 @@ def _hms(seconds: float) -> str:
 
 
 class ProgressBar(Callback):
-    """Progress bar with phase, step, loss, learning rate, all and target tokens per second, and remaining time."""
+    """Progress bar: phase, step, loss, learning rate, speed in tokens and in target tokens, remaining time."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)

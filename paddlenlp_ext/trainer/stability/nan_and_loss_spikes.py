@@ -65,8 +65,8 @@ class StepGuard:
         """Run one step and return its report; None if the step is skipped.
 
         Raises:
-            NonFiniteError: the step is not finite, and `nan_policy` or `max_nan_steps` ends the run.
-            RollbackRequest: the step is not finite, and `nan_policy` requires a rollback.
+            NonFiniteError: loss or gradient norm is not finite, and `nan_policy` or `max_nan_steps` ends the run.
+            RollbackRequest: loss or gradient norm is not finite, and `nan_policy` is rollback.
         """
         number = state.step + 1
         if number in state.skipped_steps or any(first <= number <= last for first, last in self._intervals):
