@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.commands.help import explain, run
+from paddlenlp_ext.commands.help import PROGRAMS, explain, run
 from paddlenlp_ext.config.help_text import WIDTH, read_aliases, read_keys
+from paddlenlp_ext.config.programs import PROGRAMS as ALL
 
 
 def test_explain_of_a_key_tells_type_default_readers_and_page():
@@ -41,6 +42,10 @@ def test_explain_of_words_lists_keys_with_all_words_and_no_idle_ones():
 def test_explain_of_an_unknown_key_suggests_the_nearest():
     with pytest.raises(ValueError, match="did you mean 'lora_rank'"):
         explain(["lora_rnk"])
+
+
+def test_programs_are_the_programs_of_the_configuration():
+    assert {f"{script}.py": name for name, script in PROGRAMS.items()} == {each.script: each.name for each in ALL}
 
 
 def test_run_with_a_command_prints_its_help(capsys: pytest.CaptureFixture[str]):
