@@ -100,7 +100,7 @@ class QuantizedWeights(WeightSource):
             except ValueError as error:
                 raise ValueError(
                     f"{self.path}: {fused} is stored quantized and cannot be split into projections ({error}); start "
-                    "from the original model, or dequantize this one (llm/merge_lora_params.py --model_name_or_path "
+                    "from the original model, or dequantize this one (pnx merge --model_name_or_path "
                     "MODEL --output_path COPY)"
                 ) from error
         if layer not in self._options:

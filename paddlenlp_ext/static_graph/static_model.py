@@ -58,7 +58,7 @@ class StaticModel:
         if not isinstance(description, dict) or not program.is_file() or not weights.is_file():
             raise ValueError(
                 f"{folder}: not an exported model: {program.name}, {weights.name} or the key {STATIC_GRAPH!r} of "
-                "config.json is missing; run llm/predict/export_model.py first, or use --mode dynamic"
+                "config.json is missing; run pnx export static first, or use --mode dynamic"
             )
         missing = [key for key in _DESCRIBED if key not in description]
         if missing:

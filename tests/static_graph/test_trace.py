@@ -110,7 +110,7 @@ def test_save_program_in_bfloat16_stores_half_the_bytes_and_rounds_no_activation
 
 def test_static_model_in_a_folder_without_a_program_names_the_remedy(tmp_path: Path) -> None:
     tiny_model("qwen2_tied").save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"not an exported model: .*run llm/predict/export_model\.py first"):
+    with pytest.raises(ValueError, match=r"not an exported model: .*run pnx export static first"):
         StaticModel(tmp_path)
 
 

@@ -113,8 +113,8 @@ def _require_metric(
 def _best_metric_is_not_one_of_preferences(data: DataConfig, train: TrainConfig, report: Report) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
     if train.evaluation_strategy != "no" and metric in (*PREFERENCE_METRICS, *REWARD_METRICS[1:]):
-        program = "run_dpo" if metric in PREFERENCE_METRICS else "run_reward"
-        message = f"metric_for_best_model {metric} is measured on preferences, by llm/{program}.py; use loss"
+        command = "dpo" if metric in PREFERENCE_METRICS else "reward"
+        message = f"metric_for_best_model {metric} is measured on preferences, by pnx {command}; use loss"
         report.error(message, "metric_for_best_model")
 
 

@@ -119,7 +119,7 @@ REFUSALS = (
             "sort",
             "completions",
         ),
-        "belongs to preference training, and is read by llm/run_dpo.py in its own formats only",
+        "belongs to preference training, and is read by pnx dpo in its own formats only",
         "write the better answer as the answer, and remove the field",
     ),
     Refusal(

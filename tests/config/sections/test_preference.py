@@ -159,7 +159,7 @@ def test_preference_metrics_select_the_best_model(tmp_path):
     assert "not measured on preferences" in found["metric_for_best_model"]
     sft = SMALLEST | {"do_eval": True, "evaluation_strategy": "epoch", "metric_for_best_model": "rewards/accuracies"}
     (problem,) = problems(write(tmp_path, sft), methods=METHODS)
-    assert "llm/run_dpo.py" in problem.message
+    assert "pnx dpo" in problem.message
 
 
 def test_preference_limits_are_checked():
@@ -186,7 +186,7 @@ def test_preference_key_without_effect_gets_a_note(keys, words):
 
 def test_preference_keys_are_refused_by_fine_tuning(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"beta": 0.2}), methods=METHODS)
-    assert found.key == "beta" and "llm/run_dpo.py" in found.message
+    assert found.key == "beta" and "pnx dpo" in found.message
     (found,) = problems(write(tmp_path, SMALLEST | {"max_seq_len": 512}), methods=METHODS)
     assert "for fine-tuning set max_length" in found.message
 

@@ -49,7 +49,7 @@ def test_reward_file_of_paddlenlp_loads(tmp_path):
 def test_reward_rules_are_those_of_preference_data():
     found = refused(autoregressive=True, center_rewards_coefficient=-1, beta=0.2)
     assert set(found) == {"autoregressive", "center_rewards_coefficient", "beta"}
-    assert "llm/run_dpo.py" in found["beta"]
+    assert "pnx dpo" in found["beta"]
     assert refused(process_reward=True)["process_reward"].startswith("process_reward: true is not available yet")
     with pytest.raises(ConfigError, match="autoregressive is for plain text"):
         check_trainer_config(RunConfig(reward=RewardConfig(), data=PreferenceDataConfig(autoregressive=True)))
@@ -65,9 +65,9 @@ def test_reward_metrics_select_the_best_model(tmp_path):
     found = refused(**evaluation, metric_for_best_model="rewards/margins")
     assert "not measured of reward models; use loss, accuracy, margin" in found["metric_for_best_model"]
     (problem,) = problems(write(tmp_path, SMALLEST | EVALUATION | {"metric_for_best_model": "margin"}), methods=METHODS)
-    assert "llm/run_reward.py" in problem.message
+    assert "pnx reward" in problem.message
 
 
 def test_reward_key_in_fine_tuning_names_the_program(tmp_path):
     (problem,) = problems(write(tmp_path, SMALLEST | {"regularization": 0.1}), methods=METHODS)
-    assert problem.key == "regularization" and "llm/run_reward.py" in problem.message
+    assert problem.key == "regularization" and "pnx reward" in problem.message
