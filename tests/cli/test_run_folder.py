@@ -68,6 +68,8 @@ def test_find_run_in_a_folder_of_runs_lists_them(tmp_path):
 
 def test_newest_run_returns_the_only_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    ended_early = write_run(Path("checkpoints/killed"))
+    (ended_early / "adapter_config.json").unlink()
     run = write_run(Path("checkpoints/quickstart/lora"))
     write_run(run / "checkpoint-3")
     assert newest_run().path == run

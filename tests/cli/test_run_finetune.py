@@ -1,0 +1,47 @@
+"""What the training programs print after a run."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paddlenlp_ext.cli import run_finetune as module
+from paddlenlp_ext.cli.run_finetune import run_program
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.config.sections.reward import RewardConfig
+from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.peft.methods.lora import LoraConfig
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig
+
+TRAINED = RunConfig(train=TrainConfig(do_train=True))
+
+
+@pytest.fixture(autouse=True)
+def run(monkeypatch):
+    monkeypatch.setattr(module, "run_training", lambda config: SimpleNamespace(output_dir=Path("out")))
+    monkeypatch.setattr("paddlenlp_ext.cli.next_steps.program", lambda: ["pnx"])
+
+
+@pytest.mark.parametrize(
+    ("config", "command", "missing"),
+    [
+        (replace(TRAINED, peft=LoraConfig()), "pnx merge out -o out-merged", "predict"),
+        (replace(TRAINED, peft=PrefixConfig()), "pnx chat out", "merge"),
+        (TRAINED, "pnx export gguf out -o out.gguf", "merge"),
+        (replace(TRAINED, reward=RewardConfig()), "pnx predict out -d ROWS.jsonl", "chat"),
+    ],
+)
+def test_run_program_ends_with_commands_that_fit_the_result(config, command, missing, capsys):
+    run_program(config)
+    printed = capsys.readouterr().out
+    assert f"  {command}\n" in printed and missing not in printed
+
+
+@pytest.mark.parametrize(("config", "rank"), [(TRAINED, "1"), (RunConfig(train=TrainConfig(do_eval=True)), "0")])
+def test_run_program_prints_no_commands_on_other_ranks_or_without_training(config, rank, monkeypatch, capsys):
+    monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
+    run_program(config)
+    assert capsys.readouterr().out == ""
