@@ -36,7 +36,7 @@ pytestmark = pytest.mark.layouts
 DOCS = ROOT / "docs"
 PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "tutorials").glob("*.md")])
 BLOCK = re.compile(r"(?:^`(?P<file>[^`\n]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-MODELS = re.compile(r"smollm2-135m-instruct|Qwen/[\w.-]+|meta-llama/[\w.-]+")
+QWEN3_TEMPLATE = ROOT / "tests" / "golden" / "data" / "chat_templates" / "qwen3.jinja"
 NOT_RUN = ("python3 -m venv", "source ", "pip install", "pnx doctor", "ollama ")
 """Beginnings of commands that install something or belong to other programs; tests/doctor has the self-check."""
 QUESTIONS = "Where is order 1007?\n/exit\n"
@@ -45,27 +45,35 @@ INTERRUPTED = "Ctrl-C once"
 
 
 @pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Save a model with two small layers, and with SmolLM2's tokenizer and chat template."""
+def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Save models with two small layers and SmolLM2's tokenizer; return the replacement of each model: pattern -> path.
+
+    The replacement of Qwen's models has Qwen3's chat template.
+    """
     from paddlenlp_ext import AutoTokenizer
 
-    folder = tmp_path_factory.mktemp("tutorials") / "tiny"
+    folder = tmp_path_factory.mktemp("tutorials")
     tokenizer = AutoTokenizer.from_pretrained("smollm2-135m-instruct")
     sizes = {"vocab_size": 49152, "max_position_embeddings": 2048, "eos_token_id": tokenizer.eos_token_id}
-    AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes}, seed=1).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes}, seed=1)
+    for name in ("smollm2", "qwen3"):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        tokenizer.chat_template = QWEN3_TEMPLATE.read_text(encoding="utf-8")
+    return {"smollm2-135m-instruct": str(folder / "smollm2"), r"Qwen/[\w.-]+": str(folder / "qwen3")}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tutorial_runs_as_written(page, tiny_model, tmp_path, monkeypatch):
+def test_tutorial_runs_as_written(page, tiny_models, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llm").symlink_to(ROOT / "llm")
     text = page.read_text(encoding="utf-8")
     end = 0
     for block in BLOCK.finditer(text):
         before, end = text[end : block.start()], block.end()
-        content = MODELS.sub(str(tiny_model), block["text"])
+        content = block["text"]
+        for name, path in tiny_models.items():
+            content = re.sub(name, path, content)
         if bf16.unavailable_reason() is not None:
             content = re.sub(r' *"(bf16|fp16_opt_level)": .*\n|--bf16 --fp16_opt_level O2', "", content)
         if block["file"]:
