@@ -70,7 +70,7 @@ def training_runs() -> dict[str, Run]:
 def training_checks(target: Target) -> list[Check]:
     """Return one check per run that applies to a target.
 
-    On each device, the checks of adapter methods run late for all dtypes except the first.
+    On each device, the checks of adapter methods in all dtypes except the first run after the other checks.
     """
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [

@@ -320,10 +320,7 @@ class RotaryEmbedding:
         return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
 
     def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the fp32 inverse frequencies [R / 2] for rows of `length` tokens, and a factor.
-
-        All cosines and sines are multiplied by the factor.
-        """
+        """Return the fp32 inverse frequencies [R / 2] for `length` tokens, and the factor of cosines and sines."""
         return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
 
     def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:

@@ -119,8 +119,8 @@ def parse_text(value: Any) -> str:
     """Return the plain text of a row (`autoregressive`): the field `src` (a text, or texts to join) or `text`.
 
     Raises:
-        InvalidRowError: both keys are missing, the text is empty or of the wrong type, or the row has an unsupported
-            field.
+        InvalidRowError: `src` and `text` are missing, the text is empty or of the wrong type, or the row has an
+            unsupported field.
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {type_name(value)}; write a JSON object")

@@ -274,7 +274,7 @@ class PrefixTuningConfig(PeftConfig):
         return {STORED: paddle.concat(per_layer, axis=1), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PrefixTuningConfig:
-        """Return a config without projection if the file has only the computed prefix, as files of PEFT do."""
+        """Return a config without projection if the file has only the computed prefix, as in PEFT's files."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return self.replace(prefix_projection=False, encoder_hidden_size=None)
