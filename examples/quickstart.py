@@ -64,7 +64,7 @@ def show(seconds: float) -> None:
     console.print(
         f"The merged model is asked: {answer['src']}\n               it answers: [bold]{answer['output']}[/bold]\n"
     )
-    for what, where in [("adapter", ADAPTER), ("loss curve", ADAPTER / "loss.png"), ("merged model", MERGED)]:
+    for what, where in [("adapter", ADAPTER), ("report", ADAPTER / "report.html"), ("merged model", MERGED)]:
         console.print(f"{what:>12}: {where}")
     console.print(f"\nDone in {seconds:.0f} s.")
     if Path(sys.prefix) == ROOT / ".venv" and "VIRTUAL_ENV" not in os.environ:
@@ -97,6 +97,8 @@ def main() -> None:
     run("4. Query the merged model",
         "llm/predict/predictor.py", "--model_name_or_path", MERGED, "--data_file", QUESTION_FILE,
         "--output_file", ANSWER_FILE, "--decode_strategy", "greedy_search", "--max_length", "32")  # fmt: skip
+    run("5. Write the report of the run, with the answers before and after training",
+        "-m", "paddlenlp_ext", "report", ADAPTER, "--before", BEFORE)  # fmt: skip
     show(time.monotonic() - start)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import time
-from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
@@ -185,16 +184,13 @@ def as_text(value: Any) -> str:
 def commands(run: Run) -> list[tuple[str, str]]:
     """Return purposes and commands: the command of the run, its repetition, and the next commands."""
     kind, folder = run.start.get("kind", "sft"), shlex.quote(str(run.folder))
-    listed = [("The command of this run", _shell(run.start["command"]))] if run.start.get("command") else []
-    listed.append(
-        ("Repeat it in a new folder", f"pnx {kind} {folder}/run_config.json --output_dir {_shell([f'{run.folder}-2'])}")
-    )
+    listed = [("The command of this run", shlex.join(run.start["command"]))] if run.start.get("command") else []
+    repeat = ["pnx", kind, f"{run.folder}/run_config.json", "--output_dir", f"{run.folder}-2"]
+    if run.config.get("resume_from_checkpoint"):
+        repeat += ["--resume_from_checkpoint", "false"]
+    listed.append(("Repeat it in a new folder", shlex.join(repeat)))
     if run.end is not None and run.end["outcome"] != "completed":
         listed.append(("Continue it", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
     elif kind != "reward":
         listed.append(("Talk to the model", f"pnx chat {folder}"))
     return [*listed, ("Refresh this page", f"pnx report {folder}")]
-
-
-def _shell(words: Sequence[str]) -> str:
-    return shlex.join(words)

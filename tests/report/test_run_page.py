@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from paddlenlp_ext.report.run_folder import read_run
-from paddlenlp_ext.report.run_page import render_run
+from paddlenlp_ext.report.run_page import commands, render_run
 from tests.report.conftest import ATTACK, Page, history, write_run
 
 
@@ -44,3 +44,10 @@ def test_render_run_after_a_failure_gives_the_error_and_how_to_continue(tmp_path
     page = Page(render_run(read_run(write_run(tmp_path / "lora", [*history()[:-1], end]))))
     assert "Failed at step 60 of 60: loss is nan" in page.text
     assert "--resume_from_checkpoint true" in page.text
+
+
+def test_commands_repeat_a_resumed_run_from_its_start(run_folder):
+    run = read_run(run_folder)
+    assert "--resume" not in dict(commands(run))["Repeat it in a new folder"]
+    run.config["resume_from_checkpoint"] = True
+    assert dict(commands(run))["Repeat it in a new folder"].endswith("lora-2 --resume_from_checkpoint false")
