@@ -10,6 +10,7 @@ from pathlib import Path
 from paddlenlp_ext._runtime import require_paddle
 from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS
 from paddlenlp_ext.cli.next_steps import program, quote
+from paddlenlp_ext.cli.run_folder import CHECKPOINTS
 from paddlenlp_ext.commands.arguments import with_long_names
 from paddlenlp_ext.config.command_line import parse_arguments
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
@@ -37,7 +38,7 @@ class InitArguments(OptionGroup):
     memory: float | None = option(
         None, above=0, help="memory in GB that the run may use; default: 90 % of what is free"
     )
-    out: str = option("run.json", help="file to write; the run's output_dir is checkpoints/<name of the file>")
+    out: str = option("run.json", help="file to write; its name is also the name of output_dir in ./checkpoints")
     yes: bool = option(False, help="ask nothing, and take the defaults")
 
 
@@ -70,12 +71,21 @@ def _write_and_plan(arguments: InitArguments, out: Path) -> None:
     from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 
     assert arguments.model and arguments.data and arguments.goal and arguments.memory, "answered"
-    output_dir = str(Path("checkpoints") / out.stem)
+    output_dir = str(_unused_folder(CHECKPOINTS / out.stem))
     keys = suggest_config(arguments.model, arguments.data, arguments.goal, arguments.memory, output_dir)
     write_text(out, json.dumps(keys, indent=2, ensure_ascii=False) + "\n")
     sections = PREFERENCE_SECTIONS if arguments.goal == "preferences" else SECTIONS
     run_finetune([str(out), "--dry_run", "true"], sections, "pnx plan")
     print(f"Written: {out}\nNext:\n  {quote([*program(), _COMMANDS[arguments.goal], str(out)])}")
+
+
+def _unused_folder(folder: Path) -> Path:
+    """Return the folder, or the first of `folder-2`, `folder-3`, ... that does not exist."""
+    number = 2
+    unused = folder
+    while unused.exists():
+        unused, number = folder.with_name(f"{folder.name}-{number}"), number + 1
+    return unused
 
 
 def _ask(question: str, default: str, takes_default: bool) -> str:

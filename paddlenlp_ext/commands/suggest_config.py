@@ -18,7 +18,8 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import RunData, load_data
 from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
 
-_LENGTHS = (512, 1024, 2048, 4096)
+_LENGTHS = (128, 256, 512, 1024, 2048, 4096)
+_MIN_ROWS_PER_STEP, _MAX_ROWS_PER_STEP = 8, 32
 _SMALL_MODEL = 500_000_000
 """Number of parameters below which a model needs a higher learning rate."""
 _SAVINGS: tuple[dict[str, Any], ...] = (
@@ -59,23 +60,28 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
     }
     keys, config, rows = _load(keys, goal)
     lengths = np.asarray(rows.train_rows.lengths)  # type: ignore[union-attr]
-    keys["max_length"] = next((length for length in _LENGTHS if length >= lengths.max()), _LENGTHS[-1])
+    needed = max(lengths.max(), _MIN_ROWS_PER_STEP * lengths.mean())
+    keys["max_length"] = next((length for length in _LENGTHS if length >= needed), _LENGTHS[-1])
     keys["src_length"] = keys["max_length"] // 2
     keys |= _steps(len(lengths), float(lengths.mean()), keys["max_length"], has_dev=bool(keys.get("do_eval")))
     keys["learning_rate"] = _learning_rate(rows, config, goal)
-    keys |= {"lr_scheduler_type": "cosine", "warmup_ratio": 0.05, "seed": 42}
+    keys |= {"lr_scheduler_type": "cosine", "seed": 42}
+    if keys["max_steps"] >= 100:
+        keys["warmup_ratio"] = 0.05
     return _fitting(keys, rows, goal, memory)
 
 
 def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, RunData]:
-    """Load the rows, with the dev split if there is one; evaluation keys are added to `keys` in this case."""
+    """Load the rows and the dev split, or hold out a tenth of the rows; without eval rows, only the training rows."""
     with_dev = {**keys, "do_eval": True, "per_device_eval_batch_size": 8}
-    try:
-        config = config_of(with_dev, goal)
-        return with_dev, config, load_data(config)
-    except MissingSplitError:
-        config = config_of(keys, goal)
-        return keys, config, load_data(config)
+    for tried in (with_dev, {**with_dev, "dev_ratio": 0.1}):
+        config = config_of(tried, goal)
+        try:
+            return tried, config, load_data(config)
+        except MissingSplitError:
+            continue
+    config = config_of(keys, goal)
+    return keys, config, load_data(config)
 
 
 def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
@@ -91,14 +97,15 @@ def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
 def _steps(num_rows: int, mean_length: float, max_length: int, has_dev: bool) -> dict[str, Any]:
     """Return the keys of steps and intervals.
 
-    A step has some 8 to 32 rows, more for more rows. A run has up to three epochs, and at most 200 steps on a CPU and
-    2,000 on a GPU.
+    A step has some 8 to 32 rows, more for more rows. A run has three epochs, or up to ten to reach 20 steps. It has
+    at most 200 steps on a CPU, and 2,000 on a GPU.
     """
-    rows_per_step = min(32, max(8, num_rows // 100))
+    rows_per_step = min(_MAX_ROWS_PER_STEP, max(_MIN_ROWS_PER_STEP, num_rows // 100))
     rows_per_pack = max(1.0, max_length / mean_length)
     packs_per_step = max(1, round(rows_per_step / rows_per_pack))
     steps_per_epoch = max(1, math.ceil(num_rows / (packs_per_step * rows_per_pack)))
-    max_steps = min(3 * steps_per_epoch, 2000 if has_gpu() else 200)
+    max_steps = max(3 * steps_per_epoch, min(20, 10 * steps_per_epoch))
+    max_steps = min(max_steps, 2000 if has_gpu() else 200)
     interval = max(1, max_steps // 4)
     keys: dict[str, Any] = {"gradient_accumulation_steps": packs_per_step, "max_steps": max_steps}
     keys |= {"logging_steps": max(1, max_steps // 20), "save_strategy": "steps", "save_steps": interval}

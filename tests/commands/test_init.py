@@ -26,9 +26,10 @@ def written(run_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_init_with_yes_writes_a_valid_configuration_and_prints_the_next_command(written, capsys):
+    Path("checkpoints/run").mkdir(parents=True)
     keys = written("--yes", "--memory", "8")
     config = load_run_config(["run.json"], peft_methods())
-    assert (config.train.max_steps, keys["output_dir"]) == (keys["max_steps"], str(Path("checkpoints/run")))
+    assert (config.train.max_steps, keys["output_dir"]) == (keys["max_steps"], str(Path("checkpoints/run-2")))
     assert "recompute" not in keys and "weight_quantize_algo" not in keys
     printed = capsys.readouterr().out
     assert "optimizer steps" in printed and printed.rstrip().endswith("sft run.json")
@@ -74,7 +75,7 @@ def test_init_with_too_little_memory_names_what_a_run_needs(written):
 
 @pytest.mark.parametrize(
     ("rows", "packs_per_step", "steps"),
-    [(100, 1, 30), (800, 1, 200), (20_000, 3, 200)],
+    [(10, 1, 10), (60, 1, 20), (100, 1, 30), (800, 1, 200), (20_000, 3, 200)],
 )
 def test_steps_follow_the_number_of_rows(rows, packs_per_step, steps, monkeypatch):
     monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_gpu", lambda: False)
