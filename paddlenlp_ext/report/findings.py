@@ -54,7 +54,9 @@ def outcome(run: Run) -> tuple[str, str]:
     if run.is_active:
         return NOTE, f"Running: {progress}"
     # A run of an earlier version does not say how it ended.
-    return (ERROR, f"Killed at {progress}") if run.events else (NOTE, f"{step:,} steps")
+    if run.events:
+        return ERROR, f"Killed at {progress}"
+    return NOTE, f"{step:,} steps" if run.steps else "Evaluation without training"
 
 
 def _details(run: Run) -> Iterator[str]:
@@ -62,6 +64,8 @@ def _details(run: Run) -> Iterator[str]:
     if best is not None:
         name, step, value = best
         yield f"Best {_spoken(name)} {format_value(value)} at step {step:,}"
+    elif "eval_loss" in run.results:
+        yield f"Dev loss {format_value(run.results['eval_loss'])} at the end"
     if losses := run.series("loss"):
         if best is None:
             yield f"Training loss {format_value(losses[-1][1])} at step {losses[-1][0]:,}"

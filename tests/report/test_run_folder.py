@@ -62,3 +62,9 @@ def test_read_lines_ignores_an_incomplete_last_line_and_names_a_damaged_one(tmp_
         path.write_text(f'{{"step": 1}}\n{damaged}\n')
         with pytest.raises(ValueError, match=r"history.jsonl:2: .*remove the line"):
             read_lines(path)
+
+
+def test_read_run_of_an_evaluation_without_training_has_a_verdict(tmp_path):
+    (tmp_path / "all_results.json").write_text('{"eval_loss": 3.4643}')
+    stated = verdict(read_run(tmp_path))
+    assert (stated.headline, stated.details) == ("Evaluation without training", "Dev loss 3.464 at the end.")

@@ -64,6 +64,7 @@ def test_render_page_needs_no_network_and_no_script(audit, tokenizer):
     parser = parse(page)
     assert "script" not in parser.texts and not {"src", "href"} & {name for name, _ in parser.attributes}
     assert not re.search(r"url\(|@import", page)
+    assert page.count("<svg") == page.count('role="img" aria-label="Histogram of the ') > 0
 
 
 def test_report_table_names_the_first_places(audit):

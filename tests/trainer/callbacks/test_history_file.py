@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from paddlenlp_ext.trainer.callbacks.callback import Callback
+from paddlenlp_ext.trainer.callbacks.history_file import HistoryFile
 from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.callbacks.run_facts import changed_keys
+from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.storage_errors import StorageError
 from tests.common.training import make_config
 from tests.trainer.test_trainer import DEV, make_trainer
@@ -113,3 +115,20 @@ def test_refresh_report_of_a_damaged_file_warns_and_does_not_end_the_run(tmp_pat
 def test_changed_keys_are_the_keys_that_differ_from_their_defaults(tmp_path):
     changed = changed_keys(make_config(tmp_path, learning_rate=0.25))
     assert changed["learning_rate"] == [0.25, 5e-5] and "lr_scheduler_type" not in changed
+
+
+def test_history_after_a_rollback_lacks_the_steps_that_were_undone(tmp_path):
+    lines = [{"step": step, "loss": 1.0} for step in (1, 2, 3)]
+    (tmp_path / "history.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    HistoryFile(tmp_path, make_config(tmp_path), rows=None).on_rollback(TrainerState(step=2))
+    *steps, event = read(tmp_path)
+    assert steps_of(steps) == [1, 2]
+    assert (event["event"], event["step"], event["from_step"]) == ("rollback", 2, 3)
+
+
+@pytest.mark.parametrize(("is_due", "kept"), [(True, []), (False, [("evaluation", 2)])])
+def test_history_of_a_run_that_repeats_an_evaluation_has_it_once(tmp_path, is_due, kept):
+    (tmp_path / "history.jsonl").write_text('{"step": 2, "loss": 1.0}\n{"step": 2, "event": "evaluation"}\n')
+    state = TrainerState(step=2, total_steps=4, evaluation_due=is_due)
+    HistoryFile(tmp_path, make_config(tmp_path), rows=None).on_train_begin(state)
+    assert events_of(read(tmp_path)) == [*kept, ("resume", 2)]
