@@ -36,7 +36,10 @@ def result_rows(runs: Sequence[Run]) -> list[Row]:
         _lowest("last training loss", [_last(run, "loss") for run in runs]),
         Row("time in steps", [duration(run.train_seconds) if run.steps else "" for run in runs]),
         Row("tokens", [f"{run.num_tokens:,}" if run.num_tokens else "" for run in runs]),
-        Row("tokens/s", [f"{run.num_tokens / run.train_seconds:,.0f}" if run.num_tokens else "" for run in runs]),
+        Row(
+            "tokens/s",
+            [f"{run.num_tokens / max(run.train_seconds, 1e-9):,.0f}" if run.num_tokens else "" for run in runs],
+        ),
         Row("peak memory", [_gibibytes(run) for run in runs]),
     ]
     names = {name: None for run in runs for name in run.results if name.startswith(("eval_", "test_"))}
