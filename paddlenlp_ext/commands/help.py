@@ -24,7 +24,7 @@ PROGRAMS = {"sft": "run_finetune", "dpo": "run_dpo", "reward": "run_reward", "qu
 _USAGE = """usage: pnx help KEY | WORDS | COMMAND [--all]
 
 Explain a key of configurations, also by the name that another toolkit gives it; find the keys
-whose names and descriptions have all WORDS; or print the help text of a command.
+whose names, descriptions and values have all WORDS; or print the help text of a command.
 
   --all                         also find keys that have no effect
 
@@ -142,11 +142,12 @@ def _page(entry: Mapping[str, Any]) -> str:
 
 
 def _find(words: Sequence[str], programs: dict[str, Keys], with_idle: bool) -> dict[str, str]:
-    """Return the keys with all words: key -> description. Keys with the words in their names come first."""
+    """Return the keys with all words in name, description or values: key -> description. Names come first."""
     found: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for keys in programs.values():
         for key, entry in keys.items():
-            text = f"{key} {' '.join(entry.get('x-aliases', ()))} {entry['description']}".lower()
+            values = (value for value in entry.get("enum", ()) if isinstance(value, str))
+            text = " ".join([key, *entry.get("x-aliases", ()), entry["description"], *values]).lower()
             is_shown = with_idle or not entry.get("x-idle")
             if is_shown and all(word in text for word in words):
                 found[all(word in key for word in words)].setdefault(key, entry["description"])

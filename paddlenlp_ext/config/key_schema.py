@@ -78,7 +78,7 @@ def describe_keys(table: OptionTable, unread: Collection[str] = ()) -> dict[str,
             keys[option.key] = {
                 "description": option.help + remark(option, table),
                 **_values(option),
-                **_accepted(entry),
+                **_accepted(entry, option),
                 "default": list(option.default) if isinstance(option.default, tuple) else option.default,
                 "x-section": title,
                 "x-type": _type_and_limits(option),
@@ -93,7 +93,7 @@ def describe_keys(table: OptionTable, unread: Collection[str] = ()) -> dict[str,
 def _toolkit_key(option: Option, entry: CompatKey) -> Schema:
     means = {value: dict(keys) for value, keys in entry.sets.items()}
     described = {"description": option.help, "x-section": "keys of other toolkits", "x-idle": True, "x-toolkit": True}
-    return described | _accepted(entry) | ({"x-means": means} if means else {})
+    return described | _accepted(entry, option) | ({"x-means": means} if means else {})
 
 
 def _type_and_limits(option: Option) -> str:
@@ -101,12 +101,16 @@ def _type_and_limits(option: Option) -> str:
     return type_words(option) + (f": {limits}" if limits else "")
 
 
-def _accepted(entry: CompatKey | None) -> Schema:
-    """Return the accepted values of a key that is not implemented; nothing for keys without effect."""
+def _accepted(entry: CompatKey | None, option: Option) -> Schema:
+    """Return the accepted values of a key that is not fully implemented; nothing for keys without effect."""
     if entry is None or entry.outcome == "no effect" or entry.needs is not None:
         return {}
     neutral = [value for value in entry.neutral if value is not None]
-    return {"enum": [None, *neutral, *map(_from_text, entry.sets)]}
+    others: list[Any] = [word for word, value in option.synonyms.items() if value in neutral]
+    others += [int(value) for value in neutral if isinstance(value, bool) and bool in option.kinds]
+    if option.optional and not option.kinds.isdisjoint((str, object)) and "" not in neutral:
+        others.append("")  # read as null
+    return {"enum": [None, *neutral, *others, *map(_from_text, entry.sets)]}
 
 
 def _from_text(value: str) -> Any:

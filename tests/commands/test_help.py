@@ -36,6 +36,7 @@ def test_explain_of_words_lists_keys_with_all_words_and_no_idle_ones():
     found = explain(["Learning", "rate"])
     assert found.startswith("  learning_rate ") and "lora_plus_scale" in found and "weight_decay" not in found
     assert "weight_decay" not in explain(["checkpoint"]) and "unified_checkpoint" not in explain(["checkpoint"])
+    assert "  optim " in explain(["paged_adamw_8bit"]), "words are also looked for in values"
     assert "  unified_checkpoint" in explain(["unified"], with_idle=True)
 
 
