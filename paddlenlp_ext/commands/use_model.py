@@ -13,6 +13,7 @@ from paddlenlp_ext.cli.run_folder import RunFolder, find_run, is_model_name, new
 from paddlenlp_ext.commands.arguments import names, take_first, wants_all_keys, wants_help, with_long_names
 from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.help_text import print_help, read_keys
+from paddlenlp_ext.utils.logging import get_logger
 
 _RUN = """  RUN                           output_dir of a training run, or a folder with a model or adapter
   -m, --model                   a model instead of RUN
@@ -236,6 +237,8 @@ def _model_words(
     if first is not None and is_model_name(first):
         return ["--model", first, *rest], None
     run = newest_run() if first is None else find_run(first)
+    if run.weights != run.path:
+        get_logger().info("%s has no final model yet; using %s", run.path, run.weights)
     return ["--model", str(run.weights), *rest, *_default_out(rest, run, suffix)], run
 
 

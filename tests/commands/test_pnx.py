@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
 from paddlenlp_ext.commands import pnx
+from tests.common.scripts import ROOT
 
 
 def help_of(command: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -61,3 +63,12 @@ def test_pnx_with_an_unknown_command_names_the_nearest(arguments, message):
     with pytest.raises(ValueError) as error:
         pnx.run(arguments)
     assert message in str(error.value)
+
+
+def test_documents_name_commands_that_exist():
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
+    commands = re.compile(r"(?:^ *|`|\| )pnx ([a-z][^`|#\n]*)", re.MULTILINE)
+    found = [line for page in pages for line in commands.findall(page.read_text(encoding="utf-8"))]
+    assert len(found) > 20
+    for line in found:
+        pnx.split_command(line.split())  # raises ValueError for an unknown command
