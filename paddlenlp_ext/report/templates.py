@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from paddlenlp_ext.utils.page_style import page_style
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 _FOLDER = Path(__file__).parent
 
 
 @cache
 def _environment() -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # not needed before the first page
+
     return Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
