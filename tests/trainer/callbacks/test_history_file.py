@@ -12,6 +12,8 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.callbacks.history_file import HistoryFile
 from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.callbacks.run_facts import changed_keys
+from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
+from paddlenlp_ext.trainer.train_step import NonFiniteError
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.utils.storage_errors import StorageError
 from tests.common.training import make_config
@@ -132,3 +134,20 @@ def test_history_of_a_run_that_repeats_an_evaluation_has_it_once(tmp_path, is_du
     state = TrainerState(step=2, total_steps=4, evaluation_due=is_due)
     HistoryFile(tmp_path, make_config(tmp_path), rows=None).on_train_begin(state)
     assert events_of(read(tmp_path)) == [*kept, ("resume", 2)]
+
+
+@pytest.mark.parametrize(
+    ("error", "end"),
+    [
+        (TrainingStopped(15, "stopped by SIGTERM after step 2 of 4"), {"outcome": "stopped", "reason": "SIGTERM"}),
+        (KeyboardInterrupt(), {"outcome": "stopped", "reason": "Ctrl-C"}),
+        (NonFiniteError(1.0, 2.0, "step 3: nan"), {"outcome": "failed", "reason": "step 3: nan"}),
+        (AssertionError(), {"outcome": "failed", "reason": "AssertionError"}),
+    ],
+)
+def test_history_tells_how_a_run_ended(tmp_path, error, end):
+    history = HistoryFile(tmp_path, make_config(tmp_path), rows=None)
+    history.on_error(TrainerState(step=2), error)
+    history.on_train_end(TrainerState(step=2))
+    (line,) = read(tmp_path)
+    assert {name: line[name] for name in end} == end
