@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from paddlenlp_ext._runtime import require_paddle
+from paddlenlp_ext._runtime import require_paddle, threads_per_process
 
 _KEY = "--nproc"
 _SCRIPT = Path(__file__).resolve().parents[1] / "__main__.py"
@@ -38,6 +38,8 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
 def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> NoReturn:
     """Replace this process by Paddle's launcher, which receives its signals and sets its exit code.
 
+    Without GPUs, the processes share the cores, unless the user has set OMP_NUM_THREADS.
+
     Args:
         command: name of the command, such as "sft".
         num_processes: number of processes. With GPUs, the launcher gives each process one GPU.
@@ -45,6 +47,8 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
         has_gpu: whether the processes communicate over NCCL; otherwise, they communicate over gloo.
     """
     require_paddle()
+    if not has_gpu:  # otherwise the launcher, which imports Paddle, passes on OMP_NUM_THREADS=1
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
     words = launch_words(command, num_processes, argv, has_gpu)
     if sys.platform == "win32":
         sys.exit(subprocess.run(words, check=False).returncode)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -99,10 +100,13 @@ def test_take_nproc_with_a_wrong_number_is_an_error(argv):
 
 def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
     launched = []
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("paddlenlp_ext.commands.launch.threads_per_process", lambda: 8)
     monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
     monkeypatch.setattr("paddlenlp_ext.config.device.has_gpu", lambda: False)
     pnx.run(["sft", "a.json", "--nproc", "2"])
     assert launched == [launch_words("sft", 2, ["a.json"], has_gpu=False)]
+    assert os.environ["OMP_NUM_THREADS"] == "4"
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
     assert launched[0] == [*launcher, str(Path(paddlenlp_ext.__file__).with_name("__main__.py")), "sft", "a.json"]
 
