@@ -1,4 +1,4 @@
-"""Run the commands of docs/start and docs/tutorials as written, with a tiny model in place of the pages' models.
+"""Run the commands of docs/start and docs/tutorials as written, with a tiny model and few rows in place of theirs.
 
 A page is run from top to bottom in an empty folder. A block after a line "`NAME`:" is written to the file NAME, a bash
 block is run line by line, a python block is executed, and blocks of other languages are output. Commands of `pnx` run
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import paddle
 import pytest
 
 from paddlenlp_ext.commands import pnx
@@ -27,7 +28,7 @@ from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.trainer import trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
-from tests.common.models import TINY_LLAMA
+from tests.common.models import TINY_LLAMA, write_tiny_data
 from tests.common.scripts import ROOT, load_script, script_environment
 from tests.common.server_process import server_process
 
@@ -45,10 +46,10 @@ INTERRUPTED = "Ctrl-C once"
 
 
 @pytest.fixture(scope="session")
-def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Save models with two small layers and SmolLM2's tokenizer; return the replacement of each model: pattern -> path.
+def replacements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Save models with two small layers and SmolLM2's tokenizer, and rows; return what they replace: pattern -> path.
 
-    The replacement of Qwen's models has Qwen3's chat template.
+    The replacement of Qwen's models has Qwen3's chat template. The rows replace the built-in dataset of 20,000 rows.
     """
     from paddlenlp_ext import AutoTokenizer
 
@@ -56,15 +57,20 @@ def tiny_models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     tokenizer = AutoTokenizer.from_pretrained("smollm2-135m-instruct")
     sizes = {"vocab_size": 49152, "max_position_embeddings": 2048, "eos_token_id": tokenizer.eos_token_id}
     model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes}, seed=1)
+    embedding = dict(model.named_parameters())["model.embed_tokens.weight"]
+    with paddle.no_grad():
+        embedding[tokenizer.eos_token_id] *= 50  # its logit is large after every other token: answers end soon
     for name in ("smollm2", "qwen3"):
         model.save_pretrained(folder / name)
         tokenizer.save_pretrained(folder / name)
         tokenizer.chat_template = QWEN3_TEMPLATE.read_text(encoding="utf-8")
-    return {"smollm2-135m-instruct": str(folder / "smollm2"), r"Qwen/[\w.-]+": str(folder / "qwen3")}
+    write_tiny_data(folder / "rows")
+    names = {"smollm2-135m-instruct": "smollm2", r"Qwen/[\w.-]+": "qwen3", r"\binflection\b": "rows"}
+    return {pattern: str(folder / name) for pattern, name in names.items()}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_tutorial_runs_as_written(page, tiny_models, tmp_path, monkeypatch):
+def test_tutorial_runs_as_written(page, replacements, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "llm").symlink_to(ROOT / "llm")
     text = page.read_text(encoding="utf-8")
@@ -72,8 +78,8 @@ def test_tutorial_runs_as_written(page, tiny_models, tmp_path, monkeypatch):
     for block in BLOCK.finditer(text):
         before, end = text[end : block.start()], block.end()
         content = block["text"]
-        for name, path in tiny_models.items():
-            content = re.sub(name, path, content)
+        for pattern, path in replacements.items():
+            content = re.sub(pattern, path, content)
         if bf16.unavailable_reason() is not None:
             content = re.sub(r' *"(bf16|fp16_opt_level)": .*\n|--bf16 --fp16_opt_level O2', "", content)
         if block["file"]:
