@@ -100,7 +100,8 @@ def test_take_nproc_with_a_wrong_number_is_an_error(argv):
 
 def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
     launched = []
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "")  # so that the variable is restored after the test
+    monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr("paddlenlp_ext.commands.launch.threads_per_process", lambda: 8)
     monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
     monkeypatch.setattr("paddlenlp_ext.config.device.has_gpu", lambda: False)
