@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import types
 
@@ -9,6 +10,7 @@ import pytest
 
 from paddlenlp_ext.config import ConfigError
 from paddlenlp_ext.config.trackers import TRACKER_MODULES, chosen_trackers
+from paddlenlp_ext.trainer.callbacks.metrics_files import MetricsFile
 from paddlenlp_ext.trainer.callbacks.trackers import TRACKERS, TrackedRun, TrackerCallback
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.trainer import Trainer
@@ -185,3 +187,26 @@ def test_tracked_run_has_no_secrets_and_the_name_of_output_dir(tmp_path):
     run = TrackedRun.from_config(config, tmp_path / "trial")
     assert run.name == "trial"
     assert "hunter2" not in str(run.config) and "host/rows.json" in str(run.config)
+
+
+def test_tracker_does_not_replace_the_handlers_of_stop_signals(tmp_path, library, monkeypatch):
+    sent, handler = library("swanlab"), signal.getsignal(signal.SIGINT)
+
+    def init(**_):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # as SwanLab does
+        return sent
+
+    monkeypatch.setattr(sent, "init", init)
+    TrackerCallback("swanlab", TrackedRun("name", tmp_path, {}))
+    assert signal.getsignal(signal.SIGINT) == handler
+
+
+def test_tracker_is_closed_if_another_callback_fails_at_the_end(tmp_path, library, monkeypatch):
+    def full_disk(self, state):
+        raise OSError(28, "No space left on device")
+
+    sent = library("wandb")
+    monkeypatch.setattr(MetricsFile, "on_train_end", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        train(tmp_path, report_to="wandb")
+    assert sent.status == 0
