@@ -235,7 +235,7 @@ class GrammarState:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the text matches the grammar and cannot be continued."""
+        """True if the text matches the grammar and cannot be continued."""
         return self._matcher.is_stopped() and self._matcher.is_accepting()
 
     def _check(self) -> None:
