@@ -104,7 +104,7 @@ def _run(kind: str, argv: Sequence[str], command: str, what: str, more: str = ""
     require_paddle()
     from paddlenlp_ext.cli.run_finetune import run_finetune
 
-    run_finetune(words, sections, command, {"do_train": True, **defaults})
+    run_finetune(words, sections, command.partition(" [")[0], {"do_train": True, **defaults})
 
 
 def _split_kind(argv: Sequence[str]) -> tuple[str, list[str]]:

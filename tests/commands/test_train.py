@@ -78,7 +78,7 @@ def test_plan_and_data_commands_add_their_key(command, added, called):
 def test_data_show_prints_three_rows_unless_an_argument_sets_the_number(called):
     pnx.run(["data", "show", "run.json"])
     pnx.run(["data", "show", "run.json", "--preview-data", "5"])
-    assert called[0][0] == ["run.json", "--preview_data", "3"]
+    assert called[0][0] == ["run.json", "--preview_data", "3"] and called[0][2] == "pnx data show"
     assert called[1][0] == ["run.json", "--preview-data", "5"]
 
 
