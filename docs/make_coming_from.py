@@ -31,7 +31,7 @@ KEYS = {
 """Toolkit -> the 15 keys that its examples and documentation use most."""
 NOT_READ = {
     "train_dataset_type": "unknown key: leave it out; the format of the rows is detected",
-    "fine_tuning": "unknown key: leave it out; `lora: true` selects LoRA, and no method trains all weights",
+    "fine_tuning": "unknown key: leave it out; `lora: true` selects LoRA; without a method, all weights are trained",
 }
 """Key that is refused as unknown -> what to write."""
 
@@ -45,6 +45,9 @@ def key_tables(toolkit: str) -> str:
             lines.append(f"| `{key}` | {answers[key].replace('error: ', '')} |")
         elif key not in known.keys:
             lines.append(f"| `{key}` | {NOT_READ[key]} |")
+        elif key in known.compat:
+            entry = known.compat[key]
+            lines.append(f"| `{key}` | {'no effect: ' if entry.outcome == 'no effect' else ''}{entry.reason} |")
         elif known.keys[key] == key:
             equal.append(f"`{key}`")
         else:
