@@ -29,11 +29,6 @@ KEYS = {
     "eval_strategy padding_free",
 }
 """Toolkit -> the 15 keys that its examples and documentation use most."""
-NOT_READ = {
-    "train_dataset_type": "unknown key: leave it out; the format of the rows is detected",
-    "fine_tuning": "unknown key: leave it out; `lora: true` selects LoRA; without a method, all weights are trained",
-}
-"""Key that is refused as unknown -> what to write."""
 
 
 def key_tables(toolkit: str) -> str:
@@ -43,8 +38,6 @@ def key_tables(toolkit: str) -> str:
     for key in KEYS[toolkit].split():
         if key in answers:
             lines.append(f"| `{key}` | {answers[key].replace('error: ', '')} |")
-        elif key not in known.keys:
-            lines.append(f"| `{key}` | {NOT_READ[key]} |")
         elif key in known.compat:
             entry = known.compat[key]
             lines.append(f"| `{key}` | {'no effect: ' if entry.outcome == 'no effect' else ''}{entry.reason} |")
