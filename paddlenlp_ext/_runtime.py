@@ -53,7 +53,7 @@ def require_paddle() -> None:
     if importlib.util.find_spec("paddle") is None:
         raise ModuleNotFoundError(
             "PaddlePaddle is not installed; on a CPU run: pip install 'paddlenlp-ext[cpu]'; "
-            "on a GPU install paddlepaddle-gpu 3.3 from Paddle's own index (see README.md)"
+            "on a GPU install paddlepaddle-gpu 3.3 from Paddle's own index (see docs/gpu.md)"
         )
 
 

@@ -1,6 +1,6 @@
 """Each type of adapter that Hugging Face PEFT has: read, trained, merged and written as docs/adapters.md says.
 
-The table of docs/adapters.md and the sentence of README.md follow from the registry and PEFT's golden adapters. Write
+The table of docs/adapters.md and the sentence of docs/features.md follow from the registry and PEFT's golden adapters. Write
 the table again with `python -m tests.peft.test_peft_types`.
 """
 
@@ -22,7 +22,7 @@ from tests.golden import DATA
 from tests.peft.methods import golden_checks as shared
 
 ROOT = Path(__file__).parents[2]
-PAGE, README = ROOT / "docs" / "adapters.md", ROOT / "README.md"
+PAGE, FEATURES = ROOT / "docs" / "adapters.md", ROOT / "docs" / "features.md"
 PEFT = json.loads((DATA / "peft_types.json").read_text())
 BEGIN, END = "<!-- types of PEFT: python -m tests.peft.test_peft_types -->\n", "<!-- end of types -->\n"
 REMARKS = {
@@ -90,10 +90,10 @@ def test_adapters_page_has_the_current_table():
     assert renew(page) == page, "run: python -m tests.peft.test_peft_types"
 
 
-def test_readme_counts_the_available_types():
+def test_features_page_counts_the_available_types():
     (said,) = re.findall(
         r"(\d+) of the (\d+) adapter types of PEFT ([\d.]+) can be loaded, trained and saved, (\d+) also merged",
-        README.read_text(encoding="utf-8"),
+        FEATURES.read_text(encoding="utf-8"),
     )
     merged = sum(METHODS[kind].mergeable for kind in AVAILABLE)
     assert said == (str(len(AVAILABLE)), str(len(PEFT["types"])), PEFT["version"], str(merged))
