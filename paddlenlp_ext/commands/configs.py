@@ -22,7 +22,7 @@ differs between them.
   --copy [DEST]                 copy the only listed file to DEST, a file or a folder; by default to
                                 FAMILY_METHOD.json here. An existing file is not overwritten.
 
-examples: pnx configs qwen qlora; pnx configs smollm2/lora_argument --copy run.json
+examples: pnx configs dpo lora; pnx configs smollm2/lora_argument --copy run.json
 """
 _PROGRAMS = {"dpo": "dpo", "reward": "reward", "ptq": "quantize", "gptq": "quantize", "awq": "quantize"}
 """First word of a file name -> command that reads the file; all others are for `pnx sft`."""

@@ -109,5 +109,5 @@ def test_tokenizer_metadata_with_fewer_rows_than_tokens_raise(vocabulary):  # no
 
 def test_check_tokenizer_names_the_first_difference(vocabulary):  # noqa: F811
     tokenizer = tokenizer_from_gguf(bpe_file(vocabulary, "qwen2"))
-    with pytest.raises(ValueError, match=r"other tokens for '1 12 123.*instead of"):
+    with pytest.raises(ValueError, match=r"different tokens for '1 12 123.*instead of"):
         check_tokenizer(bpe_file(vocabulary, "gpt-2"), tokenizer)
