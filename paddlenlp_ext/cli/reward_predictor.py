@@ -84,8 +84,7 @@ def load_reward_model(arguments: ModelArguments, base: str, adapter: str | None)
     def check(config: Mapping[str, Any]) -> None:
         if adapter is None and not is_classifier(config):
             raise ValueError(
-                f"{base} is a language model, without a score head; pass a model or an adapter that pnx reward "
-                "trained"
+                f"{base} is a language model, without a score head; pass a model or an adapter that pnx reward trained"
             )
 
     return load_unmerged(arguments, base, adapter, check, AutoModelForSequenceClassification)

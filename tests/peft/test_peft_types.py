@@ -1,7 +1,7 @@
 """Each type of adapter that Hugging Face PEFT has: read, trained, merged and written as docs/adapters.md says.
 
-The table of docs/adapters.md and the sentence of docs/features.md follow from the registry and PEFT's golden adapters. Write
-the table again with `python -m tests.peft.test_peft_types`.
+The table of docs/adapters.md and the sentence of docs/features.md follow from the registry and PEFT's golden adapters.
+Write the table again with `python -m tests.peft.test_peft_types`.
 """
 
 from __future__ import annotations
