@@ -1,4 +1,4 @@
-"""Update the tables of keys in docs/start/coming_from.md from the tables of docs/configuration.md.
+"""Update the tables of keys in start/coming_from.md, English and Chinese, from the tables of docs/configuration.md.
 
 python docs/make_configuration.py && python docs/make_coming_from.py
 """
@@ -13,7 +13,8 @@ from paddlenlp_ext.config.known_keys import known_keys
 from paddlenlp_ext.peft.registry import peft_methods
 
 DOCS = Path(__file__).parent
-PAGE, ALL_KEYS = DOCS / "start" / "coming_from.md", DOCS / "configuration.md"
+PAGES = [DOCS / folder / "coming_from.md" for folder in ("start", "zh/start")]
+ALL_KEYS = DOCS / "configuration.md"
 MARKERS = "<!-- {}: made by docs/make_coming_from.py -->\n", "<!-- end of {} -->\n"
 
 KEYS = {
@@ -65,4 +66,5 @@ def renew(page: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(renew(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for page in PAGES:
+        page.write_text(renew(page.read_text(encoding="utf-8")), encoding="utf-8")

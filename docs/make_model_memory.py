@@ -1,4 +1,4 @@
-"""Update the tables of docs/start/which_model_fits.md: predicted peak memory of training, by model and method.
+"""Update the tables of start/which_model_fits.md, English and Chinese: predicted peak memory by model and method.
 
 python docs/make_model_memory.py
 
@@ -20,7 +20,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
 
-PAGE = Path(__file__).parent / "start" / "which_model_fits.md"
+PAGES = [Path(__file__).parent / folder / "which_model_fits.md" for folder in ("start", "zh/start")]
 MARKERS = ("<!-- memory: made by docs/make_model_memory.py -->\n", "<!-- end of memory -->\n")
 NUM_TOKENS = 1024
 MACHINES = {"cpu": (0.75, (8, 16, 32, 64, 128)), "gpu": (0.9, (8, 12, 16, 24, 48, 80))}
@@ -79,7 +79,7 @@ def show(gigabytes: float) -> str:
 
 
 def page_tables() -> str:
-    """Return the tables of the page."""
+    """Return the tables, which are the same in both languages."""
     by_device = {device: predictions(device) for device in MACHINES}
     lines = ["| peak in GB | " + " | ".join(METHODS) + " |", "|---" * (len(METHODS) + 1) + "|"]
     lines += [f"| {name} | {' | '.join(map(show, row))} |" for name, row in by_device["cpu"].items()]
@@ -97,6 +97,8 @@ def _largest(rows: Mapping[str, list[float]], column: int, limit: float) -> str:
 
 
 if __name__ == "__main__":
-    before, rest = PAGE.read_text(encoding="utf-8").split(MARKERS[0])
-    _, after = rest.split(MARKERS[1])
-    PAGE.write_text(f"{before}{MARKERS[0]}\n{page_tables()}\n{MARKERS[1]}{after}", encoding="utf-8")
+    tables = page_tables()
+    for page in PAGES:
+        before, rest = page.read_text(encoding="utf-8").split(MARKERS[0])
+        _, after = rest.split(MARKERS[1])
+        page.write_text(f"{before}{MARKERS[0]}\n{tables}\n{MARKERS[1]}{after}", encoding="utf-8")
