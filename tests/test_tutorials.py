@@ -19,16 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import paddle
 import pytest
 
 from paddlenlp_ext.commands import pnx
-from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.trainer import trainer
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
-from tests.common.models import TINY_LLAMA, write_tiny_data
+from tests.common.models import write_stand_ins
 from tests.common.scripts import ROOT, load_script, script_environment
 from tests.common.server_process import server_process
 
@@ -37,7 +35,6 @@ pytestmark = pytest.mark.layouts
 DOCS = ROOT / "docs"
 PAGES = sorted([*(DOCS / "start").glob("*.md"), *(DOCS / "tutorials").glob("*.md")])
 BLOCK = re.compile(r"(?:^`(?P<file>[^`\n]+)`:\n\n)?^```(?P<language>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
-QWEN3_TEMPLATE = ROOT / "tests" / "golden" / "data" / "chat_templates" / "qwen3.jinja"
 NOT_RUN = ("python3 -m venv", "source ", "pip install", "pnx doctor", "ollama ")
 """Beginnings of commands that install something or belong to other programs; tests/doctor has the self-check."""
 QUESTIONS = "Where is order 1007?\n/exit\n"
@@ -47,26 +44,8 @@ INTERRUPTED = "Ctrl-C once"
 
 @pytest.fixture(scope="session")
 def replacements(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """Save models with two small layers and SmolLM2's tokenizer, and rows; return what they replace: pattern -> path.
-
-    The replacement of Qwen's models has Qwen3's chat template. The rows replace the built-in dataset of 20,000 rows.
-    """
-    from paddlenlp_ext import AutoTokenizer
-
-    folder = tmp_path_factory.mktemp("tutorials")
-    tokenizer = AutoTokenizer.from_pretrained("smollm2-135m-instruct")
-    sizes = {"vocab_size": 49152, "max_position_embeddings": 2048, "eos_token_id": tokenizer.eos_token_id}
-    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes}, seed=1)
-    embedding = dict(model.named_parameters())["model.embed_tokens.weight"]
-    with paddle.no_grad():
-        embedding[tokenizer.eos_token_id] *= 50  # its logit is large after every other token: answers end soon
-    for name in ("smollm2", "qwen3"):
-        model.save_pretrained(folder / name)
-        tokenizer.save_pretrained(folder / name)
-        tokenizer.chat_template = QWEN3_TEMPLATE.read_text(encoding="utf-8")
-    write_tiny_data(folder / "rows")
-    names = {"smollm2-135m-instruct": "smollm2", r"Qwen/[\w.-]+": "qwen3", r"\binflection\b": "rows"}
-    return {pattern: str(folder / name) for pattern, name in names.items()}
+    """Save models and rows in place of those in the pages; see `write_stand_ins`."""
+    return write_stand_ins(tmp_path_factory.mktemp("tutorials"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

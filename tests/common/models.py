@@ -1,4 +1,4 @@
-"""Configurations of tiny models, and writers of a tiny model with a tokenizer and of a tiny dataset."""
+"""Configurations of tiny models, and writers of tiny models with tokenizers and of a tiny dataset."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
+import paddle
+
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 
+QWEN3_TEMPLATE = Path(__file__).parents[1] / "golden" / "data" / "chat_templates" / "qwen3.jinja"
 WORDS = ("red", "blue", "green", "white", "black", "apple", "pear", "plum", "fig", "lime")
 TINY_SIZES: dict[str, Any] = {
     "vocab_size": 61,
@@ -79,3 +82,26 @@ def write_tiny_data(folder: Path) -> None:
     rows = [{"src": f"{a} {b} =", "tgt": f" {b} {a}"} for a in WORDS[:4] for b in WORDS[5:8]]
     for split in ("train", "dev"):
         (folder / f"{split}.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_stand_ins(folder: Path) -> dict[str, str]:
+    """Save models and rows that stand in for those in the documents; return what they replace: pattern -> path.
+
+    The models have two small layers and SmolLM2's tokenizer. The stand-in for Qwen's models has Qwen3's chat template.
+    The rows replace the built-in dataset of 20,000 rows.
+    """
+    from paddlenlp_ext import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained("smollm2-135m-instruct")
+    sizes = {"vocab_size": 49152, "max_position_embeddings": 2048, "eos_token_id": tokenizer.eos_token_id}
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **sizes}, seed=1)
+    embedding = dict(model.named_parameters())["model.embed_tokens.weight"]
+    with paddle.no_grad():
+        embedding[tokenizer.eos_token_id] *= 50  # its logit is large after every other token: answers end soon
+    for name in ("smollm2", "qwen3"):
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+        tokenizer.chat_template = QWEN3_TEMPLATE.read_text(encoding="utf-8")
+    write_tiny_data(folder / "rows")
+    names = {"smollm2-135m-instruct": "smollm2", r"Qwen/[\w.-]+": "qwen3", r"\binflection\b": "rows"}
+    return {pattern: str(folder / name) for pattern, name in names.items()}
