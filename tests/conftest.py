@@ -14,6 +14,7 @@ import paddlenlp_ext
 paddlenlp_ext.configure_runtime()
 
 from paddlenlp_ext.config.device import has_gpu
+from tests.common.hub import FakeHub
 from tests.common.models import write_tiny_data, write_tiny_model
 
 if not has_gpu():
@@ -63,3 +64,16 @@ def run_folders(tmp_path: Path) -> Path:
     write_tiny_model(tmp_path / "model")
     write_tiny_data(tmp_path / "data")
     return tmp_path
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> FakeHub:
+    """Replace the Hugging Face hub, and log a user in."""
+    import huggingface_hub
+
+    fake = FakeHub()
+    for name in ("create_repo", "upload_folder"):
+        monkeypatch.setattr(huggingface_hub.HfApi, name, staticmethod(getattr(fake, name)))
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    return fake

@@ -48,6 +48,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "quantize": ("quantize a model for serving", "use_model:quantize"),
         "eval": ("score a model on tasks", "use_model:evaluate"),
         "serve": ("serve a model with OpenAI's API", "use_model:serve"),
+        "push": ("upload a model or adapter to the Hugging Face hub", "push"),
     },
     "Check": {
         "doctor": ("check this installation", "doctor"),

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.hub_upload import check_hub_login, repo_of_run, upload_run
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
@@ -156,13 +158,15 @@ def run_training(
         train_rows, eval_rows: rows in memory; see `load_data`.
 
     Raises:
-        ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
+        ValueError: the model, adapter, data or output_dir cannot be used, or the upload failed (`push_to_hub`); the
+            message names it.
     """
     started = time.monotonic()
     connect_processes()
     with locked_output_dir(config):
         if is_main_rank():
             check_output_dir(config)
+            _check_push(config.train)
         data = load_data(config, train_rows, eval_rows)
         check_training_rows(config, data)
         trainer = build_trainer(config, data)
@@ -174,8 +178,18 @@ def run_training(
         return train_and_evaluate(trainer, data.test_rows)
 
 
+def _check_push(train: TrainConfig) -> None:
+    """Check before the data is read that the result can be uploaded (`push_to_hub`)."""
+    if train.push_to_hub:
+        check_hub_login(repo_of_run(str(train.output_dir), train.hub_model_id), "push_to_hub")
+
+
 def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:
-    """Train and save the model (`do_train`), then evaluate it on the dev sets (`do_eval`) and on test rows."""
+    """Train and save the model (`do_train`), evaluate it on the dev sets (`do_eval`) and on test rows, and upload it.
+
+    Raises:
+        ValueError: the upload failed (`push_to_hub`); all other results are saved.
+    """
     metrics: dict[str, float] = {}
     if trainer.config.train.do_train:
         metrics |= trainer.train()
@@ -184,4 +198,7 @@ def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = No
         metrics |= trainer.evaluate()
     if test_rows is not None:
         metrics |= trainer.predict(test_rows)
+    train = trainer.config.train
+    if train.push_to_hub and is_main_rank():
+        upload_run(trainer.output_dir, train.hub_model_id, train.hub_private_repo)
     return FinetuneResult(trainer.output_dir, metrics, trainer)

@@ -80,6 +80,8 @@ class _TaskTrainer:
         keys = {"model_name_or_path": name or IN_MEMORY, **self.args.to_run_keys(), **run_keys}
         keys |= dataset_keys(train_dataset, eval_dataset)
         config = _with_adapter(keys, self.args.sections, adapter)
+        if config.train.push_to_hub:
+            raise ValueError("run_keys: push_to_hub is not available; after training, call model.push_to_hub(REPO)")
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):

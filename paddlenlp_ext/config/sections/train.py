@@ -101,6 +101,15 @@ class TrainConfig(OptionGroup):
         help="also send the logged metrics to these trackers; all: to each installed one (docs/trackers.md)",
     )
     run_name: str | None = option(None, help="name of the run in trackers; unset: the name of output_dir")
+    push_to_hub: bool = option(
+        False, help="after training, upload the model or adapter to the Hugging Face hub (docs/models.md)"
+    )
+    hub_model_id: str | None = option(
+        None, help="repository for push_to_hub: organisation/name; unset: the name of output_dir, under your user name"
+    )
+    hub_private_repo: bool | None = option(
+        None, help="whether a new repository is private; unset: the default of the organisation, usually public"
+    )
     callbacks: tuple[str, ...] = option(
         (), help="callback classes of your own: module.Class, or file.py:Class (docs/trackers.md)"
     )

@@ -74,6 +74,13 @@ def _resume_needs_training(train: TrainConfig, report: Report) -> None:
         )
 
 
+@run_rules("push_to_hub", "do_train")
+def _push_needs_training(train: TrainConfig, report: Report) -> None:
+    if train.push_to_hub and not train.do_train:
+        message = "push_to_hub needs do_train: true; to upload the model of an earlier run: pnx push RUN"
+        report.error(message, "push_to_hub", "do_train")
+
+
 @run_rules(
     "load_best_model_at_end", "evaluation_strategy", "save_strategy", "eval_steps", "save_steps", "logging_steps"
 )
@@ -282,6 +289,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
         "recompute is false",
     ),
     (("shuffle_buffer_size", "dataloader_num_workers"), "lazy", (False,), "lazy is false"),
+    (("hub_model_id", "hub_private_repo"), "push_to_hub", (False,), "push_to_hub is false"),
     (("neftune_noise_alpha",), "neftune", (False,), "neftune is false"),
     (
         ("strategy_type", "strategy_name", "rope_scaling_factor", "strategy_parameters"),

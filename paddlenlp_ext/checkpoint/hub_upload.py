@@ -1,0 +1,135 @@
+"""Upload models and adapters to the Hugging Face hub: `push_to_hub` of runs and models, and `pnx push`.
+
+Only the files in `UPLOADED` leave this machine. Reports, histories, audits and generated answers contain rows of the
+data, and run_config.json contains local paths, so they are not uploaded.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import explained_errors
+
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors")
+"""Patterns of files with weights; a folder that is uploaded has at least one such file."""
+UPLOADED = (
+    *WEIGHTS,
+    *("model.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json"),
+    *("tokenizer*", "special_tokens_map.json", "added_tokens.json", "*.model", "*.tiktoken", "merges.txt", "vocab.*"),
+    *("chat_template*", "additional_chat_templates/*.jinja", "quantize_config.json"),
+    *("README.md", "LICENSE*", *(f"{split}_results.json" for split in ("train", "eval", "test", "all"))),
+)
+"""Patterns of the files that are uploaded, relative to the folder; `*` does not match `/`."""
+
+logger = get_logger(__name__)
+
+
+def check_hub_login(repo_id: str, needed_by: str) -> None:
+    """Check, without a request to the hub, that an upload is possible: valid name, not offline, and a token.
+
+    Args:
+        repo_id: `organisation/name`, or a name in the user's own namespace.
+        needed_by: key, function or command; the error message begins with it.
+
+    Raises:
+        ValueError: the name is not valid, HF_HUB_OFFLINE is set, or there is no token.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ValueError(
+            f"{needed_by}: {repo_id!r} is not a name for the hub; choose organisation/name ({error})"
+        ) from error
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset it")
+    if not huggingface_hub.get_token():
+        raise ValueError(
+            f"{needed_by}: there is no token for the Hugging Face hub; set the environment variable HF_TOKEN to a "
+            "token with write access, or run `hf auth login`"
+        )
+
+
+def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_by: str) -> str:
+    """Create a repository if it does not exist, upload the files in `UPLOADED` to it, and return its address.
+
+    Args:
+        folder: folder with a model or an adapter.
+        repo_id: `organisation/name`, or a name in the user's own namespace.
+        private: whether a new repository is private; None: the default of the organisation, which is usually public.
+        needed_by: key, function or command; the error message begins with it.
+
+    Raises:
+        ValueError: the folder has no weights, there is no login (`check_hub_login`), or the upload failed.
+    """
+    import huggingface_hub
+    from huggingface_hub.errors import HTTPError
+
+    check_hub_login(repo_id, needed_by)
+    files = _files_to_upload(Path(folder), needed_by)
+    api = huggingface_hub.HfApi()
+    # RuntimeError: connections of the library for large files. ValueError: the metadata in README.md is invalid.
+    try:
+        url = api.create_repo(repo_id, private=private, exist_ok=True)
+        logger.info("uploading %s to %s: %s", folder, url, ", ".join(files))
+        api.upload_folder(
+            repo_id=url.repo_id,
+            folder_path=folder,
+            allow_patterns=files,
+            commit_message="Upload model with paddlenlp_ext",
+        )
+    except (HTTPError, OSError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0] or "no message"
+        raise ValueError(f"{needed_by}: the upload to {repo_id} failed ({type(error).__name__}: {reason})") from error
+    return str(url)
+
+
+def _files_to_upload(folder: Path, needed_by: str) -> list[str]:
+    """Return the names of the files to upload, relative to the folder.
+
+    Raises:
+        ValueError: the folder has no weights.
+    """
+    if not any(path.is_file() for pattern in WEIGHTS for path in folder.glob(pattern)):
+        raise ValueError(f"{needed_by}: {folder} has no weights to upload ({', '.join(WEIGHTS)})")
+    paths = {path for pattern in UPLOADED for path in folder.glob(pattern) if path.is_file()}
+    return sorted(path.relative_to(folder).as_posix() for path in paths)
+
+
+def repo_of_run(output_dir: str | os.PathLike[str], hub_model_id: str | None) -> str:
+    """Return the repository of a run: `hub_model_id`, or else the name of output_dir in the user's own namespace."""
+    return hub_model_id or Path(output_dir).resolve().name
+
+
+def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None) -> None:
+    """Upload the result of a completed run.
+
+    Raises:
+        ValueError: the upload failed; the message says that the run is saved, and how to repeat the upload.
+    """
+    repo_id = repo_of_run(output_dir, hub_model_id)
+    try:
+        logger.info("uploaded to %s", upload_model(output_dir, repo_id, private, "push_to_hub"))
+    except ValueError as error:
+        command = ["pnx", "push", str(output_dir), "--repo", repo_id, *(["--private"] if private else [])]
+        raise ValueError(
+            f"{error}; training is complete and saved in {output_dir}; to repeat the upload: {shlex.join(command)}"
+        ) from error
+
+
+def push_saved(save: Callable[[str], Any], repo_id: str, private: bool | None) -> str:
+    """Upload what `save` writes into a folder, and return the address of the repository; see `upload_model`."""
+    check_hub_login(repo_id, "push_to_hub")
+    with tempfile.TemporaryDirectory() as folder:
+        with explained_errors(folder):
+            save(folder)
+        return upload_model(folder, repo_id, private, "push_to_hub")
