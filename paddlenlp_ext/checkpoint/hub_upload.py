@@ -41,6 +41,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
         ValueError: the name is not valid, HF_HUB_OFFLINE is set, or there is no token.
     """
     import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id
 
@@ -50,7 +51,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
         raise ValueError(
             f"{needed_by}: {repo_id!r} is not a name for the hub; choose organisation/name ({error})"
         ) from error
-    if huggingface_hub.constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE:
         raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset it")
     if not huggingface_hub.get_token():
         raise ValueError(
