@@ -62,7 +62,8 @@ def markdown(results: dict[str, Any]) -> str:
                     versions.setdefault(f"{package} {runs[0][package]}", label)
     facts = [f"{key} {value}" for key, value in results["environment"].items() if key != "paddlepaddle"]
     rounds = f"medians of {results['rounds']} rounds, in each of which all programs ran in turn"
-    lines.append(f"\n{rounds}; {'; '.join([*facts, *versions])}.")
+    facts += [f"{version} ({label})" for version, label in versions.items()]
+    lines.append(f"\n{rounds}; {'; '.join(facts)}.")
     return "\n".join(lines) + "\n"
 
 

@@ -34,7 +34,11 @@ class InitArguments(OptionGroup):
 
     model: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
     data: str | None = option(None, help="training rows: a file, a folder with train.json, or the name of a dataset")
-    goal: str | None = option(None, choices=GOALS, help="what to train: answers, conversations, or preferences (DPO)")
+    goal: str | None = option(
+        None,
+        choices=GOALS,
+        help="kind of training: instructions (questions with answers), chat (conversations) or preferences (DPO)",
+    )
     memory: float | None = option(
         None, above=0, help="memory in GB that the run may use; default: 90 % of what is free"
     )

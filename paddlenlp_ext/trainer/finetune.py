@@ -70,7 +70,7 @@ def finetune(
 
     Raises:
         ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
-        ValueError: the model, adapter, data or output_dir cannot be used; the message names it.
+        ValueError: the model, adapter, data or output_dir cannot be used; the message states which.
 
     Examples:
         >>> result = finetune("sft.json", lora=True, output_dir="out")  # doctest: +SKIP

@@ -161,7 +161,7 @@ def written(value: Any) -> Any:
 
 
 def added(*values: Any) -> Any:
-    """Return the charged sum of two or more values; strings are joined in one step."""
+    """Return the sum of two or more values, and charge it to the budget; strings are joined in one step."""
     if {*map(type, values)} == _STRINGS:
         return charged("".join(values))
     budget = BUDGET.get()
@@ -174,12 +174,12 @@ def added(*values: Any) -> Any:
 
 
 def subtracted(left: Any, right: Any) -> Any:
-    """Return the charged difference of two numbers or sets."""
+    """Return the difference of two numbers or sets, and charge it to the budget."""
     return charged(read(left) - read(right))
 
 
 def joined(*values: Any) -> str:
-    """Return the charged concatenation of values as text."""
+    """Return the concatenation of values as text, and charge it to the budget."""
     return "".join([str(written(value)) for value in values])
 
 

@@ -212,7 +212,7 @@ def _draws_of_groups(row, begin, VALUES: tl.constexpr):
 
 @triton.jit
 def _index(row, at):
-    """Return the indices of values in the full tensor."""
+    """Return the indices in the full tensor of the values at positions `at` of the shard that `row` describes."""
     width = tl.load(row + 9)
     line = at // width
     return tl.load(row + 8) + line * tl.load(row + 10) + (at - line * width)
