@@ -41,8 +41,9 @@ from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_t
 
 _SHARED_STEP_DIVISOR = 4
 """Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
-_PASS_DIVISOR = 16
-"""Divisor of the prompt tokens per step; a forward pass counts as at least this part, because it reads all weights."""
+_MAX_PROMPTS_PER_STEP = 4
+"""Maximum number of prompts in a step. The forward pass of even the shortest prompt reads all weights, so that a burst
+of short prompts would delay the first step of another client."""
 
 
 class AdapterModels(Protocol):
@@ -135,7 +136,7 @@ class Engine:
         max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
             batch.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
-            this number if several clients have requests. A prompt counts as at least a sixteenth of this number.
+            this number if several clients have requests. A prompt counts as at least a quarter of this number.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -187,7 +188,7 @@ class Engine:
         client, started = self._shares.choose(counts), time.perf_counter()
         budget = self._prompt_tokens if len(counts) == 1 else max(1, self._prompt_tokens // _SHARED_STEP_DIVISOR)
         while budget > 0 and (client in self._incomplete or self._admit(client)):
-            budget -= max(self._run_prompt(client, budget), self._prompt_tokens // _PASS_DIVISOR)
+            budget -= max(self._run_prompt(client, budget), self._prompt_tokens // _MAX_PROMPTS_PER_STEP)
             self._remove_ended()
         self._shares.charge(client, time.perf_counter() - started, counts[client])
         self._decode_all({each: count for each, count in counts.items() if count <= counts[client]})

@@ -104,18 +104,18 @@ def test_engine_prompt_that_is_cancelled_between_its_parts_leaves_the_prompts_of
     assert engine.num_rows == engine.num_waiting == 0
 
 
-def test_engine_short_prompts_of_a_client_are_spread_over_its_steps():
+@pytest.mark.parametrize(("num_others", "most"), [(0, 4), (1, 1)], ids=["one client", "two clients"])
+def test_engine_short_prompts_of_a_client_are_spread_over_its_steps(num_others, most):
     model, prompts = tiny_model(MODEL), random_prompts((1,) * 9)
     engine = engine_of(model, max_rows=9, prompt_tokens_per_step=64)
-    (few,), many = answers_of("few", prompts[:1], 40), answers_of("many", prompts[1:], 40)
-    submit(engine, [few])
+    submit(engine, answers_of("few", prompts[:num_others], 60))
     engine.step()
-    submit(engine, many)
+    submit(engine, answers_of("many", prompts[num_others:], 60))
     num_rows = [engine.num_rows]
     while engine.num_waiting:
         engine.step()
         num_rows.append(engine.num_rows)
-    assert {*num_rows} == {1, 5, 9}, "four prompts in each step of the client"
+    assert max(after - before for before, after in itertools.pairwise(num_rows)) == most
 
 
 def test_engine_requests_of_two_clients_end_before_the_many_of_another_one():
