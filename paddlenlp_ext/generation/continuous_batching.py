@@ -41,6 +41,8 @@ from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_t
 
 _SHARED_STEP_DIVISOR = 4
 """Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
+_COST_WITH_LOGPROBS = 8
+"""Prompt tokens as which a token counts whose log-probability is wanted: its logits take most of the time."""
 _MAX_PROMPTS_PER_STEP = 4
 """Maximum number of prompts in a step. The forward pass of even the shortest prompt reads all weights, so that a burst
 of short prompts would delay the first step of another client."""
@@ -136,7 +138,8 @@ class Engine:
         max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
             batch.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
-            this number if several clients have requests. A prompt counts as at least a quarter of this number.
+            this number if several clients have requests. A prompt counts as at least a quarter of this number, and a
+            token whose log-probability is wanted as eight tokens.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -218,7 +221,7 @@ class Engine:
         return True
 
     def _run_prompt(self, client: str, budget: int) -> int:
-        """Prefill up to `budget` prompt tokens of the client's incomplete row; return the number of tokens."""
+        """Prefill prompt tokens of the client's incomplete row at a cost of up to `budget`; return the cost."""
         row = self._incomplete[client]
         request, group = row.request, self._models.group_of(row.request.adapter)
         batch, model = self._batches[group], self._models.prepare(group, [row.request.adapter])
@@ -226,7 +229,8 @@ class Engine:
         start, total = batch.cache.lengths[index], len(row.tokens)
         # A prompt whose chunks would have different rotary frequencies is not split, even if it exceeds the budget.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
-        end = min(start + budget, total) if has_parts else total
+        cost = 1 if request.on_prompt is None else _COST_WITH_LOGPROBS
+        end = min(start + max(1, budget // cost), total) if has_parts else total
         hidden_BSD, _ = batch.forward(model, index, [row.tokens[start:end]])
         if request.on_prompt is not None:
             following = row.tokens[start + 1 : end + 1]
@@ -244,7 +248,7 @@ class Engine:
                 row.ended = LENGTH
             else:
                 take_tokens([row], logits_1V)
-        return end - start
+        return (end - start) * cost
 
     def _decode_all(self, counts: Mapping[str, int]) -> None:
         """Decode one token of every complete row of the given clients, and charge each client for its rows."""
