@@ -61,7 +61,7 @@ def markdown(results: dict[str, Any]) -> str:
                 if package in runs[0]:
                     versions.setdefault(f"{package} {runs[0][package]}", label)
     facts = [f"{key} {value}" for key, value in results["environment"].items() if key != "paddlepaddle"]
-    rounds = f"medians of {results['rounds']} rounds, in each of which all programs ran in turn"
+    rounds = f"medians of {results['rounds']} rounds; in each round, all programs ran in turn"
     facts += [f"{version} ({label})" for version, label in versions.items()]
     lines.append(f"\n{rounds}; {'; '.join(facts)}.")
     return "\n".join(lines) + "\n"

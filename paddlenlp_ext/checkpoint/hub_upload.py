@@ -38,7 +38,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
         needed_by: key, function or command; the error message begins with it.
 
     Raises:
-        ValueError: the name is not valid, HF_HUB_OFFLINE is set, or there is no token.
+        ValueError: the name is not valid, HF_HUB_OFFLINE is set, or no token is stored.
     """
     import huggingface_hub
     from huggingface_hub import constants
@@ -55,7 +55,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
         raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset it")
     if not huggingface_hub.get_token():
         raise ValueError(
-            f"{needed_by}: there is no token for the Hugging Face hub; set the environment variable HF_TOKEN to a "
+            f"{needed_by}: no token for the Hugging Face hub is stored; set the environment variable HF_TOKEN to a "
             "token with write access, or run `hf auth login`"
         )
 
@@ -70,7 +70,7 @@ def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_
         needed_by: key, function or command; the error message begins with it.
 
     Raises:
-        ValueError: the folder has no weights, there is no login (`check_hub_login`), or the upload failed.
+        ValueError: the folder has no weights, `check_hub_login` raises a ValueError, or the upload failed.
     """
     import huggingface_hub
     from huggingface_hub.errors import HTTPError
@@ -127,10 +127,23 @@ def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None)
         ) from error
 
 
-def push_saved(save: Callable[[str], Any], repo_id: str, private: bool | None) -> str:
-    """Upload what `save` writes into a folder, and return the address of the repository; see `upload_model`."""
-    check_hub_login(repo_id, "push_to_hub")
-    with tempfile.TemporaryDirectory() as folder:
-        with explained_errors(folder):
-            save(folder)
-        return upload_model(folder, repo_id, private, "push_to_hub")
+class PushToHub:
+    """Method `push_to_hub` of a model with `save_pretrained`."""
+
+    save_pretrained: Callable[..., Any]
+
+    def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
+        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the repository.
+
+        Args:
+            repo_id: `organisation/name`, or a name in the user's own namespace; created if it does not exist.
+            private: whether a new repository is private; None: the default of the organisation, usually public.
+
+        Raises:
+            ValueError: no token is stored, or the upload failed.
+        """
+        check_hub_login(repo_id, "push_to_hub")  # before the files are written
+        with tempfile.TemporaryDirectory() as folder:
+            with explained_errors(folder):
+                self.save_pretrained(folder)
+            return upload_model(folder, repo_id, private, "push_to_hub")

@@ -13,7 +13,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config, write_generation_config, write_model_config
-from paddlenlp_ext.checkpoint.hub_upload import push_saved
+from paddlenlp_ext.checkpoint.hub_upload import PushToHub
 from paddlenlp_ext.checkpoint.load_weights import load_weights
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import DEFAULT_SHARD_BYTES, save_sharded
@@ -66,7 +66,7 @@ class ShardedLMHead(Protocol):
         ...
 
 
-class CausalLM(TrainableModel):
+class CausalLM(TrainableModel, PushToHub):
     """Decoder with an lm_head. Parameters have Hugging Face's names.
 
     Attributes:
@@ -302,18 +302,6 @@ class CausalLM(TrainableModel):
         if self.task_type == "CAUSAL_LM":
             write_generation_config(folder, self.generation_config)
         save_sharded(folder, written, max_shard_bytes)
-
-    def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
-        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the repository.
-
-        Args:
-            repo_id: `organisation/name`, or a name in the user's own namespace; created if it does not exist.
-            private: whether a new repository is private; None: the default of the organisation, usually public.
-
-        Raises:
-            ValueError: there is no token, or the upload failed.
-        """
-        return push_saved(self.save_pretrained, repo_id, private)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:
         """Load the weights of a saved model with the same configuration.

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.checkpoint.hub_upload import push_saved
+from paddlenlp_ext.checkpoint.hub_upload import PushToHub
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.formats.adapter_config import CONFIG_FILE
 from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
@@ -22,7 +22,7 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 
-class ActiveAdapterFiles:
+class ActiveAdapterFiles(PushToHub):
     """Base class of `PeftModel`: saves and loads the active adapter."""
 
     base_model: TrainableModel
@@ -47,18 +47,6 @@ class ActiveAdapterFiles:
         """
         with self.adapters.unmerged() as adapter:
             adapter.save_pretrained(folder, tensors)
-
-    def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
-        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the repository.
-
-        Args:
-            repo_id: `organisation/name`, or a name in the user's own namespace; created if it does not exist.
-            private: whether a new repository is private; None: the default of the organisation, usually public.
-
-        Raises:
-            ValueError: there is no token, or the upload failed.
-        """
-        return push_saved(self.save_pretrained, repo_id, private)
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write the final adapter, and log the layers that Hugging Face PEFT would drop.

@@ -7,7 +7,7 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 
-from paddlenlp_ext.checkpoint.hub_upload import check_hub_login, push_saved, upload_model, upload_run
+from paddlenlp_ext.checkpoint.hub_upload import PushToHub, check_hub_login, upload_model, upload_run
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft import LoraConfig, get_peft_model
 from tests.common.hub import FakeHub
@@ -57,7 +57,7 @@ def test_upload_model_folder_without_weights_raises_before_a_repository_is_creat
 
 def test_check_hub_login_without_token_names_the_remedy(hub: FakeHub, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ValueError, match=r"push_to_hub: there is no token .* HF_TOKEN .* or run `hf auth login`"):
+    with pytest.raises(ValueError, match=r"push_to_hub: no token .* HF_TOKEN .* or run `hf auth login`"):
         check_hub_login("org/name", "push_to_hub")
 
 
@@ -81,11 +81,12 @@ def test_upload_run_failed_upload_says_that_the_run_is_saved_and_how_to_repeat(h
     assert str(raised.value).endswith(f"to repeat the upload: pnx push {run_folder} --repo my-run --private")
 
 
-def test_push_saved_without_token_saves_nothing(hub: FakeHub, monkeypatch):
+def test_push_to_hub_without_token_saves_nothing(hub: FakeHub, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    saved: list[str] = []
+    model, saved = PushToHub(), []
+    model.save_pretrained = saved.append
     with pytest.raises(ValueError, match="no token"):
-        push_saved(saved.append, "org/name", None)
+        model.push_to_hub("org/name")
     assert not saved
 
 

@@ -29,7 +29,7 @@ def test_finetune_with_push_to_hub_uploads_adapter_tokenizer_and_results(hub: Fa
 
 def test_finetune_without_token_raises_before_the_data_is_read(hub: FakeHub, run_folders: Path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
-    with pytest.raises(ValueError, match="push_to_hub: there is no token"):
+    with pytest.raises(ValueError, match="push_to_hub: no token"):
         paddlenlp_ext.finetune(push_keys(run_folders, dataset_name_or_path=run_folders / "missing"))
 
 
