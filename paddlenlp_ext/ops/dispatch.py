@@ -81,7 +81,7 @@ class DispatchedOp:
         return self._backends[backend][1](x)
 
     def explain(self, x: paddle.Tensor) -> tuple[str, dict[str, str]]:
-        """Return the best backend for `x`, and the reason why each better backend cannot run on `x`."""
+        """Return the chosen backend for `x`, and the reason why each better backend cannot run on `x`."""
         return self._pick(x, None)
 
     @contextmanager

@@ -65,13 +65,13 @@ def usable_on_bf16(weight: paddle.Tensor) -> str | None:
 
 
 def adamw_8bit_cpp(updates: Sequence[AdamW8BitUpdate]) -> None:
-    """Update parameters with 8-bit moments, each in a single pass over its values."""
+    """Update parameters with 8-bit moments, one by one."""
     for update in updates:
         update_in_fp32(update, _update_8bit)
 
 
 def _update_8bit(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
-    """Update an fp32 value in place, in a single pass (csrc/adamw_8bit.cpp)."""
+    """Update the fp32 values of a parameter and its moments in place (csrc/adamw_8bit.cpp)."""
     assert value.shape == gradient.shape and moments.codes1.shape == [-(-value.size // BLOCK), BLOCK]
     numbers = struct("AdamStep")(
         *(step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2),
@@ -90,5 +90,5 @@ def _levels(signed: bool) -> ctypes.Structure:
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))
     arrays = (levels, borders, base)
     found = struct("DynamicLevels")(*(array.ctypes.data for array in arrays))
-    found.arrays = arrays  # keeps the arrays that the addresses point to alive
+    found.arrays = arrays  # keeps the arrays alive; the struct holds only addresses
     return found

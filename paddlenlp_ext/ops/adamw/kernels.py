@@ -1,12 +1,12 @@
 """Triton kernels of AdamW over many tensors in one launch; independent of Paddle and PyTorch.
 
-    adamw_kernel         the formula of ops/adamw/__init__.py; the bias correction is part of rate and epsilon
+    adamw_kernel         the formula of ops/adamw/__init__.py; the table has bias-corrected rates and epsilons
     adamw_8bit_kernel    the same formula with quantized moments, as in ops/adamw/reference.py
 
 A launch reads a table with a row per tensor, and a map from programs to tensors (launch_tables.py):
 
     table      int64 [N, 13]: fields of `launch_tables.TableRow`
-    numbers    float32 [N, 4]: weight decay factor, learning rate, and two values that depend on the kernel
+    numbers    float32 [N, 4]: weight decay factor, learning rate, and two values that each kernel documents
     blocks     int32 [M, 2]: for each program, the index of a tensor and the index of a span of SPAN values in it
 
 ROUNDING: "none" for a float32 weight; "nearest" for a half-precision weight with a float32 master copy; "groups" and
@@ -54,7 +54,7 @@ _SMALLEST: tl.constexpr = tl.constexpr(1e-38)
 @triton.jit
 def adamw_kernel(
     table,
-    numbers,  # decay factor; learning rate and epsilon, with the bias correction
+    numbers,  # decay factor, bias-corrected learning rate, bias-corrected epsilon
     blocks,
     beta1,
     one_minus_beta1,
@@ -184,7 +184,7 @@ def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
 
 @triton.jit
 def _rounded(value, draw):
-    """Round to bfloat16 precision and return float32; infinities are unchanged, and NaN stays NaN."""
+    """Round stochastically to bfloat16 and return float32; infinities are unchanged, and NaN stays NaN."""
     bits = value.to(tl.uint32, bitcast=True)
     kept = (bits & 0xFFFF0000) | tl.where(value != value, 0x400000, 0).to(tl.uint32)
     is_finite = (bits & 0x7F800000) != 0x7F800000

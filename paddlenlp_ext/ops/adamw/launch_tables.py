@@ -44,7 +44,7 @@ class TableRow(NamedTuple):
 
     @property
     def alignment(self) -> int:
-        """Return 16 if all addresses and the size are divisible by 16, otherwise 1, which allows only narrow loads."""
+        """Return 16 if the size and all addresses except the scales are divisible by 16, otherwise 1."""
         return 1 if any(number % _ALIGNMENT for number in self[:6]) else _ALIGNMENT
 
     @property

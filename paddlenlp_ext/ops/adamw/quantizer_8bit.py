@@ -19,7 +19,7 @@ _SMALLEST = 1e-38
 
 
 class Dynamic8Bit:
-    """Block-wise quantizer of fp32 rows; each row is one block with its own scale."""
+    """Quantizer of fp32 rows; each row is one block with its own scale."""
 
     def __init__(self, signed: bool) -> None:
         levels = dynamic_levels(signed)

@@ -38,7 +38,7 @@ def adamw_triton(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, eps
 
 
 def adamw_bf16_triton(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilon: float) -> None:
-    """Update parameters in half precision; without a master copy they must be bfloat16."""
+    """Update parameters in half precision; a parameter without a master copy must be bfloat16."""
     _run_adamw(updates, beta1, beta2, epsilon)
 
 
@@ -66,7 +66,7 @@ def _run_adamw(
 
 
 def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
-    """Return the decay factor and the bias-corrected rate and epsilon of each update, computed in fp32 as in C++.
+    """Return decay factor, bias-corrected rate, bias-corrected epsilon and 0 of each update, in fp32 as in C++.
 
     Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
     """
@@ -159,7 +159,7 @@ def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, pad
 
 @functools.lru_cache(maxsize=4)
 def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
-    """Return the block map, which is the same in all steps of a run."""
+    """Return the block map on a device, cached because the sizes are the same in all steps."""
     from paddlenlp_ext.ops.adamw.kernels import SPAN
 
     return paddle.to_tensor(block_map(sizes, SPAN), place=device)

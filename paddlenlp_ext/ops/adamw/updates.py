@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 
 class AdamWUpdate(NamedTuple):
-    """Update of a parameter with float32 moments; everything except the gradient is updated in place.
+    """Update of a parameter with float32 moments; parameter, moments and powers are updated in place.
 
     Attributes:
         parameter, gradient, moment1, moment2: tensors of the same shape.
@@ -61,7 +61,7 @@ class Moments8Bit(NamedTuple):
 
 
 class AdamStep(NamedTuple):
-    """Hyperparameters of one step; `number` is the step, counted from 1, and `rate` the learning rate."""
+    """Hyperparameters of one step; `number` counts the steps from 1, and `rate` is the learning rate."""
 
     beta1: float
     beta2: float
@@ -91,7 +91,7 @@ class AdamStep(NamedTuple):
 
 
 class AdamW8BitUpdate(NamedTuple):
-    """Update of one parameter with 8-bit moments; everything except the gradient is updated in place.
+    """Update of one parameter with 8-bit moments; parameter, moments and `master` are updated in place.
 
     Attributes:
         parameter, gradient: tensors of the same shape; a parameter that is not fp32 has `master` or `position`.

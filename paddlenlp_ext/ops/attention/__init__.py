@@ -77,7 +77,7 @@ def attention(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within the documents of `layout` and their parents, limited by the sliding window.
+    """Compute causal attention within the documents of `layout` and their parents, and within its sliding window.
 
     Args:
         q_BSNH: queries; N is a multiple of K.

@@ -1,4 +1,4 @@
-"""Blockwise attention in plain Paddle; its cost depends on the document lengths, not on the pack length.
+"""Blockwise attention in plain Paddle, which skips the scores between documents.
 
 Documents of similar length are batched if their parents have equal lengths. A tile contains one block of queries of
 each batched document, and all keys visible to the block; one batched matmul computes the scores of a tile. The query
@@ -100,7 +100,7 @@ class _Documents:
 def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, prefix_length: int = 0) -> BlockPlan:
     """Split a layout into tiles for q with `num_heads` heads and k, v with `num_kv_heads` heads.
 
-    The rows of a prefix come first in k and v, and first in every tile.
+    The rows of a prefix come first in k and v.
     """
     documents = _Documents.of(layout)
     num_rows = layout.num_positions * num_heads
@@ -189,7 +189,7 @@ def blockwise_attention(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within each document, with memory linear in the pack's length."""
+    """Compute `attention` tile by tile, with memory linear in the length of the pack."""
     sizes = (q_BSNH.shape[2], k_BSKH.shape[2], 0 if prefix is None else prefix[0].shape[0])
     plan = layout.cached(("blocks", *sizes), lambda: plan_blocks(layout, *sizes))
     if prefix is not None:
@@ -209,7 +209,7 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale, ctx.options = plan, scale, options
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        with paddle.amp.auto_cast(enable=False):  # also off in the backward pass, which must recompute the same values
+        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which recomputes the same values
             for tile in plan.tiles:
                 scores = paddle.matmul(_take_queries(q_rows, tile), _take_keys(k_rows, tile), transpose_y=True)
                 probabilities = _probabilities(scores, tile, plan.num_heads, options, *sinks)
@@ -244,7 +244,7 @@ class _BlockwiseAttention(PyLayer):
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
         key_gradients = (k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
         gradients = (q_gradient, *key_gradients, *sink_gradients)
-        # Paddle rejects gradients for frozen inputs, such as a frozen projection next to an adapted one.
+        # Paddle rejects a gradient for an input without gradient, such as the output of a frozen projection.
         needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH, *sinks)]
         return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 

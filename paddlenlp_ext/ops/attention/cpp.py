@@ -122,5 +122,5 @@ def _sizes(
     counts = (len(arrays[0]), layout.num_positions, heads, kv_heads, head_dim, value_dim, prefix_length, window)
     addresses = (None if array is None else array.ctypes.data for array in arrays)
     sizes = struct("AttentionSizes")(*counts, *addresses, softcap)
-    sizes.arrays = arrays  # keeps the arrays that the addresses point to alive
+    sizes.arrays = arrays  # keeps the arrays alive; the struct holds only addresses
     return sizes

@@ -1,4 +1,4 @@
-"""Document layout of a packed batch, which defines the attention mask of all layers.
+"""Document layout of a packed batch, which defines the attention mask.
 
 A row with documents of 3 and 2 tokens (x = visible):
 
@@ -63,8 +63,9 @@ class AttentionLayout:
         Args:
             document_lengths: lengths of the documents of each row.
             window: maximum number of positions that a query attends to, itself included; None: no limit.
-            document_parents: index in its row of each document's parent, or None; None: no document has a parent. A
-                parent must be the last preceding document that itself has no parent.
+            document_parents: for each row, the index of each document's parent in the row, or None for a document
+                without a parent; None if no document has a parent. A parent must be the last preceding document that
+                itself has no parent.
 
         Raises:
             ValueError: a length or the window is below 1, the rows do not have the same number of tokens, or a document
@@ -178,7 +179,7 @@ def _check_parents(
     """Check that each branch continues the last preceding document without a parent.
 
     Raises:
-        ValueError: a branch continues another document, or a row has more or fewer parents than documents.
+        ValueError: a branch continues any other document, or a row has more or fewer entries than documents.
     """
     if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
         raise ValueError(

@@ -31,7 +31,7 @@ def latent_decode_attention(
     scale: float,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Return the attention-weighted mean of the latents for each head, [B, S, N, L], without gradient.
+    """Return the attention-weighted mean of the latents for each head, [B, S, N, L].
 
     Args:
         q_BSNL: queries times the matrix that computes keys from latents.

@@ -32,7 +32,7 @@ def attend_in_copies(
 
     Args:
         attend: function that computes the attention of q, k and v under a layout.
-        tensors: q [B, S, N, H], k [B, S, K, H] and v [B, S, K, E].
+        tensors: queries, keys and values, as in `attention`.
         layout: documents of the batch.
         prefix: keys and values before every document.
         uses_distances: whether `attend` derives distances from the indices of positions in the row.

@@ -50,9 +50,10 @@ def store_rows(x, tile, first, length, stride, ROWS: tl.constexpr, DIM: tl.const
 
 @triton.jit
 def scores_of(x, i, j, starts, inner, outer, slope, CAPPED: tl.constexpr, BIASED: tl.constexpr, MASKED: tl.constexpr):
-    """Return the scores in base 2, divided by `outer` unless BIASED, and with CAPPED also tanh of the scaled products.
+    """Return the scores in base 2 and, if CAPPED, the tanh of the scaled products.
 
-    Either the queries i or the keys j are the rows of x. `starts` has the start row of each key.
+    Unless BIASED, the caller must still multiply the scores by `outer`. The rows of x are either the queries i or the
+    keys j. `starts` has the start row of each key.
     """
     ratio = x  # a placeholder unless CAPPED
     if CAPPED:
