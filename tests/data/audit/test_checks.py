@@ -64,7 +64,7 @@ def test_checks_of_faulty_text_find_it(text, check):
 def test_checks_are_those_of_the_page():
     kinds = [check.kind for _, check in CHECKS.items()]
     kinds += [value for value in vars(audit_splits).values() if isinstance(value, Kind)]
-    page = (Path(__file__).parents[3] / "docs" / "audit.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "audit.md").read_text()
     listed = {
         (name, severity)
         for names, severity in re.findall(r"^\| ([^|]+?) \| (error|warning|note) \|", page, re.MULTILINE)
