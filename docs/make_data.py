@@ -1,4 +1,4 @@
-"""Update the table of fields in docs/data.md: `python docs/make_data.py`."""
+"""Update the table of fields in docs/reference/data_formats.md: `python docs/make_data.py`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 from paddlenlp_ext.data.rows.known_fields import markdown_table
 
-PAGE = Path(__file__).with_name("data.md")
+PAGE = Path(__file__).parent / "reference" / "data_formats.md"
 BEGIN, END = "<!-- fields: made by docs/make_data.py -->\n", "<!-- end of fields -->\n"
 
 

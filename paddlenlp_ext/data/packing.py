@@ -18,9 +18,9 @@ rows fill the remaining space exactly. Among hundreds of unpacked rows, such row
 
 The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
 integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few
-integer operations, so packing a million rows takes about a second in plain Python. docs/data.md compares the fraction
-of filled positions with an upper bound. The gap is below 0.1 % for instruction data of many lengths, at most 0.7 %
-for GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
+integer operations, so packing a million rows takes about a second in plain Python. docs/benchmarks/data.md compares
+the fraction of filled positions with an upper bound. The gap is below 0.1 % for instruction data of many lengths, at
+most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
 
 Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
 widely in cost: one long row costs more than twenty short rows. In an optimizer step, all devices wait for the slowest

@@ -158,7 +158,7 @@ class SFTTrainer(_TaskTrainer):
     Args:
         model: a model, or a name for `AutoModelForCausalLM.from_pretrained`.
         args: arguments; None: TRL's defaults, with an output folder named after the model.
-        train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/data.md).
+        train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/reference/data_formats.md).
         eval_dataset: evaluation rows in the format of `train_dataset`, or a dict of several eval datasets by name.
         processing_class: tokenizer; None: the tokenizer of the model.
         callbacks: callbacks in addition to the default callbacks.

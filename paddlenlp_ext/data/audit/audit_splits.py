@@ -24,7 +24,9 @@ LEAK = Kind(
 )
 PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless its answer differs")
 RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all others are in another language")
-UNKNOWN_FIELD = Kind("field without effect", NOTE, "rename or remove the field; docs/data.md lists the known fields")
+UNKNOWN_FIELD = Kind(
+    "field without effect", NOTE, "rename or remove the field; docs/reference/data_formats.md lists the known fields"
+)
 TRAIN = "train"
 """Name of the split of training rows."""
 ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")

@@ -288,7 +288,7 @@ def _find_folder(dataset_name_or_path: str) -> Path:
     if not downloaded.is_dir():
         raise ValueError(
             f"dataset_name_or_path: {ADVERTISE_GEN} is not distributed with the package, and neither "
-            f"{folder.absolute()} nor {downloaded} exists; docs/data.md says where to get it"
+            f"{folder.absolute()} nor {downloaded} exists; docs/reference/data_formats.md says where to get it"
         )
     return downloaded
 

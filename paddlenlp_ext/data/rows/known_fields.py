@@ -1,4 +1,6 @@
-"""Known fields of rows and messages, and their effects; `docs/make_data.py` writes them as a table into docs/data.md.
+"""Known fields of rows and messages, and their effects.
+
+`docs/make_data.py` writes them as a table into docs/reference/data_formats.md.
 
     RowFormat       fields that a format reads
     TEXTS           fields with questions or answers; a row is invalid if its format does not read them
@@ -40,7 +42,7 @@ class RowFormat:
     """Row format and the fields that it reads.
 
     Attributes:
-        name: name of the format in error messages and in docs/data.md.
+        name: name of the format in error messages and in docs/reference/data_formats.md.
         required: fields that a row must have; each entry lists alternative names.
         optional: further fields of the row that are read.
         message: fields of messages that are read, the role first and the content second.
@@ -255,7 +257,7 @@ def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
 
 
 def markdown_table() -> str:
-    """Return the table of known fields and their effects in docs/data.md."""
+    """Return the table of known fields and their effects in docs/reference/data_formats.md."""
     lines = ["| fields | place | effect |", "|---|---|---|"]
 
     def add(names: tuple[str, ...], holder: str, effect: str) -> None:

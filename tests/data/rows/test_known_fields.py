@@ -193,7 +193,7 @@ def test_row_fields_table_of_the_docs_is_current():
     assert spec is not None and spec.loader is not None
     maker = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(maker)
-    page = (DOCS / "data.md").read_text(encoding="utf-8")
+    page = (DOCS / "reference" / "data_formats.md").read_text(encoding="utf-8")
     assert maker.renew(page) == page, "run: python docs/make_data.py"
 
 
