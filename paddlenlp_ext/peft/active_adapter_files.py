@@ -33,7 +33,7 @@ class ActiveAdapterFiles(PushToHub):
         return self.adapters.active.adapter_state()
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """Return a dict of the tensors to save, before the adapter's method converts them to its file format."""
+        """Return a dict of the tensors to save, in memory layout (before `PeftConfig.to_stored`)."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -63,7 +63,7 @@ class ActiveAdapterFiles(PushToHub):
         return self.adapters.active.full_state(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `state` that replace base parameters, or rows of the embedding and lm_head."""
+        """Return the tensors of `state` that replace base parameters or token rows of the embedding and lm_head."""
         return self.adapters.active.replaced_of(state)
 
     def write_files(
@@ -80,18 +80,23 @@ class ActiveAdapterFiles(PushToHub):
         """Load the tensors of a saved adapter with the same method and shapes, to resume training.
 
         Raises:
-            ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
-                or the base model has another quantization or config.
+            ValueError: the folder has no adapter; the method, or an option that changes the computed function, differs;
+                a tensor is missing, unexpected or of another shape; or the base model has another quantization or
+                config.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; raises the errors of `load_weights`."""
+        """Load the tensors of a stored adapter, to resume training; errors are the same as in `load_weights`."""
         self.adapters.require_unmerged("loading an adapter")
         self.adapters.active.resume_from(stored)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Load all tensors of the adapter, keyed as in `adapter_state`; an error leaves the adapter unchanged.
+
+        Args:
+            tensors: key -> unsharded tensor.
+            where: source of the tensors, for error messages.
 
         Raises:
             ValueError: tensors are missing, unexpected or of another shape.

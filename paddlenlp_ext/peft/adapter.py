@@ -28,8 +28,7 @@ class Adapter(TrainingHooks):
     """One adapter of a base model; a `PeftModel` delegates to its active adapter.
 
     A method with a custom forward pass, or custom hooks for training and saving, defines a subclass
-    (`PeftConfig.adapter_class`). Every forward pass calls `hidden_states`. A subclass with state is a dataclass
-    that creates its state in `__post_init__`.
+    (`PeftConfig.adapter_class`). A subclass with state is a dataclass that creates its state in `__post_init__`.
 
     Attributes:
         base_model: base model whose layers are wrapped by the adapter layers.
@@ -53,7 +52,7 @@ class Adapter(TrainingHooks):
         return self.base_model.hidden_states(*args, **kwargs)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between two layers, for input ids [batch, length]."""
+        """Return the shape of the hidden states between decoder layers, for input ids [batch, length]."""
         return self.base_model.hidden_states_shape(batch, length)
 
     @contextmanager
@@ -106,12 +105,16 @@ class Adapter(TrainingHooks):
         return self.adapter_state() if tensors is None else read_tensors(tensors)
 
     def replaced_of(self, state: Mapping[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-        """Return the tensors of `state` that replace base parameters, or rows of the embedding and lm_head."""
+        """Return the tensors of `state` that replace base parameters or token rows of the embedding and lm_head."""
         names = set(self.replaced.names)
         return {name: tensor for name, tensor in state.items() if name in names or name.endswith(ROWS)}
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
         """Load all tensors of the adapter, keyed as in `adapter_state`; an error leaves the adapter unchanged.
+
+        Args:
+            tensors: key -> unsharded tensor.
+            where: source of the tensors, for error messages.
 
         Raises:
             ValueError: tensors are missing, unexpected or of another shape; the message names the tensors.
@@ -124,8 +127,8 @@ class Adapter(TrainingHooks):
         """Load the tensors of a stored adapter, to resume training; warn if its base model's name differs.
 
         Raises:
-            ValueError: an option that changes the computed function differs, a tensor is missing or has another shape,
-                or the base model has another quantization or config.
+            ValueError: the method, or an option that changes the computed function, differs; a tensor is missing,
+                unexpected or of another shape; or the base model has another quantization or config.
         """
         model = self.base_model
         stored = stored.for_base(model.config)
@@ -148,7 +151,7 @@ class Adapter(TrainingHooks):
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
-        """Convert `tensors` (default: the adapter's tensors) to their form in files, but keep this package's names."""
+        """Convert `tensors` (None: the adapter's tensors) to their form in files; keep the names used in memory."""
         layout = self.base_model.config.file_layout
         state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)

@@ -72,8 +72,8 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     ]
     if differences:
         raise ValueError(
-            f"{where}: {'; '.join(differences)}. With the new values, stored tensors would compute another function. "
-            "Restore the options, or start a new run from this adapter."
+            f"{where}: {'; '.join(differences)}. With the new values, the stored tensors would compute another "
+            "function. Restore the options, or start a new run from this adapter."
         )
 
 

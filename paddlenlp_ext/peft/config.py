@@ -119,7 +119,9 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     adapts_tables: ClassVar[bool] = False
     """Whether the embedding and lm_head can be targets."""
 
-    path: str | None = option(None, help="folder of a saved adapter to start from; its rank and targets are used")
+    path: str | None = option(
+        None, help="folder of a saved adapter to start from; options such as the rank and targets are taken from it"
+    )
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
     """Base model that the adapter's config file names."""
     exclude_modules: tuple[str, ...] | None = None
@@ -230,9 +232,12 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return lambda name, base: self.wrap(name, base, seed)
 
     def warm_start(self, stored: PeftConfig) -> PeftConfig:
-        """Return the config of a run that starts from the adapter at `path`, whose config is `stored`.
+        """Return the config of a run that starts from the adapter at `path`.
 
         By default, all options are taken from `stored`, except options whose names end with "path" or "dropout".
+
+        Args:
+            stored: config of the adapter at `path`.
         """
         assert isinstance(stored, type(self))
         names = [field.name for field in dataclasses.fields(self) if field.name.endswith(("path", "dropout"))]
@@ -272,7 +277,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return dict(tensors)
 
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
-        """Return the config and tensors of a stored adapter, renamed to the base model's layers.
+        """Return the config and tensors of a stored adapter, with the layer names of the base model.
 
         Args:
             tensors: name in the file -> tensor.

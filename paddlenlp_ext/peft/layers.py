@@ -29,7 +29,7 @@ class AdapterLayer(nn.Layer):
     layer returns the output of `base`.
 
     Attributes:
-        shards_heads: whether a rank applies the adapter's parameters only to the attention heads of its shard.
+        shards_heads: whether each tensor-parallel rank applies the adapter only to the attention heads of its shard.
         is_on_stage: whether the layer is on this process's pipeline stage; a layer on another stage has no values.
         style, shard_group: sharding style of the base, and its tensor-parallel group; None for an unsharded layer.
     """
@@ -187,11 +187,7 @@ class LinearAdapter(WeightAdapter):
         return x * mask[..., self.shard_group.index * width : (self.shard_group.index + 1) * width]
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        """Return a dict from tensor names to sharded axes, for a base sharded in `style`; None: replicated.
-
-        Base and adapter share one all-reduce, so each rank computes a partial gradient of a replicated parameter. The
-        partial gradients are summed over the ranks.
-        """
+        """Return a dict from tensor names to sharded axes, for a base sharded in `style`; None: replicated."""
         raise NotImplementedError
 
 
@@ -267,7 +263,7 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
 
 
 def take_ranks(tensor: paddle.Tensor, ranks: np.ndarray, axis: int) -> paddle.Tensor:
-    """Return the slices of a tensor at the indices `ranks` (possibly none) along `axis`, without rounding."""
+    """Return the slices of a tensor at the indices `ranks` along `axis`; `ranks` may be empty."""
     return paddle.to_tensor(tensor.astype("float32").numpy().take(ranks, axis)).astype(tensor.dtype)
 
 

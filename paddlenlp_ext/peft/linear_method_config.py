@@ -39,9 +39,9 @@ class LinearTargetsConfig(PeftConfig):
     )
 
     layers_to_transform: int | Sequence[int] | None = field(default=None, repr=False, compare=False)
-    """Indices of the decoder layers to adapt. The constructor puts them into `target_modules`."""
+    """Indices of the decoder layers to adapt. The constructor converts them to entries of `target_modules`."""
     layers_pattern: str | Sequence[str] | None = field(default=None, repr=False, compare=False)
-    """Names of the lists of decoder layers that `layers_to_transform` counts in, such as "layers"; None: every list."""
+    """Names of layer lists, such as "layers", to which `layers_to_transform` refers; None: all lists."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,7 +28,7 @@ def save_as_lora(
         replaced: unsharded replacements of base parameters and token rows; None: the replacements in the model.
 
     Raises:
-        ValueError: the update is not low-rank.
+        ValueError: the adapter is not a plain low-rank update (see `factors_of`).
     """
     factors = factors_of(model, without_replaced=True) if factors is None else factors
     replaced = model.replaced_of(model.adapter_state()) if replaced is None else replaced

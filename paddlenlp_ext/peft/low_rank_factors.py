@@ -18,7 +18,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig, LoRALinear
 
 
 class AdaptedModel(Protocol):
-    """Members of `PeftModel` that this module uses."""
+    """Members of `PeftModel` that `factors_of` and `save_as_lora` use."""
 
     base_model: TrainableModel
 

@@ -10,7 +10,7 @@ the products of each row's adapter:
     row 1       0 0 0 0        1 1              adapter 2
     row 2       0 0 0 0        0 0              base
 
-An adapter without low-rank updates needs a separate forward pass, in which its adapter layers are in the model.
+Rows with any other adapter run in a separate forward pass, with this adapter's layers in the model.
 
 Shapes: B rows, S positions, in/out features, R sum of the ranks.
 """
@@ -34,7 +34,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 SHARED = ""
-"""Name of the group for the base model and all adapters with low-rank updates, whose rows share a forward pass."""
+"""Group of the base model and of all adapters whose rows can share a forward pass."""
 
 
 class RowAdapters:

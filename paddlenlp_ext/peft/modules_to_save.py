@@ -110,7 +110,7 @@ class ReplacedParameters:
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def swap(self) -> None:
-        """Exchange the parameters in the model and the parameters in `aside`.
+        """Exchange the parameters in the model for the parameters in `aside`.
 
         Raises:
             ValueError: the base parameters were freed.

@@ -40,7 +40,7 @@ def get_peft_model(
     Args:
         model: decoder from `AutoModelForCausalLM`.
         peft_config: config of a method, such as `LoRAConfig`. If its `path` names a stored adapter, training starts
-            from the stored adapter. The stored rank and targets are used, and differences are logged.
+            from that adapter, with the stored rank, targets and similar options. Ignored options are logged.
         seed: random seed; the adapter's initial values depend only on the seed and on the parameter names.
         adapter_name: name of the adapter for `set_adapter`.
 
@@ -131,7 +131,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         labels: paddle.Tensor | None = None,
         **inputs: Any,
     ) -> paddle.Tensor | CausalLMOutput:
-        """Return logits [B, S, V], or with labels a `CausalLMOutput`; takes the arguments of `CausalLM.forward`.
+        """Return logits [B, S, V], or a `CausalLMOutput` if `labels` is given; arguments as in `CausalLM.forward`.
 
         The loss of the output does not include `auxiliary_loss`, which the trainer adds.
         """

@@ -33,7 +33,7 @@ def get_peft_model_state_dict(
         adapter_name: name of the adapter.
 
     Raises:
-        ValueError: no adapter has this name, or `state_dict` lacks a tensor of the adapter.
+        ValueError: no adapter has this name, the active adapter is merged, or `state_dict` lacks a tensor.
 
     Examples:
         >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model, get_peft_model_state_dict
@@ -59,8 +59,8 @@ def set_peft_model_state_dict(
         adapter_name: name of the adapter to load into.
 
     Raises:
-        ValueError: no adapter has this name, or tensors are missing, unexpected or of another shape; the adapter is
-            unchanged.
+        ValueError: no adapter has this name, the active adapter is merged, or tensors are missing, unexpected or of
+            another shape; the adapter is unchanged.
 
     Examples:
         >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model

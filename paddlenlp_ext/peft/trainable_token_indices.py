@@ -40,7 +40,7 @@ TokenIndices = tuple[int, ...] | dict[str, tuple[int, ...]]
 
 
 def token_ids(value: object, key: str) -> tuple[int, ...]:
-    """Return the token ids in an option's value: a list, a command-line string (`3,7` or `[3, 7]`), or None for no ids.
+    """Parse token ids: a list, a command-line string (`3,7` or `[3, 7]`), or None, which yields no ids.
 
     Raises:
         ValueError: the value is not a list of integers, or an id is negative or listed twice; the message names `key`.
@@ -170,7 +170,10 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of the logits: h (delta - W[t])^T, and one-hot columns for the tokens t."""
+        """Return the factors of the logit update: h (delta - W[t])^T, and one-hot columns for the trained tokens t.
+
+        The result of a disabled adapter is empty.
+        """
         if not self.enabled:
             return []
         difference_KD = self.trainable_tokens_delta - self._base_rows().astype(self.trainable_tokens_delta.dtype)

@@ -1,12 +1,12 @@
 """Weighted combinations of low-rank adapters, with the `combination_type` values of Hugging Face PEFT.
 
-| `combination_type` | update of adapters B_i A_i with weights w_i | rank |
+| `combination_type` | update of adapters s_i B_i A_i with scales s_i and weights w_i | rank |
 | --- | --- | --- |
-| "cat" | sum_i w_i B_i A_i = [w_1 B_1, w_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
-| "linear" | (sum_i sqrt(w_i) B_i) (sum_i sqrt(w_i) A_i) | the common rank |
+| "cat" | sum_i w_i s_i B_i A_i = [w_1 s_1 B_1, w_2 s_2 B_2, ...] [A_1; A_2; ...] | sum of the ranks |
+| "linear" | (sum_i sqrt(w_i s_i) B_i) (sum_i sqrt(w_i s_i) A_i) | the common rank |
 
-"cat" computes the exact weighted sum of the updates. "linear" adds the factors, and the product of these sums is not
-the weighted sum of the updates.
+"cat" computes the exact weighted sum of the updates. "linear" adds the factors, so its product also has cross terms of
+different adapters.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def _concatenated(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
 
 
 def _summed(name: str, layer: Sequence[tuple[Factors, float]]) -> Factors:
-    """Return the factors of PEFT's "linear" combination: the sums over adapters of sqrt(w s) A and sqrt(w s) B."""
+    """Return the factors of PEFT's "linear" combination (see the module)."""
     if len({factors.a.shape[0] for factors, _ in layer}) != 1:
         raise ValueError(f"{name}: the adapters differ in rank; use combination_type='cat', which accepts any ranks")
     if any(weight < 0 for _, weight in layer):
-        raise ValueError("weights: one is negative; use combination_type='cat', which accepts negative weights")
+        raise ValueError("weights: a weight is negative; use combination_type='cat', which accepts negative weights")
     scaled = [(factors, weight, factors.scaling) for factors, weight in layer if factors.scaling is not None]
     if len(scaled) < len(layer):
         raise ValueError(f"{name}: an adapter is not a plain LoRA; use combination_type='cat' for other methods")

@@ -128,7 +128,8 @@ def _without_unknown(config: Config) -> Config:
 class TrainingArguments:
     """Arguments of all trainers, with the names of `transformers.TrainingArguments`.
 
-    If a field is None, the run key has its default (docs/configuration.md). Defaults other than None are TRL's.
+    If a field is None, the run key keeps its default (docs/configuration.md), but `max_length=None` disables
+    truncation. Defaults other than None are TRL's.
 
     Attributes:
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.

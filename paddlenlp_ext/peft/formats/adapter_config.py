@@ -91,7 +91,7 @@ def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     common["modules_to_save"] = own.pop("modules_to_save", None)
     common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
     excluded = own.pop("exclude_modules", None)
-    # In PEFT, a string is a regular expression for the full name. A list contains name suffixes.
+    # In PEFT, a string in `exclude_modules` is a regular expression for the full name, and a list has name suffixes.
     common["exclude_modules"] = f"^(?:{excluded})" if isinstance(excluded, str) and excluded else excluded
     return common, own
 

@@ -71,7 +71,7 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "position intervention_type act_fn activation"),
     (OBJECT.or_null(), "split_layers fields paddlenlp_ext base_config_overrides base_quantization"),
 )
-"""Field of adapter_config.json, of any method -> type and range of its value."""
+"""Field of adapter_config.json -> type and range of its value; has the fields of all methods."""
 
 
 def check_fields(fields: Mapping[str, Any]) -> None:

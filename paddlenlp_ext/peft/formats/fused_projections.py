@@ -6,8 +6,8 @@
                                         [A_v]                [ 0   0  B_v]
 
 In memory, each projection has an adapter. In files of Hugging Face PEFT, each fused layer has one adapter. This package
-writes the fused adapter, and a field that records how to split the fused adapter again. If PEFT trained the adapter, B
-is dense. Each projection then gets its rows of B and a copy of A, which gives the same update.
+writes the fused adapter, and a field that records how to split it again. If PEFT trained the adapter, B is dense. Each
+projection then gets its rows of B and a copy of A, which gives the same update.
 
 | adapter | layers in files |
 | --- | --- |
@@ -274,7 +274,7 @@ def split_dense(
         where: the adapter's folder, for error messages.
 
     Raises:
-        ValueError: the method is neither LoRA nor DoRA.
+        ValueError: a fused layer has an adapter that is neither LoRA nor DoRA.
     """
     split: dict[str, np.ndarray] = {}
     for name, value in tensors.items():

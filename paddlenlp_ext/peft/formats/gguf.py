@@ -27,7 +27,7 @@ from paddlenlp_ext.utils.files import atomic_file, flush
 
 
 def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architecture, name: str) -> int:
-    """Write the adapter of a model in F32; return the number of adapted matrices.
+    """Write a model's adapter with F32 values; return the number of adapted matrices.
 
     Args:
         path: file to write; an existing file is replaced.

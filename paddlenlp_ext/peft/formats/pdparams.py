@@ -18,7 +18,7 @@ from paddlenlp_ext.checkpoint.dtypes import bfloat16_to_float32
 
 
 class _Latin1Bytes:
-    """Replacement for `_codecs.encode`, which pickle protocol 2 calls to build bytes; it accepts no attributes."""
+    """Replacement for `_codecs.encode`, which pickle protocol 2 calls to build bytes."""
 
     __slots__ = ()
 

@@ -124,7 +124,8 @@ def read_adapter(folder: str | os.PathLike[str], allow_pickle: bool = False) -> 
             `adapter_model.bin` of Hugging Face PEFT.
 
     Raises:
-        ValueError: the folder has no adapter or only pickled weights, or its method or a field is not supported.
+        ValueError: the folder has no adapter, has only pickled weights that `allow_pickle` does not permit, or has a
+            method or field that is not supported.
     """
     file = find_config(folder)
     config, fields = read_config(file)
@@ -228,7 +229,7 @@ def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> d
     """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array of the file `array`."""
     if array is not None:
         if not (folder / array).is_file():
-            raise ValueError(f"{folder}: {array} is missing, the only file that is read for this method; add it")
+            raise ValueError(f"{folder}: {array}, which contains the adapter, is missing; add the file to the folder")
         return {array: np.load(folder / array, allow_pickle=False).astype(np.float32)}
     index = folder / "peft_model.safetensors.index.json"
     single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))

@@ -101,7 +101,7 @@ class LoRALinear(LinearAdapter):
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return s dropout(x) A^T B^T for x [..., in], with r (in + out) multiplications per token."""
+        """Return s dropout(x) A^T B^T for x [..., in]."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self.lora_A.weight, transpose_y=True) * self.scaling
         return paddle.matmul(inner, self.lora_b_weight(), transpose_y=True)
@@ -130,9 +130,9 @@ class LoRAHead(LoRALinear, AdaptedHead):
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update of the logits: s dropout(h) A^T and B.
+        """Return the factors of the logit update: s dropout(h) A^T and B.
 
-        If B has a bias, the result also contains a column of ones and the bias.
+        If B has a bias, the result also has a column of ones and the bias. The result of a disabled adapter is empty.
         """
         if not self.enabled:
             return []
@@ -183,7 +183,10 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
         return vectors + update.astype(vectors.dtype)
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the factors of the update that a tied lm_head adds to the logits: s dropout(h) B and A^T."""
+        """Return the factors of the logit update of a tied lm_head: s dropout(h) B and A^T.
+
+        The result is empty if the adapter is disabled or does not adapt the tied lm_head.
+        """
         if not (self.enabled and self.adapts_tied_head):
             return []
         dropped = F.dropout(hidden, self.dropout) if self.dropout and self.training else hidden

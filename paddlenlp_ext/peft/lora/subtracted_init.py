@@ -2,7 +2,7 @@
 
     y = x W^T + s (dropout(x) A^T) B^T - s (x A0^T) B0^T        delta W = s (B A - B0 A0)
 
-PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. PiSSA, OLoRA and LoRA-GA start with A = A0 and B = B0, so their
+PiSSA, OLoRA, LoftQ, QERA and LoRA-GA use this module. PiSSA, OLoRA and LoRA-GA start with A = A0 and B = B0, so the
 initial model equals the base. In the papers, W is overwritten with W - s B0 A0. Here, an unquantized W is kept, and
 the layer subtracts s (x A0^T) B0^T. The subtraction costs one more product of rank r, and has three advantages:
 
@@ -91,7 +91,10 @@ class LoRALinearWithInit(LoRALinear):
         set_local_shard(self.lora_B_start, b if removed_b is None else removed_b)
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; if A = A0 and B = B0, without dropout, the result equals the base's output."""
+        """Map x [..., in] to [..., out].
+
+        If the base is not a residual, A = A0 and B = B0 without dropout give exactly the output of the base.
+        """
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
         inner = paddle.matmul(x, self.lora_A_start, transpose_y=True) * self.scaling
@@ -129,7 +132,7 @@ class SubtractedInitConfig(LowRankConfig):
     Class attributes:
         variant: JSON key that enables the method, also its name in files and in PEFT's `init_lora_weights`.
         recorded_options: options of the method that are stored under `METADATA_FIELD`.
-        missing_init_reason: reason and remedy in the error message for PEFT's files, which lack the initial factors.
+        missing_init_reason: reason and remedy in the error message for files that lack the initial factors.
     """
 
     unavailable_keys: ClassVar[Mapping[str, str]] = {

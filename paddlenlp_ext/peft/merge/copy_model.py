@@ -23,7 +23,7 @@ def copy_model(
     dtype: str | None = None,
     overwrite: bool = False,
 ) -> Path:
-    """Write the dequantized weights of a model, its config and its tokenizer as a Hugging Face folder; return its path.
+    """Write the dequantized weights of a model, its config and its tokenizer as a Hugging Face folder; return `output`.
 
     Only one tensor at a time is in memory.
 

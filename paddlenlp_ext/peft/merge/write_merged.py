@@ -116,7 +116,7 @@ def write_merged_weights(
     to_files: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
     left_out: Collection[str] = (),
 ) -> None:
-    """Write every tensor of the base, dequantized and merged with the adapter.
+    """Write the tensors of the base, dequantized and merged with the adapter.
 
     Args:
         folder: folder of the merged model.

@@ -4,8 +4,8 @@ Each step updates two running averages for every entry w of P, Λ and Q with the
 
     I = |w g|        sensitivity  S <- β1 S + (1 - β1) I        uncertainty  U <- β2 U + (1 - β2) |I - S|
 
-The importance of an entry is S U. The score of a triplet is the importance of its singular value, plus the mean
-importance of each of its two singular vectors.
+The importance of an entry is S U. A triplet is a singular value with its two singular vectors. The score of a triplet
+is the importance of the singular value, plus the mean importance of the entries of each vector.
 
 Shapes: r rank, in/out features of an adapted linear.
 """

@@ -22,8 +22,8 @@ frozen and determines the initial R^T. `reflectors` is trained and starts at zer
 parametrization equals `torch.nn.utils.parametrizations.orthogonal` for a tall matrix (Householder map with dynamic
 trivialization: Lezcano-Casado 2019, arXiv:1909.09501), but `frame` has D x r values and PyTorch's frame has D x D.
 
-The product H(A) is computed in compact form: H = I - V T V^T. T^-1 is the strict upper triangle of V^T V plus half of
-its diagonal (Puglisi 1992; Joffrain et al. 2006).
+The product H(A) is computed in compact form: H = I - V T V^T. T^-1 is the strict upper triangle of V^T V, plus half
+the diagonal of V^T V (Puglisi 1992; Joffrain et al. 2006).
 
 Shapes: P selected positions, D hidden size, r rank, r <= D.
 """

@@ -4,9 +4,9 @@
     merged: diag(s) W R^T        D_i = I and s = 1 at the start
 
 arXiv:2311.06243. The blocks of the block-diagonal D_i are Cayley transforms (I - Q)(I + Q)^-1, Q = (A - A^T) / 2, where
-A [b, b] is trained. In each group of 2^i blocks, the butterfly permutation P_i
-interleaves the half blocks of the first half with the half blocks of the second half (P_0 is the identity), so that
-m factors mix the features of 2^(m-1) blocks. With one factor, R is the rotation of OFT.
+A [b, b] is trained. In each group of 2^i blocks, the butterfly permutation P_i interleaves the half blocks of the first
+half with the half blocks of the second half. P_0 is the identity. m factors therefore mix the features of 2^(m-1)
+blocks. With one factor, R is the rotation of OFT.
 
 Shapes: m factors; k blocks of b features each; in/out features of the adapted linear, in = k * b.
 """

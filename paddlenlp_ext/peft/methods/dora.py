@@ -7,7 +7,9 @@ the row norms of W, so the initial model equals its base. The squared norms are 
 
     c_i^2 = |w_i|^2 + 2 s (W A^T)_i . b_i + s^2 b_i (A A^T) b_i^T        w_i, b_i: row i of W and of B
 
-As in Hugging Face PEFT, dropout applies to the input of the adapter, and not to the input of the base.
+As in Hugging Face PEFT, dropout applies to the update and to the change of the magnitude:
+
+    y = x W^T + (m / c - 1) x' W^T + (m / c) s x' A^T B^T        x' = dropout(x)
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -56,7 +56,9 @@ class HRAConfig(LinearTargetsConfig):
     targets_key: ClassVar[str] = "hra_target_modules"
 
     r: int = rank_option(
-        8, "hra_rank", "number r of reflections per layer; if r is even, the initial model equals the base"
+        8,
+        "hra_rank",
+        "number of reflections per layer; if even, and hra_gram_schmidt is false, the initial model equals the base",
     )
     apply_GS: bool = option(  # noqa: N815 - name in Hugging Face PEFT
         False,

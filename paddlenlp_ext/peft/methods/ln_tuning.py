@@ -2,9 +2,9 @@
 
     y = x / sqrt(mean(x^2) + epsilon) * w        w [D] starts as the base's scale
 
-The paper trains the scale and the bias of LayerNorm. The only parameter of the norms here is w: they are RMS norms (the
-formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces the base's w, so the
-merged model gives bitwise the same results as the model with the adapter.
+The paper trains the scale and the bias of LayerNorm. The norms of this package have only the parameter w. They are RMS
+norms (the formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces the
+base's w, so the merged model gives bitwise the same results as the model with the adapter.
 
 Shapes: D length of the normalized axis.
 """

@@ -130,7 +130,7 @@ class LoKrLinear(LinearAdapter):
             new_factor("lokr_w2", (b, d))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out] with a d (b + c) or b c (a + d) multiplications per token."""
+        """Map x [..., in] to [..., out] without computing delta W."""
         w1, w2 = self.matrices("lokr_w1"), self.matrices("lokr_w2")
         inner = x.reshape([-1, w1[-1].shape[1], w2[-1].shape[1]])  # [tokens, c, d]
         if self.in_features <= self.out_features:  # transpose the smaller of input and output

@@ -2,8 +2,8 @@
 
     y = x W^T + b + (x_0 + x_1 + ... + x_(n-1)) D        D [r, out] = 0 at the start
 
-arXiv:2409.15371, formerly named Bone. The input features are divided into n shards x_j of r features (the last shard
-may be shorter). D^T is added to each shard W_j [out, r] of the weight.
+arXiv:2409.15371. The former name of the method is Bone. The input features are divided into n shards x_j of r features
+(the last shard may be shorter). D^T is added to each shard W_j [out, r] of the weight.
 
 | `init_weights` | parameter | updated shard or block of W | rank of the update |
 | --- | --- | --- | --- |
@@ -52,7 +52,9 @@ class MiSSConfig(LinearTargetsConfig):
     targets_key: ClassVar[str] = "miss_target_modules"
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"miss_dropout"}
 
-    r: int = rank_option(32, "miss_rank", "number of input features per shard, which is also the rank of the update")
+    r: int = rank_option(
+        32, "miss_rank", "number of input features per shard; with miss_variant balance, also the rank of the update"
+    )
     init_weights: str = option(
         "balance",
         help="variant: balance; mini (miss_mini_rank trained columns); bat (the update also depends on the weight)",

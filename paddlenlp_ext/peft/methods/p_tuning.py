@@ -107,8 +107,8 @@ class PTuningConfig(PromptConfig):
             raise ValueError(
                 f"p_tuning_encoder={self.encoder_reparameterization_type!r} with "
                 f"p_tuning_encoder_num_layers={self.encoder_num_layers}, "
-                f"p_tuning_encoder_dropout={self.encoder_dropout}: both are options of the LSTM; set p_tuning_encoder "
-                "to 'lstm', or leave them out"
+                f"p_tuning_encoder_dropout={self.encoder_dropout}: the last two are options of the LSTM; set "
+                "p_tuning_encoder to 'lstm', or leave the two options out"
             )
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> ComputedPrompt:

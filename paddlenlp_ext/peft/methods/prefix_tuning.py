@@ -251,7 +251,7 @@ class PrefixTuningConfig(PeftConfig):
     @classmethod
     def from_adapter_config(cls, fields: Mapping[str, Any]) -> PrefixTuningConfig:
         read = {"num_virtual_tokens", "prefix_projection", "encoder_hidden_size"}
-        # not needed: their values follow from the stored tensors and the model
+        # The values of these fields follow from the stored tensors and the model.
         read |= {"num_layers", "num_attention_heads", "token_dim", "init_weights"}
         if fields.get("num_transformer_submodules") in (None, 1):
             read.add("num_transformer_submodules")

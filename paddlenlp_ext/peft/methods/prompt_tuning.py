@@ -99,7 +99,7 @@ class PromptAdapter(Adapter):
         return decoder.forward_embeddings(x_1XD, inputs)[:, num_prompt:].reshape(tokens_BSD.shape)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
-        """Return the shape of the hidden states between two layers: one sequence of prompt vectors and all tokens."""
+        """Return the shape of the hidden states between decoder layers: one sequence of the prompt and all tokens."""
         return [1, self.peft_config.num_virtual_tokens + batch * length, self.base_model.config.hidden_size]
 
 

@@ -213,7 +213,7 @@ class ReftLayer(AdapterLayer):
         self.dropout = dropout
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; recomputation changes the same positions, because `inputs` has them."""
+        """Map x [B, S, D] to [B, S, D]; `inputs` has the positions to change."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
         assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftAdapter.hidden_states"

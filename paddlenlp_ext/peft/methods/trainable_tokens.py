@@ -37,7 +37,7 @@ class TrainableTokensConfig(PeftConfig):
     (3, 7)
 
     Raises:
-        ValueError: a token is listed twice, or its id is negative.
+        ValueError: `token_indices` is not a list of ids, a token is listed twice, or its id is negative.
     """
 
     peft_type: ClassVar[str] = "TRAINABLE_TOKENS"

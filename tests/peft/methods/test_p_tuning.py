@@ -22,7 +22,7 @@ LSTM: dict[str, Any] = {"num_tokens": 3, "encoder": "lstm", "encoder_hidden_size
     "options", [{"encoder_num_layers": 3}, {"encoder_dropout": 0.1}, {"encoder": "none", "encoder_num_layers": 1}]
 )
 def test_p_tuning_option_of_another_encoder_raises(options: dict[str, Any]):
-    with pytest.raises(ValueError, match="both are options of the LSTM"):
+    with pytest.raises(ValueError, match="the last two are options of the LSTM"):
         PTuningConfig(**options)
 
 
