@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrozenDense:
-    """Frozen linear layer x W^T + bias with a float32 or bfloat16 matrix W [out, in] and bias [out]."""
+    """Frozen linear layer x W^T + bias with an unquantized matrix W [out, in] and a bias [out] or None."""
 
     weight: paddle.Tensor
     bias: paddle.Tensor | None

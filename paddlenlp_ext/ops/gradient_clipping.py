@@ -19,9 +19,10 @@ def sum_of_squares_reference(tensors: Sequence[paddle.Tensor]) -> float:
 
 
 def sum_of_squares_cpp(tensors: Sequence[paddle.Tensor]) -> float:
-    """Return the sum of squares of all values, computed in double precision (csrc/gradients.cpp).
+    """Return the sum of squares of all values (csrc/gradients.cpp).
 
-    The result does not depend on the thread count. All tensors must have the same dtype, float32 or bfloat16.
+    Blocks of 1024 values are summed in float32, and the block sums in float64. The result does not depend on the thread
+    count. All tensors must have the same dtype, float32 or bfloat16.
     """
     tensors = [tensor.contiguous() for tensor in tensors]
     total = ctypes.c_double()

@@ -20,7 +20,10 @@ _bf16_matmuls = False
 
 
 def bf16_matmuls() -> AbstractContextManager[None]:
-    """Return a context in which all C++ matmuls round their inputs to bfloat16, even with float32 weights."""
+    """Return a context in which C++ matmuls round their inputs to bfloat16, even with float32 weights.
+
+    Linear layers still read float32 inputs for at most `library.SMALL_BATCH_ROWS` rows.
+    """
     return _set_bf16_matmuls(True)
 
 
@@ -58,7 +61,7 @@ def uses_bf16(weight: paddle.Tensor | QuantizedWeight) -> bool:
 def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype:
     """Return the dtype of activations, norms, biases and adapters for weights of `dtype`.
 
-    The result is `dtype`, except that bfloat16 on the CPU gives float32, because Paddle's kernels require float32.
+    The result is `dtype`, except that bfloat16 on the CPU gives float32, which Paddle's CPU kernels require.
     """
     dtype = getattr(paddle, dtype) if isinstance(dtype, str) else dtype
     return paddle.float32 if dtype == paddle.bfloat16 and paddle.get_device() == "cpu" else dtype

@@ -37,7 +37,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 class BuildError(Exception):
-    """The library cannot be built on this machine; the message states the cause and the remedy."""
+    """The library cannot be built on this machine; the message states the cause."""
 
 
 def build(libraries: Path) -> Path:
@@ -47,7 +47,7 @@ def build(libraries: Path) -> Path:
         libraries: Paddle's directory of shared libraries.
 
     Raises:
-        BuildError: not Linux, no compiler, missing libraries, an unwritable cache, or a compiler error.
+        BuildError: not Linux, no usable compiler, missing libraries, an unwritable cache, or a compiler error.
     """
     compiler = _find_compiler(libraries)
     try:

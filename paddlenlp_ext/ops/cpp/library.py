@@ -69,7 +69,7 @@ def function(name: str) -> Callable[..., None]:
     def check(status: int, _: object, arguments: tuple[object, ...]) -> None:
         if status != 0:
             raise _ERRORS[status](f"{name}: {last_error().decode()}")
-        if len(arguments) != len(types):  # ctypes rejects too few arguments but ignores extra ones
+        if len(arguments) != len(types):  # ctypes rejects too few arguments but not too many
             raise TypeError(f"{name} takes {len(types)} arguments, not {len(arguments)}")
 
     exported.argtypes, exported.errcheck = types, check

@@ -66,7 +66,7 @@ struct QuantizedWeight {
     i64 in;
     i64 block;
     i64 group;                  // scales per group_scale; 0 if the scales are floats
-    const uint8_t* codes;       // two per byte, the first in the high nibble; for int8 one per byte
+    const uint8_t* codes;       // two per byte, the first in the high nibble; for int8, one code per byte
     const float* levels;        // [16], values of the 4-bit codes; null for int8
     const void* scales;         // float; with groups, uint8 codes
     const float* scale_levels;  // [256], values of the scale codes
@@ -279,8 +279,8 @@ Status linear_bias_gradient(const float* gradient, float* bias_gradient, i64 row
 
 // -- grouped linear layers, with one weight per group of rows ---------------------------------------------------------
 
-// x [rows, in]; y [rows, out]; starts [groups + 1], the first row of each group; weight [groups, out, in], where the
-// weights of adjacent groups are `stride` values apart.
+// x [rows, in]; y [rows, out]; starts [groups + 1], the first row of each group, then the number of rows;
+// weight [groups, out, in], where the weights of adjacent groups are `stride` values apart.
 Status grouped_linear_forward(const void* x, const void* weight, float* y, const i64* starts, i64 groups, i64 in,
                               i64 out, i64 stride, bool is_bf16);
 

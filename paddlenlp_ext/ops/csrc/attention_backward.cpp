@@ -16,7 +16,7 @@ namespace {
 
 using namespace attention;
 
-constexpr i64 FEW_TASKS = 8;  // with fewer tasks, threads are idle
+constexpr i64 FEW_TASKS = 8;  // with fewer tasks, threads may be idle
 
 // Gradients of keys [positions, heads, head_dim] and values [positions, heads, value_dim], either summed over the query
 // heads of a group (heads is kv_heads) or separate for each query head. Null if they are not needed.
@@ -65,7 +65,7 @@ class QueryBlock {
           q_transposed_(sizes.head_dim), out_gradient_transposed_(sizes.value_dim), q_col_major_(sizes.head_dim),
           out_gradient_col_major_(sizes.value_dim) {}
 
-    // Tensors start at the block's first query and head; q_gradient is initialized and may be null.
+    // Tensors start at the block's first query and head. q_gradient must be initialized, or null.
     void load_queries(const float* q, const float* out, const float* out_gradient, const float* log_sums,
                       float* q_gradient, i64 first, i64 queries, i64 head) {
         q_gradient_ = q_gradient, first_ = first, queries_ = queries;
@@ -74,7 +74,7 @@ class QueryBlock {
         out_gradient_transposed_.load(queries, out_gradient, out_row_, 1.0f);
         q_col_major_.load(queries, q, row_);
         out_gradient_col_major_.load(queries, out_gradient, out_row_);
-        std::fill_n(log_sums_, BLOCK, 0.0f);  // zeros after the last query, which a pair may include
+        std::fill_n(log_sums_, BLOCK, 0.0f);  // zeros for a pair that extends past the last query
         std::fill_n(shared_, BLOCK, 0.0f);
         for (i64 query = 0; query < queries; ++query) {
             log_sums_[query] = log_sums[query];
@@ -105,8 +105,8 @@ class QueryBlock {
     }
 
   private:
-    // Dot product of an output row x and its gradient y. The gradient is rounded as in the matrix products, so that
-    // this term and the products cancel where they should.
+    // Dot product of an output row x and its gradient y. The gradient is rounded as in the matrix products, because
+    // this term is subtracted from a product.
     float dot(const float* x, const float* y) const {
         f32x16 lanes{};
         i64 i = 0;
@@ -309,9 +309,9 @@ std::vector<Range> all_families(const AttentionSizes& sizes) {
     return families;
 }
 
-// Calls task(item, head, destination) for all items and key heads, whose gradients are accumulated in place. If there
-// are too few of these tasks to occupy the threads, each query head gets its own task and its own destination, and the
-// destinations are summed afterwards.
+// Calls task(item, head, destination) for all items and key heads, with `sums` as the destination. If these tasks are
+// too few to occupy the threads, each query head gets its own task and its own destination, and the destinations are
+// summed afterwards.
 template <class Task>
 void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 items, const KeyGradients& sums,
                               Task&& task) {

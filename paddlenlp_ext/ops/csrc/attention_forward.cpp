@@ -27,7 +27,7 @@ class QueryBlock {
         std::fill_n(sum_, BLOCK, 1.0f);
     }
 
-    // Starts with the nearest keys: after the first tile every query has attended to itself.
+    // Starts with the nearest keys. In its own document, a query has therefore attended to itself after the first tile.
     void attend(const KeysValues<Element>& keys) {
         const i64 nearest = std::min(keys.length - 1, first_ + queries_ - 1 - keys.position);
         for (i64 key = nearest / BLOCK * BLOCK; key >= 0; key -= BLOCK) {

@@ -1,8 +1,8 @@
 // Pool of memory blocks for the outputs of ops.
 //
-// glibc returns large freed blocks to the kernel, or cannot reuse them because of their alignment, and every new page
-// causes a page fault. The pool keeps freed blocks in a list and reuses them for tensors of similar size. Paddle
-// receives a block as a DLPack capsule, whose deleter returns the block to the pool.
+// glibc returns large freed blocks to the kernel, or cannot reuse them because of their alignment. Every page of a new
+// block then causes a page fault. The pool keeps freed blocks in a list and reuses them for tensors of similar size.
+// Paddle receives a block as a DLPack capsule, whose deleter returns the block to the pool.
 #include <sys/mman.h>
 
 #include <memory>
@@ -51,7 +51,8 @@ std::mutex mutex;
 std::vector<Block> free_blocks;  // least recently used first
 i64 held = 0, used = 0, most_used = 0;
 
-// Sizes are rounded up to an eighth of a power of two, so tensors of similar size can share blocks.
+// Rounds up to a multiple of a power of two that is at most an eighth of the size but at least 64 KiB, so that tensors
+// of similar size can share blocks.
 i64 rounded(i64 size) {
     i64 step = 1 << 16;
     while (step * 16 < size) step *= 2;
@@ -70,7 +71,7 @@ void unmap_oldest() {
 }
 
 Block map_block(i64 size, i64 peak) {
-    // Keeps the size of the pool near its peak use: unmaps blocks whose sizes are no longer requested.
+    // Unmaps the least recently used blocks until the pool is not much larger than the peak use.
     while (!free_blocks.empty() && held + size > peak + peak / 16) unmap_oldest();
     i64 span = size + HUGE_PAGE;  // leaves room to start at a huge page
     char* start = static_cast<char*>(mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
@@ -145,7 +146,7 @@ Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor
         }
         handle->tensor = {handle->block.data,      1, 0, int32_t(dims), uint8_t(code), uint8_t(bits), 1, handle->dims,
                           handle->dims + MAX_DIMS, 0};
-        handle->context = handle.get();  // not read, but Paddle calls the deleter only if it is set
+        handle->context = handle.get();  // not read, but Paddle calls the deleter only if `context` is set
         handle->deleter = delete_tensor;
         *tensor = static_cast<DLManagedTensor*>(handle.release());
     });

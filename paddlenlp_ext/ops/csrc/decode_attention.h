@@ -76,7 +76,7 @@ static inline void attend(const float* q, const float* k, const float* v, float*
     const i64 stride = round_up(prefix.size()) + round_up(own.size()), total = prefix.size() + own.size();
     static thread_local std::vector<float> weights;
     weights.resize(group * stride);
-    // The values are read after all scores are computed, and prefetched, because they are rarely in a cache.
+    // Prefetches the values, which are read after all scores are computed and are rarely in a cache.
     for (const SlotRange& range : {prefix, own})
         prefetch_later(v + range.first * head_dim, range.size() * head_dim * i64(sizeof(float)));
     for (i64 head = 0; head < group; ++head) {

@@ -159,7 +159,7 @@ class Worker {
     // Index of the i-th new position of a row in its document.
     i64 index(i64 row, i64 i) const { return std::max<i64>(sizes_.starts[row] + i - sizes_.firsts[row], 0); }
 
-    // First and last output of this thread's part.
+    // First output of this thread's part, and the end of the part.
     std::pair<i64, i64> part(i64 outputs) const {
         const i64 blocks = (outputs + OUTPUTS - 1) / OUTPUTS;
         auto border = [&](i64 thread) { return std::min(outputs, blocks * thread / threads_ * OUTPUTS); };
@@ -175,8 +175,8 @@ class Worker {
         return static_cast<const char*>(matrix->dense) + first * i64(matrix->is_bf16 ? sizeof(bf16) : sizeof(float));
     }
 
-    // Multiplies x with matrices in turn. `following` is the first matrix of the next phase that multiplies by a
-    // matrix.
+    // Multiplies x with matrices in turn. Prefetches the weight of `following`, the first matrix of the next phase that
+    // multiplies by a matrix; null: none.
     void multiply(const float* x, std::initializer_list<Product> products, const DecodeMatrix* following) const {
         for (const Product* product = products.begin(); product < products.end(); ++product) {
             const DecodeMatrix& matrix = *product->matrix;
@@ -198,7 +198,7 @@ class Worker {
         }
     }
 
-    // Writes the norm of all positions to `to` and returns it; without a weight, returns x itself.
+    // Writes the norm of all positions to `to` and returns `to`; without a weight, returns x itself.
     const float* norm(const float* x, const float* weight, float* to) const {
         if (weight == nullptr) return x;
         for (i64 at = 0; at < positions_ * sizes_.hidden; at += sizes_.hidden)

@@ -1,4 +1,4 @@
-// y = x W[g]^T for groups of rows, each with a weight of its own, and its gradients. Group g has the rows starts[g] to
+// y = x W[g]^T for groups of rows, each with a weight of its own, and the gradients. Group g has the rows starts[g] to
 // starts[g + 1] - 1. Weights of groups without rows are not read.
 #include "gemm.h"
 #include "small_batch_gemm.h"

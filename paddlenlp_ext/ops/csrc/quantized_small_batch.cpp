@@ -81,10 +81,10 @@ __attribute__((noinline)) void products(const float* x, const QuantizedWeight& w
     store_sums(sums, y, weight.out);
 }
 
-// Aligned weights: the row length is a multiple of the block size, which is a multiple of STEP.
+// Returns true if the row length is a multiple of the block size, and the block size is a multiple of STEP.
 bool is_aligned(const QuantizedWeight& weight) { return weight.block % STEP == 0 && weight.in % weight.block == 0; }
 
-// Scales `first` to `first` + `count` - 1, in scratch memory if they are stored as codes.
+// Returns the scales `first` to `first` + `count` - 1, in scratch memory if they are stored as codes.
 const float* scales_of(const QuantizedWeight& weight, i64 first, i64 count) {
     if (weight.group == 0) return static_cast<const float*>(weight.scales) + first;
     float* const scales = scratch<float>(SCRATCH_B, count);
@@ -114,7 +114,7 @@ void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, 
     rows < 4 && !is_int8(weight) ? split_outputs<4>(begin, end, block) : split_outputs<2>(begin, end, block);
 }
 
-// Other weights: OUT rows are dequantized into the L1 cache.
+// Computes outputs of a weight that is not aligned: dequantizes up to 4 rows at a time into the L1 cache.
 void unaligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, i64 begin, i64 end) {
     const i64 in = weight.in;
     float* values = scratch<float>(SCRATCH_B, 4 * in);

@@ -34,7 +34,7 @@ static inline Vector load_as(const Element* from) {
 static inline f32x16 load(const float* from) { return load_as<f32x16>(from); }
 static inline void store(float* to, f32x16 value) { std::memcpy(to, &value, sizeof value); }
 
-// Loads `count` < 16 values, the last vector of a row, and fills the other lanes with zeros.
+// Loads `count` <= 16 values and fills the other lanes with zeros.
 static inline f32x16 load_part(const float* from, i64 count) {
     f32x16 value{};
     std::memcpy(&value, from, count * sizeof(float));

@@ -1,4 +1,4 @@
-// Products of a few rows of x with a weight, used in decoding. Reading the weight determines their duration.
+// Products of a few rows of x with a weight, used in decoding. Most of the time goes into reading the weight.
 #pragma once
 
 #include <type_traits>

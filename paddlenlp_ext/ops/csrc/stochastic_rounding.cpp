@@ -46,7 +46,7 @@ void draw(const DrawPosition& position, i64 group, uint16_t* draws) {
     }
 }
 
-// Adds a draw to the lower 16 bits and truncates them; infinities and NaN are unchanged.
+// Adds a draw to the lower 16 bits and truncates them; infinities are unchanged, and NaN stays NaN.
 u16x16 round_by(f32x16 value, u16x16 draws) {
     const u32x16 bits = (u32x16)value, exponent = u32x16{} + 0x7f800000u;
     const u32x16 rounded = (bits + widen(draws)) >> 16, quiet = value != value ? (bits >> 16) | 0x40u : bits >> 16;

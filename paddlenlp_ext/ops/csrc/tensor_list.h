@@ -1,4 +1,4 @@
-// Splits a list of tensors of any sizes into blocks of about equal size, for parallel loops.
+// Splits a list of tensors into blocks of limited size, for parallel loops.
 #pragma once
 
 #include <algorithm>

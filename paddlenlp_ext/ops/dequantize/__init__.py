@@ -4,7 +4,7 @@
     w[i] = (level(code[i]) - zero[i // block]) scale[i // block]        integer formats with zero points
     scale[j] = dynamic(code8[j]) scale8[j // group] + offset        with double quantization
 
-The format is from QLoRA (Dettmers et al. 2023, arXiv:2305.14314). All backends return the same bits.
+The format is from QLoRA (Dettmers et al. 2023, arXiv:2305.14314). The backends on the CPU return the same bits.
 
 Shapes: N = out * in weights; B = ceil(N / block) scales; G = ceil(B / group).
 """

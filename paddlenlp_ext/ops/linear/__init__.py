@@ -27,6 +27,6 @@ def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None =
         bias: [out].
 
     Returns:
-        [..., out] in the dtype of the matmul: float32 on the CPU, half precision under autocast on a GPU.
+        [..., out]: float32 on the CPU; on a GPU in the dtype of x, or in half precision under autocast.
     """
     return linear_op.choose(x)(x, weight, bias)

@@ -1,4 +1,4 @@
-"""Fused lm_head and cross entropy, which never materializes the logits of the full batch.
+"""Fused lm_head and cross entropy over chunks of positions.
 
     loss = sum over target positions of logsumexp(h W^T) - (h W^T)[label]
 
@@ -8,7 +8,7 @@ with softcap * tanh(x / softcap) (Gemma 2, arXiv:2408.00118).
 
 A low-rank update of W is passed as factors, so that neither W + B A nor its gradient is materialized:
 
-    logits = h W^T + u B^T        u = s h A^T, [T, K]
+    logits = h W^T + u B^T        u = s h A^T, [T, K], with the scaling s
 
 Shapes: T positions, R target positions, D hidden size, V vocabulary size, K rank of an update.
 """
@@ -73,8 +73,8 @@ def token_logprobs(
 ) -> paddle.Tensor:
     """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 where the label is -100.
 
-    The arguments are the same as for `linear_cross_entropy`. With a trainable weight the backward pass recomputes the
-    logits, because each position has a different gradient.
+    The arguments are the same as for `linear_cross_entropy`. With a trainable weight or B, the backward pass recomputes
+    the logits, because each position has a different gradient.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
     return logprobs_of_losses(run, hidden_TD, weight_VD, labels_T, chunk, updates)

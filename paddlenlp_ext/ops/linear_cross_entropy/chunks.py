@@ -25,9 +25,9 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 class Products:
     """Functions of a backend: weight conversion, chunk size, logits, cross entropy, input and weight gradient.
 
-    `cross_entropy` overwrites the logits with their gradient, in the dtype of the matmuls. `weight_gradient`
-    accumulates over chunks. With a sharded weight, `complete_hidden` all-reduces the gradient of the hidden states in
-    place. `cross_entropy` gets float32 logits if `float32_logits` is set, otherwise logits in the dtype of the matmuls.
+    `cross_entropy` overwrites the logits with their gradient. It gets float32 logits if `float32_logits` is set,
+    otherwise logits in the dtype of the matmuls. `weight_gradient` accumulates over chunks. With a sharded weight,
+    `complete_hidden` all-reduces the gradient of the hidden states in place.
     """
 
     prepare: Callable[[paddle.Tensor, paddle.dtype], paddle.Tensor]

@@ -21,7 +21,7 @@ def cross_entropy_cpp(
     softcap: float | None = None,
     bf16_gradient: bool = False,
 ) -> tuple[paddle.Tensor, int]:
-    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp); sums are float64.
+    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp).
 
     With `bf16_gradient` the gradient is bfloat16 and fills the first half of each row's memory.
     """

@@ -65,7 +65,7 @@ def _cross_entropy(
 
 
 def _row_sums(values_RV: paddle.Tensor) -> paddle.Tensor:
-    """Return the row sums [R, 1]; on the CPU long rows are summed in two steps.
+    """Return the row sums [R, 1]; on the CPU, rows are summed in two steps.
 
     Paddle's sum accumulates sequentially on the CPU. Relative error over 49152 columns:
 

@@ -3,11 +3,12 @@
     forward        one launch: y = base(x) + s u B^T and u = x A^T;   otherwise y = base(x);   u = x A^T;   y += s u B^T
     backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
 
-For few positions, reading W dominates. The one-pass kernel reads W once, dequantizes W in registers and multiplies each
-tile of x by W and A. For quantized weights that Paddle cannot multiply, the kernel replaces a launch (or a dequantized
-copy of W) and four operators. For other weights, the kernel would replace only operators, which take less Python time
-than the launch. For many positions, the one-pass kernel would be slower: each program recomputes u for its columns of
-y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/gpu.md has the arithmetic.
+For few positions, reading W takes most of the time. The one-pass kernel reads W once, dequantizes W in registers and
+multiplies each tile of x by W and A. For quantized weights that Paddle cannot multiply, the kernel replaces a launch
+(or a dequantized copy of W) and four operators. For other weights, the kernel would replace only operators, which take
+less Python time than the launch. For many positions, the one-pass kernel would be slower: each program recomputes u for
+its columns of y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/gpu.md estimates the
+times ("LoRA in one launch").
 
 For many positions, rank 16 adds less than 1 % to the multiplications of a 4096 x 4096 layer, but each pass over y, dy
 or dx takes a few percent of the time of the large matmul. cuBLAS computes the large matmul faster than a Triton kernel
@@ -109,7 +110,7 @@ def _forward(
 
 
 def supports_one_pass(x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor) -> bool:
-    """Return whether the one-pass kernel supports the forward pass: few positions, a low rank, and no autocast."""
+    """Return whether the one-pass kernel supports these positions, weights and rank; autocast must be disabled."""
     most = MOST_POSITIONS_OF_PADDLE if base.has_paddle_product(x) else MOST_POSITIONS
     if not 0 < math.prod(x.shape[:-1]) <= most or paddle.is_autocast_enabled():
         return False

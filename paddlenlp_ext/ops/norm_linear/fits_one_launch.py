@@ -21,7 +21,10 @@ MOST_POSITIONS = 16
 def supports(
     x: paddle.Tensor, linears: Sequence[FrozenLinear], weight_D: paddle.Tensor, addend: paddle.Tensor | None
 ) -> bool:
-    """Return whether one launch can compute these layers: few positions, one format, no gradients and no autocast."""
+    """Return whether one launch can compute the layers.
+
+    The launch supports few positions and one to three layers of the same format, without gradients and autocast.
+    """
     if not 0 < math.prod(x.shape[:-1]) <= MOST_POSITIONS or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
         return False
     if paddle.is_grad_enabled():

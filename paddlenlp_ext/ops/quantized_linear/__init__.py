@@ -2,8 +2,8 @@
 
     y = x W^T,   dL/dx = (dL/dy) W
 
-The forward and backward passes dequantize W a few rows at a time, so that the full dequantized W is never in memory. W
-has no gradient.
+Without a fused kernel, the forward and backward passes dequantize W in chunks of rows, so that only one dequantized
+chunk is in memory at a time. W has no gradient.
 
 Shapes: in/out features of the weight.
 """

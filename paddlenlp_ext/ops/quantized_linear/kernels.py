@@ -3,9 +3,9 @@
     w[i] = level[code[i]] scale[i // block],        two codes per byte, the first in the high half
     scale[j] = scale_level[code8[j]] group_scale[j // group] + offset        with double quantization
 
-The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). block
-and I are even, so both codes of a byte share one scale and one row. Tested in Triton's interpreter
-(tests/ops/quantized_linear/test_triton.py), measured on an H200 (docs/benchmarks.md).
+The formulas apply to the flattened weight [O, I], row by row (Dettmers et al. 2023, QLoRA, arXiv:2305.14314). `block`
+and I are even, so that both codes of a byte share one scale and one row. The kernel is tested in Triton's interpreter
+(tests/ops/quantized_linear/test_triton.py) and measured on an H200 (docs/benchmarks.md).
 
 Names: T positions, O outputs, I inputs. NESTED: the scales are quantized; otherwise the parameters of double
 quantization are unused. Divisors are compile-time constants.

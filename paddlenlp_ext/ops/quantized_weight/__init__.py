@@ -100,7 +100,7 @@ class QuantizedStack:
         return self.matrices.num_bytes
 
     def matrix(self, group: int, part: int) -> QuantizedWeight:
-        """Return one matrix; all returned copies of a matrix share a kernel cache."""
+        """Return one matrix; all calls for the same matrix share a kernel cache."""
         own: dict[str, Any] = {}
         for name in TENSORS:
             stacked = getattr(self.matrices, name)

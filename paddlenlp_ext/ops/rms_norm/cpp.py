@@ -1,4 +1,4 @@
-"""RMS norm in C++ (csrc/rms_norm.cpp), with one pass over the data forward and one backward.
+"""RMS norm in C++ (csrc/rms_norm.cpp).
 
 The forward pass saves the input and each row's inverse RMS.
 

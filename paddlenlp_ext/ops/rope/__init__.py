@@ -5,7 +5,7 @@
 | layout | pairs (i, j) | models |
 | --- | --- | --- |
 | halves | (i, i + R/2) | Llama and most others, in the format of Hugging Face |
-| interleaved | (2 i, 2 i + 1) | ERNIE 4.5, as in the paper |
+| interleaved | (2 i, 2 i + 1) | ERNIE 4.5, Cohere 2, DeepSeek and others, as in the paper |
 
 The cos and sin tables contain the angle of each pair twice: [0, ..., R/2 - 1, 0, ..., R/2 - 1]. Channels R to H - 1 are
 not rotated.

@@ -5,7 +5,8 @@ FlashAttention 2 (Dao 2023, arXiv:2307.08691) with the options of score_options.
     x = q k^T                                   s = scale x,   or softcap tanh(scale x / softcap),   minus slope (i - j)
     p = exp(s - L)                              L = log(exp(sink) + sum(exp(s))),   saved
     o = p v                                     delta = sum(o do),   written by a separate kernel
-    dv = p^T do,  ds = p (do v^T - delta)       dx = ds scale, times 1 - tanh^2 with a soft-cap,   dq = dx k,   dk = dx^T q
+    dv = p^T do,  ds = p (do v^T - delta)       dx = ds scale,   times 1 - tanh^2 with a soft-cap
+    dq = dx k,  dk = dx^T q
     dsink = -sum(exp(sink - L) delta)
 
 A query i attends to the keys j <= i with i < start_row[j]. Programs iterate over lists of tiles (tile_lists.py): first
