@@ -8,8 +8,8 @@ models of other families, which are first written to the folder of the measureme
 processes. The last line counts errors above 8 %. The prediction equals the prediction of `--dry_run`
 (trainer/memory/estimate.py). Each measurement runs train_step.py in separate processes for 20 to 60 seconds and is
 added to the file of measurements. Measurements in the file are not repeated; remove the file after a change of the
-code. OUT.md receives the page with the measurements made so far: predicted and measured peak, and the prediction by
-component.
+code. OUT.md, such as docs/benchmarks/memory.md, receives the page with the measurements made so far: predicted and
+measured peak, and the prediction by component.
 """
 
 from __future__ import annotations
@@ -143,29 +143,7 @@ LAYOUT_CASES = [
 TOLERANCE = 0.08
 # ruff: noqa: E501 - rows of Markdown tables have no line breaks
 PAGE = """\
-# Peak memory of a training step
-
-`--dry_run` estimates the peak memory of a run by component, from shapes only; no weights are read:
-
-    python llm/run_finetune.py config.json --dry_run
-
-To lower the peak:
-
-| component | keys that reduce it |
-|---|---|
-| activations | `"recompute": true`, then `"offload_recompute_inputs": true`, a smaller `per_device_train_batch_size` or `max_length`, `"bf16": true` |
-| optimizer | `"optim": "adamw_8bit"`, `"adamw_mini"` or `"muon"` ([optimizers.md](optimizers.md)), or an adapter |
-| weights | `"weight_quantize_algo": "nf4"` with an adapter, `"bf16": true` with an adapter, bfloat16 weights ([cpu.md](cpu.md)) |
-| gradients | an adapter, such as `"lora": true`; bfloat16 weights |
-
-Memory peaks at one of two points:
-
-| point | activations in memory | gradients in memory |
-|---|---|---|
-| start of the backward pass | all activations | few gradients |
-| optimizer step | no activations | all gradients, and temporary tensors of an update |
-
-## Prediction and measurement
+# Peak memory: prediction and measurement
 
 The measured value is the peak resident memory of a process that loads a model and runs two optimizer steps:
 
@@ -178,7 +156,10 @@ The measured value is the peak resident memory of a process that loads a model a
 - LoRA has rank 8 and adapts all linear layers;
 - 1 GB is 10^9 bytes.
 
-`python -m benchmarks.memory docs/memory.md` writes this page.
+`python -m benchmarks.memory docs/benchmarks/memory.md` writes this page.
+[How memory is estimated](../internals/memory.md) defines the components.
+
+## Training step
 
 {measured}
 
@@ -188,22 +169,9 @@ Predicted components, GB:
 
 {parts}
 
-| component | contents |
-|---|---|
-| process | Python, Paddle and their libraries, before any tensor |
-| weights | model and adapter; quantized weights in their packed form |
-| optimizer | moments of the trained weights; 8 bytes per weight with AdamW |
-| activations | tensors that the forward pass saves for the backward pass; proportional to the tokens of a micro-batch |
-| working | the larger of two temporary amounts: either the hidden states of the target positions with the logits of one chunk of target positions (256 positions, or up to 512 MiB with Triton), or the backward pass of one layer with its recomputed activations |
-| gradients | gradients of the trained weights that do not fit into the memory of freed activations; with gradient accumulation, all gradients |
-| allocator_cache | freed memory that the allocator retains |
+## Without the C++ library
 
-The C++ library retains freed blocks of at most a sixteenth of its peak use. Paddle's ops allocate on the C heap, where
-few freed blocks fit a later request. Only blocks of 32 MiB or more are returned to the system. The estimate therefore
-counts smaller heap blocks twice, which overestimates the peak. Without the C++ library ([cpu.md](cpu.md)), all tensors
-are on the heap, and a frozen linear layer saves its input. For full fine-tuning, the estimate then adds 0.7 times the
-memory in use. For adapters, whose small tensors fragment the freed memory, the estimate adds 1.75 times the memory in
-use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
+The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of a Xeon, rank 8, a vocabulary of 8,000):
 
 | hidden size x layers | tokens | trained weights | measured | estimated |
 |---|---|---|---|---|
@@ -213,10 +181,6 @@ use. The table shows peaks of two steps in plain Paddle (2026-11-22, 2 cores of 
 | 384 x 12 | 1,536 | LoRA | 1,706 MB | 1,719 MB |
 
 ## Offloading the inputs of recomputed layers
-
-`"recompute": true` saves only the input of each layer: 4 bytes x hidden size per token and layer, 566 MB for 8,192
-tokens of SmolLM2-135M. `"offload_recompute_inputs": true` moves these inputs to a temporary file if training on a CPU,
-and to pinned host memory if training on a GPU (not run on a GPU). Results are bitwise equal.
 
 The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 tokens, with 5 % target tokens:
 
@@ -229,21 +193,6 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
         --recompute true [--offload_recompute_inputs true]
     2026-11-22, two cores of an Intel Xeon with avx512_bf16, Python 3.11.7, paddlepaddle 3.3.1, commits c7466bc and
     b4b3582 (one document)
-
-- `TMPDIR` sets the folder of the temporary file. The folder must be on a disk, because files of a tmpfs are in main
-  memory. The log warns if the folder is on a tmpfs.
-- The temporary file is unlinked, so the system removes it after an error or a killed process. A full disk stops the run
-  with an error.
-- Offloading needs `recompute_granularity: full`. Inputs of layers in `no_recompute_layers` and regions of
-  `refined_recompute` stay in memory.
-
-## Limits
-
-- Adapters that are not fused with their linear layers, such as DoRA and PiSSA, save more activations per token than
-  LoRA. `paddlenlp_ext/trainer/memory/adapter_activations.py` lists these activations by method.
-- The prediction for GPUs has not been compared with a run. The prediction does not include the cache of the allocator.
-  The prediction includes the larger loss chunks of the Triton kernels ([gpu.md](gpu.md)), but also activations that
-  these kernels do not save.
 """
 
 

@@ -1,6 +1,6 @@
 """Estimate of the peak memory of a process in a training step, from shapes only.
 
-docs/memory.md compares the estimates with measurements.
+docs/benchmarks/memory.md compares the estimates with measurements.
 
 Memory peaks at one of three points:
 
@@ -53,7 +53,7 @@ without weights and optimizer state. Few freed chunks fit a later allocation."""
 _FREE_PLAIN_HEAP, _FREE_PLAIN_HEAP_OF_ADAPTERS = 0.7, 1.75
 """Freed memory that the C heap retains without the C++ library, as a fraction of the heap's peak, for a model without
 and with adapters. Small results of adapter ops lie between large freed chunks and keep them from merging. Measured with
-two model shapes (docs/memory.md)."""
+two model shapes (docs/internals/memory.md)."""
 
 
 @dataclass(frozen=True)
