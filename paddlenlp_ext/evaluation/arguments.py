@@ -24,9 +24,11 @@ BASE, ADAPTER, MERGED = "base", "adapter", "merged"
 class EvaluationArguments(ModelArguments):
     """Arguments of run_evaluation.py, without the options of a task (`TaskOptions`)."""
 
-    tasks: tuple[str, ...] = option((), help="task files; general: the built-in questions")
+    tasks: tuple[str, ...] = option((), help="task files, or general for the built-in questions")
     compare: tuple[str, ...] = option(
-        (), help="models to compare: base, adapter, merged, or other models; default: base, and the adapter if given"
+        (),
+        help="models to compare: base, adapter, merged, or the name or folder of another model; default: base, and the "
+        "adapter if given",
     )
     output_dir: str = option(
         "evaluation", aliases=("out",), help="folder for report.md, scores.png, results.json and rows.jsonl"

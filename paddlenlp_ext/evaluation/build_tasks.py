@@ -18,7 +18,8 @@ def build_tasks(options: Sequence[TaskOptions]) -> list[Task]:
     """Create all tasks; each task reads and checks its rows.
 
     Raises:
-        ValueError: two tasks have the same name, or a file has invalid rows; the message quotes the first invalid rows.
+        ValueError: two tasks have the same name, a data file is missing or has invalid rows, or the library of a
+            metric is not installed.
     """
     titles = [each.title for each in options]
     twice = next((title for title in titles if titles.count(title) > 1), None)

@@ -58,8 +58,8 @@ def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | No
         adapter: folder of the adapter, or None.
 
     Raises:
-        ValueError: `--compare` requires an adapter, the adapter's method does not support merging, or two models have
-            the same name.
+        ValueError: `--compare` lists adapter or merged without an adapter, the adapter's method does not support
+            merging, a model cannot be used (see `find_model_and_adapter`), or two models have the same name.
     """
     found = []
     for name in arguments.compare or ((BASE, ADAPTER) if adapter else (BASE,)):
@@ -74,7 +74,9 @@ def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | No
             found.append(Candidate(Path(name).name, *other))
     labels = [each.label for each in found]
     if len(set(labels)) < len(labels):
-        raise ValueError(f"--compare {','.join(labels)} has two models of the same name; rename one of the folders")
+        raise ValueError(
+            f"--compare {','.join(labels)} has two models of the same name; remove one, or rename its folder"
+        )
     return found
 
 
@@ -154,4 +156,4 @@ def progress(title: str, total: int) -> Iterator[Callable[[int], object]]:
     with Progress(console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task(escape(title), total=total)
         yield lambda count: bar.advance(task, count)
-    logger.info("%s: %d units in %.1f s", title, total, time.perf_counter() - started)
+    logger.info("%s: %d items in %.1f s", title, total, time.perf_counter() - started)

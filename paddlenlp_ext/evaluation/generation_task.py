@@ -30,7 +30,7 @@ class Generation(Task):
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         assert options.data_file is not None, "checked by TaskOptions"
-        for name in options.metric_names:  # raises before generation if the library of a metric is missing
+        for name in options.metric_names:  # fails early if a library is not installed
             score_answers(name, ["a"], [["a"]])
         self.questions = parse_file(options.data_file, lambda value: read_open_question(value, options), options.limit)
         self.prompts = [prompt_text(question.prompt) for question in self.questions]
@@ -66,13 +66,13 @@ class Generation(Task):
 
 
 def extract_references(references: Sequence[str], pattern: str | None) -> list[str]:
-    """Return the match of `pattern` in each reference answer, or the whole answer if `pattern` does not match."""
+    """Return the result of `extract` for each reference answer, or the whole answer if `pattern` does not match."""
     extracted = [extract(text, pattern) for text in references]
     return [text if match is None else match for text, match in zip(references, extracted, strict=True)]
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text up to the first stop string."""
+    """Return the text before the first stop string, or the whole text without a stop string."""
     ends = [found for stop in stops if (found := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
@@ -80,12 +80,12 @@ def cut_at(text: str, stops: Sequence[str]) -> str:
 def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
     """Return the question of a row.
 
-    The reference answers are the field `options.answer`. If `options.prompt` is None, the reference answer is the last
-    answer of the conversation in the row.
+    The reference answers are in the field `options.answer`. If `options.prompt` is None, the row is a conversation,
+    and its last answer is the reference.
 
     Raises:
-        InvalidRowError: the row lacks a field or an answer, or a reference answer lacks the number that the metric
-            `number` compares.
+        InvalidRowError: the row lacks a field or an answer, or the metric `number` is used and a reference answer
+            contains no number.
     """
     row = read_object(value, ())
     prompt = read_prompt(row, options)
@@ -98,5 +98,7 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
         references = read_answers(row, options)
     extracted = extract_references(references, options.pattern)
     if "number" in options.metric_names and any(last_number(text) is None for text in extracted):
-        raise InvalidRowError(INVALID_ANSWER, "the metric number needs a number in every reference answer")
+        raise InvalidRowError(
+            INVALID_ANSWER, "a reference answer contains no number; write one, or remove number from metrics"
+        )
     return OpenQuestion(prompt, tuple(references))

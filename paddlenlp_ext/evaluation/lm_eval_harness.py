@@ -1,9 +1,9 @@
-"""Adapter between a model and lm-evaluation-harness, which finds the model under the name paddlenlp_ext.
+"""Model class for lm-evaluation-harness, registered under the name paddlenlp_ext.
 
     python llm/run_lm_eval.py run --model paddlenlp_ext --model_args pretrained=MODEL,lora_path=ADAPTER --tasks piqa
 
-The harness is the package lm-eval (extra `lm-eval`). The harness's own Hugging Face model (`hf`) tokenizes texts in the
-same way, so that log-likelihoods are equal.
+The harness is the package lm-eval (extra `lm-eval`). Texts are tokenized as by the harness's class for Hugging Face
+models (`hf`), so that both classes score the same tokens.
 """
 
 from __future__ import annotations
@@ -99,14 +99,15 @@ class LMEvalModel:
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """Return the source of the tokenizer's chat template, or "" if `chat_template` is False.
+        """Return the source of the tokenizer's chat template; "" without a template, or if `chat_template` is False.
 
         Raises:
             ValueError: `chat_template` is the name of a template.
         """
         if isinstance(chat_template, str):
             raise ValueError(
-                f"chat_template {chat_template}: a template cannot be selected by name; pass True for the tokenizer's"
+                f"chat_template {chat_template}: a template cannot be selected by name; pass True to use the template "
+                "of the tokenizer"
             )
         return (self.tokenizer.chat_template or "") if chat_template else ""
 
@@ -160,7 +161,7 @@ class LMEvalModel:
             disable_tqdm: ignored.
 
         Raises:
-            ValueError: an option is unknown, or the new tokens fill `max_length`.
+            ValueError: an option is unknown, or the new tokens leave no room for a context in `max_length`.
         """
         by_options: dict[str, list[int]] = {}
         for number, request in enumerate(requests):

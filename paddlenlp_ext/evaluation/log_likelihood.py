@@ -1,7 +1,7 @@
 """Log-likelihoods of continuations, computed in batches.
 
-The rows of a batch are concatenated without padding. A prompt with several continuations is computed once, as in a
-preference pair. If a sequence exceeds `max_length`, its prompt is truncated from the left.
+The rows of a batch are concatenated without padding. Up to `MAX_SHARING` continuations of the same prompt attend to a
+single copy of the prompt. If a sequence exceeds `max_length`, its prompt is truncated from the left.
 
 Shapes: T positions of a batch, R target positions, D hidden size, A continuations of a batch.
 """
@@ -142,7 +142,7 @@ def prompt_room(tokens: Sequence[int], max_length: int) -> int:
 
 @dataclass(frozen=True)
 class _Group:
-    """Distinct continuations of one prompt; `indices` has the positions of each continuation in the list to score."""
+    """Distinct continuations of one prompt, and all positions of each continuation in the list to score."""
 
     prompt: tuple[int, ...]
     continuations: list[tuple[int, ...]]
@@ -202,7 +202,7 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     labels_T = batch.labels.ravel()
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
-    if np.isnan(logprobs_T).any():  # an error, because argmax would select NaN as the greatest value
+    if np.isnan(logprobs_T).any():
         raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
     return logprobs_T, hidden_TD
 

@@ -43,7 +43,7 @@ def _same_number(output: str, reference: str) -> bool:
 
 
 def f1(output: str, reference: str) -> float:
-    """Return the F1 score of the words in two texts (SQuAD, arXiv:1606.05250)."""
+    """Return the F1 score of the words in two texts (SQuAD, arXiv:1606.05250); unlike in SQuAD, articles count."""
     words, right = (Counter(WordTokenizer().tokenize(text)) for text in (output, reference))
     shared = (words & right).total()
     return 2 * shared / max(1, words.total() + right.total())

@@ -5,7 +5,7 @@
 | acc | log-likelihood of the choice |
 | acc_norm | log-likelihood divided by the number of characters of the choice |
 
-lm-evaluation-harness defines the two metrics in the same way. A prompt is computed once for all of its choices.
+lm-evaluation-harness defines acc and acc_norm in the same way.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Question:
 
 
 class MultipleChoice(Task):
-    """Task that selects the choice with the greatest log-likelihood."""
+    """Task in which a model selects one of several given answers."""
 
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
@@ -67,7 +67,7 @@ class MultipleChoice(Task):
         batch_size: int,
         advance: Callable[[int], object],
     ) -> Measured:
-        """Return acc and acc_norm; the outputs are the choices selected by the first metric."""
+        """Return the scores; the outputs are the choices selected by the first metric."""
         flat = [continuation for row in encoded for continuation in row]
         options = {"batch_size": batch_size, "max_length": encoder.max_length, "advance": advance}
         found = iter(log_likelihoods(model, flat, **options))

@@ -16,7 +16,7 @@ _PER_ROW = 3
 
 
 def plot_scores(lines: Sequence[Line], models: Sequence[str], path: Path) -> None:
-    """Write a PNG file with the scores of all models. Scores of the kinds share and mean are plotted as percentages."""
+    """Write a PNG file with the scores of all models, in percent except for perplexity and bits per byte."""
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     from matplotlib.backends.backend_agg import FigureCanvasAgg  # slow import
     from matplotlib.figure import Figure

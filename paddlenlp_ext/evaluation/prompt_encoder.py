@@ -74,7 +74,7 @@ class PromptEncoder:
             delimiter: text between a plain-text prompt and the continuation; unused for a conversation.
 
         Raises:
-            ValueError: the continuation, or the template's text around an empty message, exceeds `max_length`.
+            ValueError: the continuation alone, or the system prompt and the template's text, exceed `max_length`.
         """
         if isinstance(prompt, str):
             ids, continued = split_pair(self.text, prompt, delimiter + text)
@@ -94,7 +94,7 @@ class PromptEncoder:
         message.
 
         Raises:
-            ValueError: `num_new` is at least `max_length`, or the template's text alone exceeds the limit.
+            ValueError: `num_new` is at least `max_length`, or the system prompt and the template's text are too long.
         """
         limit = self.max_length - num_new
         if limit < 1:

@@ -1,4 +1,4 @@
-"""Prompt templates of a task, such as "Q: {question}": replace each {field} with the value of the field in a row.
+"""Fill prompt templates such as "Q: {question}" with the fields of a row.
 
 This module does not import Paddle.
 """
@@ -20,12 +20,12 @@ def fields_of(text: str) -> list[str]:
 
 
 def fill_fields(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {field} in a text with its value. Other braces are kept."""
+    """Replace each {field} in a text with `values["field"]`. Other braces are kept."""
     return _FIELD.sub(lambda match: values[match[1]], text)
 
 
 def read_field(row: dict[str, Any], name: str) -> str:
-    """Return a field of a row as text; a number is converted to text.
+    """Return a field of a row, which is a string or a number, as text.
 
     Raises:
         InvalidRowError: the field is missing, or is neither a string nor a number.

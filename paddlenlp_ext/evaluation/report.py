@@ -1,4 +1,4 @@
-"""Report of an evaluation: tables for the terminal and report.md, results.json, and rows.jsonl with all answers."""
+"""Write the report of an evaluation: tables on the terminal, report.md, results.json, and all answers in rows.jsonl."""
 
 from __future__ import annotations
 
@@ -166,9 +166,7 @@ def difference_table(models: Sequence[str], lines: Sequence[Line]) -> tuple[list
 
 def print_tables(evaluation: Evaluation, lines: Sequence[Line]) -> None:
     """Print the tables of scores and differences to the terminal."""
-    console = Console(
-        highlight=False, markup=False
-    )  # markup is off, because names of models and tasks may contain brackets
+    console = Console(highlight=False, markup=False)  # names of models and tasks may contain brackets
     for title, (header, rows) in (
         ("Scores, with 95 % confidence intervals", score_table(evaluation.models, lines)),
         (f"Differences from {evaluation.models[0]}, on the same rows", difference_table(evaluation.models, lines)),

@@ -70,9 +70,9 @@ class Scores:
         return bootstrap_interval(self.values, self.weights, seed, self._transform)
 
     def compare(self, base: Scores, seed: int) -> Comparison | None:
-        """Return the comparison of a base model's scores with these scores, or None.
+        """Return the comparison of a base model's scores with these scores.
 
-        Corpus scores cannot be compared, and neither can scores of models with different windows.
+        The result is None for corpus scores, and if the windows of the two models differ.
         """
         if self.kind == CORPUS or self.window_sizes != base.window_sizes:
             return None
@@ -84,8 +84,8 @@ class Scores:
     def format(self, value: float, signed: bool = False) -> str:
         """Return a value of the metric as text.
 
-        With `signed`, the value is a difference and has a sign. Shares and means have the unit %, or percentage points
-        (pp) for a difference.
+        If `signed`, the value is a difference and has a sign. The unit is %, or percentage points (pp) for a
+        difference; perplexity and bits have no unit.
         """
         sign = "+" if signed else ""
         if self.kind in LOWER_IS_BETTER:

@@ -28,7 +28,7 @@ def read_prompt(value: Any, options: TaskOptions) -> Prompt | str:
 
 
 def prompt_text(prompt: Prompt | str) -> str:
-    """Return the text of a prompt for a report: the last message of a conversation."""
+    """Return plain text unchanged, or the last message of a conversation."""
     return prompt if isinstance(prompt, str) else prompt.text
 
 

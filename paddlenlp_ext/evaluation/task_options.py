@@ -38,18 +38,19 @@ class TaskOptions(OptionGroup):
     """Options of one task.
 
     Raises:
-        ValueError: a required option is missing, or an option has no effect in a task of the kind `task`.
+        ValueError: an option is missing or invalid, has no effect in a task of this kind, or contradicts another.
     """
 
     task: str | None = option(None, choices=tuple(METRICS), help="kind of task")
     name: str | None = option(None, help="name in the report; default: the name of the task file or data file")
     data_file: str | None = option(
-        None, aliases=("data",), help="rows, one JSON object per line; perplexity also reads a .txt file"
+        None, aliases=("data",), help="data file with the rows; a perplexity task also reads a .txt file"
     )
     limit: int | None = option(None, minimum=1, help="evaluate only the first LIMIT rows")
     prompt: str | None = option(
         None,
-        help="prompt template, in which {field} stands for a field of the row; default: rows have a fine-tuning format",
+        help="prompt template, in which {field} stands for a field of the row; default: the rows have a fine-tuning "
+        "format",
     )
     chat: bool = option(True, help="use the chat template; false: continue the prompt as plain text")
     answer: str = option(
@@ -63,7 +64,9 @@ class TaskOptions(OptionGroup):
         None, choices=[name for names in METRICS.values() for name in names], help="metrics to compute"
     )
     pattern: str | None = option(
-        None, help="regular expression that extracts the answer from a generated text: last match, or its first group"
+        None,
+        help="regular expression that extracts the answer from a generated text: its last match, or the first group of "
+        "this match",
     )
     max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
     stop: tuple[str, ...] = option((), help="stop strings")
@@ -126,7 +129,7 @@ def read_task(path: str | os.PathLike[str]) -> TaskOptions:
 
     Raises:
         ConfigError: keys are unknown or have invalid values; the message lists all problems with their locations.
-        ValueError: options contradict each other.
+        ValueError: a required option is missing, or options contradict each other.
     """
     name, file = os.fspath(path), _BUILTIN.get(os.fspath(path), Path(path).expanduser())
     settings, problems = read_file(str(file))

@@ -42,7 +42,10 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters that have a gradient on at least one rank; set missing gradients on other ranks to 0."""
+    """Return the parameters that have a gradient on at least one rank.
+
+    If this rank lacks the gradient of such a parameter, the gradient is set to 0.
+    """
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
@@ -85,7 +88,7 @@ def reduce_from_group(x: paddle.Tensor, group: Any) -> paddle.Tensor:
 
 
 def exchange_rows(x_ND: paddle.Tensor, sent: list[int], received: list[int], group: Any) -> paddle.Tensor:
-    """Exchange rows between all ranks (all-to-all); differentiable.
+    """Send rows to all ranks of a group and return the received rows, in the order of the ranks; differentiable.
 
     Args:
         x_ND: rows, sorted by destination rank.
@@ -98,7 +101,7 @@ def exchange_rows(x_ND: paddle.Tensor, sent: list[int], received: list[int], gro
 
 @paddle.no_grad()
 def all_to_all_rows(x: paddle.Tensor, sent: list[int] | None, received: list[int] | None, group: Any) -> paddle.Tensor:
-    """Exchange rows between all ranks (all-to-all); not differentiable.
+    """Send rows to all ranks of a group and return the received rows, in the order of the ranks; not differentiable.
 
     Args:
         x: rows, sorted by destination rank.
@@ -143,7 +146,7 @@ class _CopyToGroup(PyLayer):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.clone()  # the tensor may be shared with other consumers
+        gradient = gradient.clone()  # other operations may read the gradient
         dist.all_reduce(gradient, group=ctx.group)
         return gradient
 

@@ -16,8 +16,8 @@ distribution of rows is possible and no row is dropped. The backward pass sends 
 
 Forward hooks on the expert layers call the collectives, so adapters on the experts process the received rows. With
 tensor parallelism, the experts are sharded first over the tensor ranks, then over the expert ranks. The gradient of an
-expert already contains all tokens of its expert group, so it is summed only across expert groups. Routers, shared
-experts and all other layers are replicated.
+expert already contains all tokens of its expert group, so it is summed only across expert groups. The expert ranks
+hold copies of routers, shared experts and all other layers.
 
 Shapes: T local tokens, K chosen experts per token, D hidden, N = T x K rows of local tokens, M received rows, P expert
 ranks, E experts per rank.
@@ -105,7 +105,7 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
             with_tensor = f" times tensor_parallel_degree {tensor_degree}" if tensor_degree > 1 else ""
             raise ValueError(
                 f"expert_parallel_degree {degree}{with_tensor} does not divide the {number} experts of a layer; the "
-                f"largest valid degree below it is {max(works, default=1)}"
+                f"next smaller valid degree is {max(works, default=1)}"
             )
 
 

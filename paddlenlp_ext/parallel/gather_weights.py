@@ -5,8 +5,8 @@
     all-gather or receive          <-  all-gather shards, or broadcast the full tensor
     ... until every tensor is written, then broadcast _DONE
 
-The writer may read the tensors in any order. Each process holds at most one full tensor in addition to its shards. The
-files are identical to the files that a run with a single process writes.
+The writer may read the tensors in any order. Each process holds at most one full tensor in addition to its shards. A
+single process with the same weights writes identical files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAIN, _DONE = 0, -1
 
 @dataclass(frozen=True)
 class _TensorSource:
-    """Global rank that sends a tensor to the main process, and the tensor's unsharded shape and dtype."""
+    """Global rank that provides a tensor, and the unsharded shape and the dtype of the tensor."""
 
     holder: int
     shape: tuple[int, ...]
@@ -81,10 +81,7 @@ def _tensor_sources(mesh: Mesh, own: Mapping[str, Any]) -> dict[str, _TensorSour
 
 
 def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
-    """Tell the other processes which tensor to gather, and return the tensor as a NumPy array on the main process.
-
-    All processes join the broadcasts, because a process that waits outside a collective would time out.
-    """
+    """Tell the other processes which tensor to gather, and return the tensor as a NumPy array on the main process."""
     _broadcast_number(mesh, number)
     if source.holder == _MAIN:
         shard = shard_of(own)
@@ -93,7 +90,7 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
-    """Send the tensor that the main process requested, or this process's shard of the tensor."""
+    """Join the collectives that gather the requested tensor, with the tensor or shard that this process holds."""
     full, shard = None, shard_of(own)
     if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)

@@ -14,7 +14,7 @@ Waiting
     A gloo collective times out after 30 seconds. Paddle does not expose this timeout: `ProcessGroupGloo.create` has no
     argument for it, and gloo reads no environment variable. Every operation therefore first waits until all its
     processes are ready (gloo_timeout.py). `gloo_barrier` waits for all processes of a run and needs only the store of
-    the launcher, not a group. A barrier takes about 50 ms.
+    the launcher, not a group.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # set after the server listens, because a refused client retries only after seconds
+        store.set(key, address)  # after the store has started: a refused client waits seconds
     else:
         own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
@@ -86,14 +86,12 @@ _ON_CALC_STREAM = (*_SHARED, "send", "recv")
 
 
 class _Done:
-    """Completed task, as the return value of synchronous collectives."""
+    """Completed task, which synchronous collectives return."""
 
     def wait(self, *_: Any) -> bool:
-        """Return immediately: the task is complete."""
         return True
 
     def is_completed(self) -> bool:
-        """Return True: a synchronous collective is complete when it returns."""
         return True
 
     def synchronize(self) -> None:

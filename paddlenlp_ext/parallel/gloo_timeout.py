@@ -8,8 +8,9 @@ processes then enter the operation together, so that the timeout of gloo covers 
     s    send to the connected process
     r    receive from the connected process
 
-If a process exits, the operating system closes its connections. If a machine fails, TCP keepalive closes the
-connections after three minutes. In both cases the wait ends, and the gloo operation reports the lost process.
+If a process exits, the operating system closes its connections. If a machine fails, TCP keepalive closes its idle
+connections after three minutes; connections with unacknowledged data are closed later. In each case the wait ends, and
+the gloo operation reports the lost process.
 """
 
 from __future__ import annotations
@@ -95,7 +96,8 @@ class Arrivals:
         Args:
             own: byte to send.
             theirs: byte to wait for.
-            others: processes to exchange the bytes with. If one of them is lost, the wait ends.
+            others: processes to exchange the bytes with. If the connection to any of these processes is lost, the wait
+                ends.
         """
         for other in others:
             self._begun[other, own] += 1
@@ -185,7 +187,7 @@ def _connect(member: Sequence[str], rank: int) -> socket.socket:
 
 
 def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """Accept a connection and return the rank of the peer and the socket, or None if the peer sends a wrong token.
+    """Accept a connection and return the rank of the peer and the socket, or None if the peer sends no valid token.
 
     Raises:
         ValueError: the wait for a connection timed out.

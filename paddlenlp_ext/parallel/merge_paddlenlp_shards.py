@@ -168,7 +168,7 @@ def _without_family(tensors: dict[str, np.ndarray], model_type: str) -> dict[str
 
 
 def _check_names(expected: set[str], ranks: list[dict[str, np.ndarray]], folder: Path) -> None:
-    """Check that every tensor rank stores all parameters of the model, and at most a tied lm_head besides.
+    """Check that every tensor rank stores all parameters of the model, and no other tensor except lm_head.weight.
 
     Raises:
         ValueError: names are missing or unexpected.

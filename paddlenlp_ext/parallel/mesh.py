@@ -6,9 +6,10 @@ Example with 8 processes, 2 replicas x 2 pipeline stages x 2 tensor ranks (axis 
     replica 0   [ 0 | 1 ]   -->   [ 2 | 3 ]        | tensor ranks: shards of the same layers
     replica 1   [ 4 | 5 ]   -->   [ 6 | 7 ]        --> hidden states; replicas: different micro-batches
 
-The replicas are the product of the data axis and the sharding axis. Along the sharding axis (ZeRO), optimizer state,
-gradients or parameters are sharded. With expert parallelism, consecutive replicas form an expert group, whose ranks
-share the experts of every layer. Paddle's `fleet` creates the communication groups. A single process has no groups.
+The replicas are the product of the data axis and the sharding axis. The ranks along the sharding axis shard the
+optimizer state and, depending on the ZeRO stage, also gradients and parameters. With expert parallelism, consecutive
+replicas form an expert group, which distributes the experts of every layer over its ranks. Paddle's `fleet` creates the
+communication groups. A single process has no groups.
 """
 
 from __future__ import annotations
@@ -196,7 +197,10 @@ def _expert_axes(groups: Any, degree: int) -> tuple[ProcessAxis, ProcessAxis]:
 
 
 def _replica_ranks(groups: Any) -> list[list[int]]:
-    """Return, for each pipeline stage and tensor rank, the ranks of all replicas; a sharding group is contiguous."""
+    """Return, for each pipeline stage and tensor rank, the ranks of all replicas.
+
+    The ranks of a sharding group are adjacent.
+    """
     return sorted(sorted(ranks) for ranks in groups.topology().get_fused_ranks(["data", "sharding"]))
 
 

@@ -111,7 +111,7 @@ class DistributedProcesses:
         return gather_shards(self.mesh, part, shard)
 
     def barrier(self) -> None:
-        """Wait for all processes of the run without a timeout."""
+        """Wait for all processes of the run; with gloo, the wait has no timeout."""
         gloo_barrier()
         self.max_over_processes(0.0)
 
@@ -130,7 +130,7 @@ class DistributedProcesses:
             sum_gradients(experts, self.mesh.expert_replicas.group)
 
     def after_micro_batch(self) -> None:
-        """Finish the gradients of a micro-batch: with ZeRO stage 2 or 3, reduce them to their owners.
+        """Finish a micro-batch: with ZeRO stage 2 or 3, reduce gradients to the owners of the parameters.
 
         All replicas call this method the same number of times.
         """
@@ -144,7 +144,7 @@ class DistributedProcesses:
 
     @contextmanager
     def gathered_parameters(self) -> Iterator[None]:
-        """Return a context in which this process holds all parameter values of its replica."""
+        """Return a context in which every replica holds all parameter values, even with ZeRO and expert parallelism."""
         with ExitStack() as stack:
             if self.sharding is not None:
                 stack.enter_context(self.sharding.gathered_parameters())

@@ -47,20 +47,20 @@ class SequenceShards:
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's slice [B, P, D] of replicated hidden states [B, S, D]; the backward pass gathers."""
+        """Return this rank's slice [B, P, D] of replicated hidden states [B, S, D]; the backward pass all-gathers."""
         self.length = full_BSD.shape[1]
         return _Scatter.apply(full_BSD, self.axis, _local_part)
 
     def gather_replicated(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather slices to [B, S, D] for replicated layers; the backward pass splits."""
+        """Gather slices to [B, S, D] for replicated layers; the backward pass splits the gradient."""
         return _Gather.apply(part_BPD, self.length, self.axis, _local_part)
 
     def gather(self, part_BPD: paddle.Tensor) -> paddle.Tensor:
-        """Gather slices to [B, S, D] for column-parallel layers; the backward pass reduce-scatters."""
+        """Gather slices to [B, S, D] for column-parallel layers; the backward pass reduce-scatters the gradient."""
         return _Gather.apply(part_BPD, self.length, self.axis, _reduce_scatter)
 
     def reduce_scatter(self, terms_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Reduce-scatter partial sums [B, S, D] to slices [B, P, D]; the backward pass gathers."""
+        """Reduce-scatter partial sums [B, S, D] to slices [B, P, D]; the backward pass all-gathers the gradient."""
         return _Scatter.apply(terms_BSD, self.axis, _reduce_scatter)
 
 
@@ -83,7 +83,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     for layer in decoder.layers:
         partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
-        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # of a norm, attention or MLP
+        if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter of a norm, attention or MLP
             partial += adapter.own_parameters()
     for parameter in partial:  # each rank sums these gradients over its slice only
         set_placement(parameter, needs_tp_reduce=True)

@@ -79,7 +79,7 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
         sequence: sequence parallelism between the sharded layers, or None.
 
     Raises:
-        ValueError: the number of ranks does not divide a size, or an adapter cannot be sharded.
+        ValueError: the number of ranks does not divide a size of the model, or an adapter cannot be sharded.
     """
     collectives = _TPCollectives(axis.copy, axis.all_reduce)
     if sequence is not None:
@@ -172,8 +172,8 @@ def check_sizes(config: Any, degree: int) -> None:
     if uneven:
         works = max(d for d in range(1, degree + 1) if all(size % d == 0 for size in sizes.values()))
         raise ValueError(
-            f"tensor_parallel_degree {degree} does not divide {', '.join(uneven)} of the model; the largest valid "
-            f"degree below it is {works}"
+            f"tensor_parallel_degree {degree} does not divide {', '.join(uneven)} of the model; the next smaller "
+            f"valid degree is {works}"
         )
 
 

@@ -1,4 +1,4 @@
-"""ZeRO (arXiv:1910.02054): sharding ranks process different micro-batches and share the training state.
+"""ZeRO (arXiv:1910.02054): sharding ranks process different micro-batches and distribute the training state.
 
     stage   held only by the owner of a parameter   gradients                       values
     1       optimizer state                         all-reduced                     broadcast after each optimizer step
@@ -9,7 +9,7 @@ The owner updates its parameters. A parameter is not sliced: the owner holds the
 unchanged. Experts sharded by expert parallelism have no owner. Every rank that holds an expert updates the expert.
 
 All ranks keep the gradients and values of adapters, because adapters are small and AdaLoRA reads both on every rank.
-With an adapter, stage 3 therefore shards only the frozen base model.
+With an adapter, stage 3 therefore shards only the optimizer state and the frozen base model.
 
 In stage 3, the parameters of a decoder layer are gathered before the layer's forward pass and released afterwards. The
 parameters are gathered again for the backward pass, and released after the backward pass of the layer below, when all
@@ -53,7 +53,7 @@ class ParameterGatherer:
         parameters: parameters to handle; `Placement.owner` is the rank of the owner.
         axis: mesh axis of the sharding ranks.
         reduce: function that sums the gradients of parameters on their owners.
-        gathers_values: True in stage 3, where the other ranks hold a value only while a layer needs it.
+        gathers_values: True in stage 3, where ranks other than the owner hold a value only while a layer needs it.
     """
 
     def __init__(
@@ -229,7 +229,7 @@ class Sharding:
 
     @property
     def forward_is_collective(self) -> bool:
-        """True in stage 3, where a forward pass calls collectives, so that all ranks must run it."""
+        """True in stage 3, where the forward pass calls collectives and therefore must run on all ranks."""
         return self._gatherer is not None and self._gatherer.gathers_values
 
     def after_micro_batch(self) -> None:
@@ -260,7 +260,7 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context, used for generation, in which every process holds all parameter values."""
+        """Return a context, used for generation, in which every sharding rank holds all parameter values."""
         return nullcontext() if self._gatherer is None else self._gatherer.gathered()
 
     def _assign_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:

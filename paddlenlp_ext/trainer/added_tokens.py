@@ -75,7 +75,8 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     """Return the configuration, changed so that the adapter trains the rows of new tokens.
 
     Raises:
-        ValueError: the adapter method cannot train rows of the embedding.
+        ValueError: the adapter method cannot train rows of the embedding, or the run continues with a stored adapter
+            that does not train the new rows.
     """
     peft, new_ids = config.peft, source.new_token_ids
     if peft is None or not new_ids:

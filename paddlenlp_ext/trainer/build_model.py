@@ -57,8 +57,8 @@ def build_model(
     Args:
         source: the base model.
         config: the run's configuration.
-        mesh: processes that share the model; None: a single process.
-        rows: training rows; a pipeline estimates the cost of a layer from their lengths.
+        mesh: processes of the run; None: a single process.
+        rows: training rows, from which a pipeline estimates the costs of a layer and of the lm_head.
 
     Raises:
         ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model (raised
@@ -89,7 +89,7 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
     """Load or initialize the parameters that this process holds, and quantize them if requested.
 
     Raises:
-        ValueError: weights are missing, damaged or of another shape; or they are quantized and the run has no adapter.
+        ValueError: weights are missing, damaged or have a wrong shape; or quantized weights would be trained.
     """
     before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
     if config.model.continue_training:
@@ -137,7 +137,7 @@ def weight_dtype(config: RunConfig) -> str:
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
-    """Enable recomputation and inject the adapter."""
+    """Enable recomputation and inject the adapter, as far as the configuration asks for them; return the model."""
     plan = RecomputePlan.from_config(config.train)
     if plan is not None:
         model.enable_recompute(plan)

@@ -48,7 +48,7 @@ def build_trainer_of(
         built: the distributed model; `BuiltModel(model)` for a model in a single process.
         config: the run's configuration.
         train_rows, eval_rows, tokenizer, compute_metrics, callbacks: see `Trainer`.
-        mesh: processes that share the model; None: a single process.
+        mesh: processes of the run; None: a single process.
     """
     process_group: ProcessGroup = SingleProcess()
     if mesh is not None and mesh.world.size > 1:

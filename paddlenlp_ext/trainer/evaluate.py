@@ -1,8 +1,8 @@
 """Evaluation on the eval split: loss, and metrics of generated answers.
 
-Loss, accuracy and perplexity are computed from sums over all target tokens, so they do not depend on row order or batch
-size. ROUGE, BLEU and exact match compare generated answers with reference answers. Precision, recall and F1
-compare class labels (`eval_labels`).
+In supervised fine-tuning, loss, accuracy and perplexity are computed from sums over all target tokens, so they do not
+depend on row order or batch size. ROUGE, BLEU and exact match compare generated answers with reference answers.
+Precision, recall and F1 compare class labels (`eval_labels`).
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from paddlenlp_ext.trainer.single_process import ProcessGroup
 from paddlenlp_ext.trainer.train_step import autocast
 
 TEST = "test"
-"""Prefix of metric names for test rows, and part of the names of the files with their results."""
+"""Prefix of the metric names of test rows, and part of the names of result files."""
 
 
 class Evaluator:
@@ -65,7 +65,10 @@ class Evaluator:
         return self.process_group.from_main(metrics)
 
     def test_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
-        """Return the metrics of test rows, such as test_loss; write the answers to `generated_output_test.json`."""
+        """Return the metrics of test rows, such as test_loss.
+
+        With `eval_with_do_generation`, also write the generated answers to generated_output_test.json.
+        """
         metrics = self._metrics_of(TEST, rows)
         named = {f"{TEST}_{key.removeprefix('eval_')}": value for key, value in metrics.items()}
         return self.process_group.from_main(named)

@@ -1,4 +1,4 @@
-"""Run training from data to evaluation, for the programs of `llm/` and the Python functions `finetune` and `dpo`."""
+"""Run training from data to evaluation: the functions `finetune`, `dpo` and `train_reward_model`."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def finetune(
         config: keys and values of a run (docs/configuration.md), or the path of a JSON or YAML file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
             `config` names; the run then trains (`do_train`).
-        eval_dataset: evaluation rows in a form of `train_dataset` (`do_eval`), or a dict with the rows of several dev
-            sets by name.
+        eval_dataset: evaluation rows, also as a list of dicts, a `datasets.Dataset` or a path; or a dict with the rows
+            of several dev sets by name. The run then evaluates (`do_eval`).
         overrides: keys and values that replace keys of `config`.
 
     Raises:
@@ -159,7 +159,7 @@ def run_training(
 
     Raises:
         ValueError: the model, adapter, data or output_dir cannot be used, or the upload failed (`push_to_hub`); the
-            message names it.
+            message states which.
     """
     started = time.monotonic()
     connect_processes()
@@ -185,7 +185,7 @@ def _check_push(train: TrainConfig) -> None:
 
 
 def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:
-    """Train and save the model (`do_train`), evaluate it on the dev sets (`do_eval`) and on test rows, and upload it.
+    """Train and save the model (`do_train`), evaluate it on dev sets (`do_eval`) and test rows, upload (`push_to_hub`).
 
     Raises:
         ValueError: the upload failed (`push_to_hub`); all other results are saved.

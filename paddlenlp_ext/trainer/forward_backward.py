@@ -26,7 +26,7 @@ class ScaledBatch:
     Attributes:
         batch: arrays of the micro-batch.
         scale: factor of the loss sum before the backward pass; 0 excludes the micro-batch from loss and metrics.
-        context: function that returns the context of the forward pass; it sets random seed, compute dtype and noise.
+        context: function that returns the context of the forward pass, which sets random seed, compute dtype and noise.
     """
 
     batch: PackedBatch

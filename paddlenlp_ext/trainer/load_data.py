@@ -212,10 +212,11 @@ def check_training_rows(config: RunConfig, data: RunData) -> None:
 
 
 def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
-    """Return a warning with the number of training rows longer than the model's context (after RoPE scaling).
+    """Return a warning about training rows longer than the model's context (after RoPE scaling).
 
     Returns:
-        None if no row is longer, or the run does not train. The rows of a stream are not counted.
+        A warning with the number of longer rows; for a stream, a warning that `max_length` exceeds the context. None if
+        no row is longer, `max_length` does not exceed the context, or the run does not train.
     """
     rows, context = data.train_rows, DecoderConfig.from_dict(data.source.config).max_context
     if rows is None:

@@ -2,9 +2,9 @@
 
 The loss of a step is a mean over the units (such as target tokens) of the global batch, which consists of all
 micro-batches of all ranks. The loss sum of each micro-batch is divided by the global number of units before its
-backward pass. Gradients are then summed, never averaged. The update therefore does not depend on the split of the
-global batch. In float16, the loss is also multiplied by a loss scale, and the summed gradients are divided by the loss
-scale before clipping (loss_scale.py).
+backward pass. Gradients are then summed, never averaged. The mean cross entropy of a step therefore does not depend on
+the split into micro-batches. In float16, the loss is also multiplied by a loss scale, and the summed gradients are
+divided by the loss scale before clipping (loss_scale.py).
 
 Random numbers are a function of the position in the run. A resumed run draws the same random numbers as an
 uninterrupted run, and checkpoints need no generator state.

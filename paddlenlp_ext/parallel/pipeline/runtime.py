@@ -11,8 +11,7 @@ Every stage calls the unchanged forward method of the model. A `stage` set on th
     Decoder.forward_embeddings     the current chunk of layers, applied to the received hidden states
     CausalLM.logits                logits of the last stage, broadcast to all stages (generation and evaluation)
 
-Fleet's `PipelineLayer` is not used, because it requires a list of layers, renames their parameters, and passes only
-tensors between stages, so the document lengths of a packed batch would have to be sent as tensors.
+Fleet's `PipelineLayer` is not used, because it requires a list of layers and renames their parameters.
 """
 
 from __future__ import annotations
@@ -107,7 +106,7 @@ class Pipeline:
         return build_schedule(self.axis.index, self.axis.size, self.plan.num_chunks, num_micro, training)
 
     def _forward(self, entry: Pass, received: Message, forward: Forward, training: bool) -> paddle.Tensor | None:
-        """Run the forward pass of a chunk; return the hidden states, or the loss if it is the last chunk."""
+        """Run the forward pass of a chunk; return the hidden states, or for the last chunk, the loss."""
         if received:
             received[0].stop_gradient = not training
         is_last = self._is_last(entry.chunk)
@@ -119,7 +118,7 @@ class Pipeline:
             self._chunk, self._input, self._output = None, (), None
 
     def _backward(self, saved: _Saved, received: Message) -> Message:
-        """Run the backward pass of a chunk; return the message for the previous chunk, empty if there is none."""
+        """Run the backward pass of a chunk; return the message for the previous chunk, empty for the first chunk."""
         gradient, *slopes = received or (None,)
         if saved.routed is not None and slopes:
             saved.routed.slopes = slopes[0]

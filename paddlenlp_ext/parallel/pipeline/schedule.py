@@ -148,7 +148,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return how many forward passes a process may run ahead of their backward passes, to limit activation memory."""
+    """Return the maximum number of micro-batches whose activations a process holds, counted once for each chunk."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

@@ -99,7 +99,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
         works = max(1, num_layers // degree)
-        remedy = f"virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
+        remedy = f"a virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
         raise ValueError(
             f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} make {num_chunks} chunks, but "
             f"the model has {num_layers} layers; choose {remedy}"

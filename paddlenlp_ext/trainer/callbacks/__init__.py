@@ -1,1 +1,1 @@
-"""Callbacks of a run: progress, metrics files, loss plot and VisualDL. Custom callbacks subclass `Callback`."""
+"""Callbacks of a run: progress, metrics files, loss plot, report and trackers. Custom callbacks subclass `Callback`."""

@@ -64,7 +64,7 @@ class CallbackList:
 
     @contextmanager
     def phase(self, phase: str, state: TrainerState) -> Iterator[None]:
-        """Tell the callbacks at the start of the block that `phase` begins, and at its end that training goes on."""
+        """Call `on_phase` with `phase` at the start of the block, and with "training" at the end of the block."""
         self.call("on_phase", state, phase)
         try:
             yield

@@ -20,7 +20,7 @@ _EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
 
 
 def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the training and evaluation losses in entries of a run. Without losses, no file is written."""
+    """Plot the training and evaluation losses of `entries`. Without losses, no file is written."""
     figure = loss_figure(entries)
     if figure is not None:
         with explained_errors(path):
@@ -28,7 +28,7 @@ def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
-    """Return a figure of the losses in entries, or None if there are none.
+    """Return a figure of the training and evaluation losses of `entries`, or None without losses.
 
     Fewer than 20 training losses are marked with points; 20 or more are also drawn smoothed.
 

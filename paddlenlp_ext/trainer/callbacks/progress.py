@@ -97,7 +97,7 @@ class ProgressBar(Callback):
         )
         self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, metrics="")
         self._bar.start()
-        # The started bar replaces sys.stderr with a stream that prints above the bar, which log handlers must use.
+        # The started bar replaces sys.stderr with a stream that prints above the bar. Log handlers must use the stream.
         root = logging.getLogger("paddlenlp_ext")
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 

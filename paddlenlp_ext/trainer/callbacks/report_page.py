@@ -22,7 +22,7 @@ _COST = 100.0
 def refresh_report(output_dir: Path) -> None:
     """Write report.html from the files of a run; log a warning if one of the files is damaged.
 
-    Does nothing in a folder without history.jsonl, such as the folder of an evaluation without training.
+    Do nothing in a folder without history.jsonl, such as the folder of an evaluation without training.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
@@ -42,7 +42,8 @@ def refresh_report(output_dir: Path) -> None:
 class ReportPage(Callback):
     """Callback that writes report.html at the start and the end of a run, and refreshes the page in between.
 
-    Evaluations, checkpoints and, every 30 seconds, steps refresh the page. Refreshes take at most 1 % of the time.
+    Evaluations and checkpoints refresh the page, and steps do so every 30 seconds. A refresh is left out if refreshes
+    would take more than about 1 % of the time.
     """
 
     def __init__(self, output_dir: Path) -> None:

@@ -16,7 +16,7 @@ from paddlenlp_ext.trainer.callbacks.trackers import build_trackers
 
 
 def build_reports(config: RunConfig, output_dir: Path, rows: Any) -> list[Callback]:
-    """Return the default callbacks of a run: history, metrics, progress, loss plot, `report_to`, and report page.
+    """Return the default callbacks of a run: trackers, history, metrics, progress, loss plot and report page.
 
     Args:
         config: the run's configuration.

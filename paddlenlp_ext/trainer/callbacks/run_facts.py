@@ -90,6 +90,6 @@ def _data_facts(rows: Any) -> dict[str, Any]:
 
 
 def peak_gpu_bytes() -> dict[str, int]:
-    """Return the peak of the GPU memory that Paddle has allocated, as a dict; empty if the run uses no GPU."""
+    """Return `{"peak_gpu_memory_bytes": bytes}` for the memory that Paddle has allocated; an empty dict on the CPU."""
     uses_gpu = paddle.device.get_device().startswith("gpu")
     return {"peak_gpu_memory_bytes": paddle.device.cuda.max_memory_allocated()} if uses_gpu else {}

@@ -30,7 +30,7 @@ PROJECT = "paddlenlp_ext"
 """Default project (W&B, SwanLab) or experiment (MLflow)."""
 FINISHED, STOPPED, FAILED = "finished", "stopped", "failed"
 _MAX_MLFLOW_PARAMETERS = 100
-"""Parameters of one request to MLflow's server."""
+"""Maximum number of parameters in one request to MLflow's server."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +206,7 @@ class TrackerCallback(Callback):
         """Call a function of the tracker; if it fails, log a warning and drop the tracker."""
         try:
             call()
-        except Exception as error:  # a full disk, no network, or whatever else the library raises
+        except Exception as error:  # any error of the library
             self._tracker = None
             logger.warning(
                 "report_to: %s failed (%s: %s); the run goes on without it, and metrics.jsonl has all metrics",
@@ -236,12 +236,12 @@ def grouped_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _online_or_offline(name: str, start: Callable[..., Any]) -> Any:
-    """Start a run as the user's settings say; if this fails, start a run that a command can upload later."""
+    """Start a run with the user's settings; if this fails, start an offline run, which can be uploaded later."""
     try:
         return start()
     except Exception as error:
         logger.warning(
-            "report_to: %s is offline (%s); `%s sync` uploads the run, whose folder the output of %s names",
+            "report_to: %s is offline (%s); to upload the run later, call `%s sync` with the folder that %s prints",
             name,
             error,
             name,

@@ -6,7 +6,7 @@
     next checkpoint, or end of training: wait  <-----
 
 All files are written before training continues. Therefore all tensors of a checkpoint are from the same step, and no
-copies are needed in memory. Only hashing, flushing and renaming overlap with training.
+copies are needed in memory. Only the work of the background thread overlaps with training.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
 def begin_output_dir(
     output_dir: Path, checkpoint: Path | None, overwrites: bool, run_config: Mapping[str, object]
 ) -> None:
-    """Create output_dir and write run_config.json; with `overwrites`, first remove the files of an earlier run.
+    """Create output_dir and write run_config.json; with `overwrites`, first remove an earlier run that is not resumed.
 
     Args:
         output_dir: the run's folder.

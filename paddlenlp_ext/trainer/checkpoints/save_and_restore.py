@@ -53,7 +53,7 @@ def write_checkpoint(
 
     Returns:
         Function that hashes and flushes the files and renames the folder on the main process. Any thread may call the
-        function. Hashing a large model takes long enough for gloo collectives to time out, so this is a separate step.
+        function, so that slow hashing can run in the background.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing; earlier checkpoints are unchanged. The

@@ -1,7 +1,7 @@
 """Table of the activations that each adapter layer saves for its backward pass.
 
-A subclass without a row uses the row of its nearest base class. `LinearAdapter`, the last base class of the linear
-adapters, has the row with the most activations: a copy of the input and two tensors as wide as the output.
+A subclass without a row uses the row of its nearest base class. The row of `LinearAdapter`, the last base class of the
+linear adapters, assumes a copy of the input and two tensors as wide as the output.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _with_start(layer: LoRALinearWithInit) -> int:
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # changes a few positions, or only parameters: saves little
+    AdapterLayer: SavedActivations(lambda layer: 0),  # changes only a few positions or parameters
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
@@ -106,7 +106,7 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
         saves_input=lambda layer: False,
         changes_input=lambda layer: True,
     ),
-    # the products with U before and after C
+    # the product with U, and its product with C
     HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1], changes_input=lambda layer: True),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features if the input is multiplied by the factors, else nothing

@@ -165,8 +165,8 @@ def estimate_memory(
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
     working = max(loss, backward)
 
-    # Paddle's ops allocate the residual sums, and the sums of a linear output and a separate adapter's output (here of
-    # gate and up), and about half of the activations that a separate adapter saves (measured with DoRA).
+    # Paddle's ops allocate the residual sums. With separate adapters, Paddle's ops also allocate the sums of base and
+    # adapter output (here of gate and up), and about half of the activations that adapters save (measured with DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     kept: Sequence[int] = share.layers
     if recompute is not None and recompute.offloads_inputs:
@@ -238,7 +238,7 @@ class _Storage:
 def _loss_bytes(
     model: Any, numerics: Numerics, tokens: int, targets: int, stored: _Storage, share: ProcessShare
 ) -> float:
-    """Return the peak bytes of the loss: a chunk of logits, one tensor of all hidden states, two of target tokens.
+    """Return the peak bytes of the loss: a chunk of logits, and float32 tensors of hidden states.
 
     A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, the
     loss instead takes a chunk's contribution to the fp32 gradient of the lm_head.
@@ -283,7 +283,7 @@ def _backward_size(config: Any, tensor: int) -> float:
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the elements of the lm_head gradient, computed in the forward pass; 0 if this process has none."""
+    """Return the elements of the lm_head gradient, computed in the forward pass; 0 if this process computes none."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 

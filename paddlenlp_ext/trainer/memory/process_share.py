@@ -1,4 +1,4 @@
-"""Share of the model and of a training step on the process that needs the most memory in a parallel layout.
+"""Share of the model and of a training step on one process of each pipeline stage, in a parallel layout.
 
     tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
     expert parallelism      some experts of every layer

@@ -82,7 +82,7 @@ def estimate_run(
 ) -> MemoryEstimate:
     """Estimate the peak memory of a training step on the process that needs the most memory.
 
-    If several processes share the model, `outline.model` is changed to the shard of one process.
+    If the model is sharded over several processes, `outline.model` is changed to the shard of one process.
 
     Args:
         config: the run's configuration.

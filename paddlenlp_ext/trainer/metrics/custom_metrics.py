@@ -1,4 +1,4 @@
-"""Custom metrics: a user-defined function; `compute_metrics` is its dotted path, or `file.py:function`.
+"""Custom metrics of a user-defined function, which `compute_metrics` names by dotted path or as `file.py:function`.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}

@@ -43,7 +43,7 @@ def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Prefer
 
 
 class PreferenceObjective(Objective):
-    """Objective of preference training. `PreferenceMetrics.to_vector` returns its metric sums.
+    """Objective of preference training. The metric sums are the vector of `PreferenceMetrics`.
 
     Args:
         config: the run's configuration, with the section `preference`.

@@ -1,7 +1,7 @@
 """Interface of objectives: the loss of a micro-batch, the normalization of the loss, and metrics.
 
-The loss of a step is a mean over the units of the global batch, so that it does not depend on the split into
-micro-batches. The units are target tokens in fine-tuning, and pairs or answers in preference training.
+The loss of a step is a mean over the units of the global batch, not a mean over micro-batches. The units are target
+tokens in fine-tuning, and pairs or answers in preference training.
 
 Shapes: B batch, S sequence, T tokens (B * S), D hidden.
 """

@@ -169,5 +169,5 @@ class ReferenceWeights:
             self._values[name].set_value(current)
 
     def _parameters(self) -> list[tuple[str, paddle.Tensor]]:
-        """Return the trained parameters whose values this process owns."""
+        """Return the trained parameters whose values this process holds."""
         return [(name, p) for name, p in trainable_parameters(self._model).items() if is_materialized(p)]

@@ -36,7 +36,7 @@ def answer_scores(model: Any, hidden_BSD: paddle.Tensor, batch: RewardBatch) -> 
 
 
 class RewardObjective(Objective):
-    """Objective of a reward model. `reward_sums` computes its metric sums.
+    """Objective of a reward model. `reward_sums` computes the metric sums.
 
     Args:
         config: the run's configuration, with the section `reward`.

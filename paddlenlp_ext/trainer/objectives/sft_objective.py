@@ -19,7 +19,7 @@ from paddlenlp_ext.trainer.objectives.objective import Objective
 
 
 class CrossEntropy(Objective):
-    """Objective of supervised fine-tuning: mean cross entropy. Its metric sum is the number of correct predictions.
+    """Objective of supervised fine-tuning: mean cross entropy. The metric sum is the number of correct predictions.
 
     Args:
         config: the run's configuration; required by `build_collate`.

@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups, 
 
 
 def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int) -> StochasticRounding | None:
-    """Return stochastic rounding for half-precision parameters, or None if they have fp32 copies (`master_weight`)."""
+    """Return stochastic rounding of half-precision parameters without fp32 copies (`master_weight: false`), or None."""
     parameters = trainable_parameters(model)
     is_half = any(parameter.dtype != paddle.float32 for parameter in parameters.values())
     return StochasticRounding(seed, parameters) if is_half and not precision.master_weight else None

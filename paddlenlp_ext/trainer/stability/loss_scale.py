@@ -1,6 +1,6 @@
 """Dynamic loss scaling for float16 (Micikevicius et al. 2018, arXiv:1710.03740).
 
-In float16, gradients below 6e-8 underflow to zero, and gradients above 65504 overflow to infinity. The loss is
+In float16, gradients below 3e-8 underflow to zero, and gradients above 65504 overflow to infinity. The loss is
 multiplied by a loss scale before the backward pass, and gradients are divided by the loss scale before clipping. Steps
 with overflowing gradients are skipped.
 

@@ -40,7 +40,7 @@ def roll_back(
         process_group: processes of the run, which all call this function.
 
     Raises:
-        NonFiniteError: there is no stable checkpoint.
+        NonFiniteError: there is no undamaged stable checkpoint.
     """
     steps = range(state.unstable_since, state.step + 2)
     folder = checkpoint_folder(output_dir, state.healthy_step)
@@ -54,7 +54,9 @@ def roll_back(
         restored.unstable_since, restored.last_unstable = state.unstable_since, state.last_unstable
     restored = process_group.from_main(restored)
     if restored is None:
-        message = f"{error}. There is no earlier checkpoint to return to: lower save_steps, or set nan_policy: skip"
+        message = (
+            f"{error}. There is no undamaged stable checkpoint to return to: lower save_steps, or set nan_policy: skip"
+        )
         raise NonFiniteError(error.loss, error.grad_norm, message) from error
     logger.warning(
         "%s. Returning to %s; the data of steps %d to %d are skipped (nan_policy: rollback)",

@@ -30,13 +30,13 @@ class TimeLimit:
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Measure the block as a phase of the run, such as "step"; the longest measured time predicts the next."""
+        """Measure the duration of the block, a phase such as "step"; the longest duration predicts later durations."""
         started = time.monotonic()
         yield
         self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)
 
     def is_reached(self, phase: str) -> bool:
-        """Return whether `phase` and a checkpoint would exceed the time limit; an unmeasured phase is taken as 0 s."""
+        """Return whether `phase` and a checkpoint would exceed the time limit if each took its longest time so far."""
         if self.seconds is None:
             return False
         needed = _MARGIN * sum(self._longest.get(each, 0.0) for each in (phase, *_CHECKPOINT))

@@ -191,7 +191,7 @@ def test_step_guard_rollback_skips_the_steps_since_a_loss_spike(tmp_path):
 
 def test_step_guard_rollback_without_a_checkpoint_is_an_error(tmp_path):
     trainer = make_trainer(tmp_path, nan_policy="rollback", save_steps=5)
-    with pytest.raises(NonFiniteError, match="no earlier checkpoint to return to: lower save_steps"):
+    with pytest.raises(NonFiniteError, match="no undamaged stable checkpoint to return to: lower save_steps"):
         trainer.train()
 
 
