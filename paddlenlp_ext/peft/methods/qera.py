@@ -8,9 +8,10 @@ QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the qua
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
 With `inputs` "independent", only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
 
-The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained, because training A0 and B0 at the
-learning rates of LoRA gave worse results (docs/qlora.md). The correction is stored as initial factors with the opposite
-sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the quantized base.
+The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained, because training A0 and B0 at a
+learning rate of LoRA gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored as
+initial factors with the opposite sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the
+quantized base.
 
 R is computed from the first batches of the run, which training uses again. To compute W - Q(W), the original weights
 are read again, one at a time. Layers with the same input, such as q, k and v, share one R.
