@@ -1,7 +1,6 @@
 """Programs of the scripts in `llm/`: parse the command line, call the library, print the result.
 
-The modules cannot be run. For `python -m paddlenlp_ext.cli.NAME`, Python first imports this package, which prints the
-script to run instead, and ends the process.
+The modules cannot be run: `python -m paddlenlp_ext.cli.NAME` prints the script to run instead, and exits with code 2.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def _refuse(module: str) -> None:
     sys.exit(2)
 
 
-if sys.argv[:1] == ["-m"]:  # Python replaces "-m" with the module's path before the module runs
+if sys.argv[:1] == ["-m"]:  # true while Python imports the package of a module to run
     for argument in sys.orig_argv:
         if argument.startswith(f"{__name__}."):
             _refuse(argument)

@@ -14,7 +14,7 @@ History = list[tuple[str, str]]
 
 
 class TextStream:
-    """Write the text of tokens while they are generated; a character is written once its last byte is decoded.
+    """Write generated tokens as text; a character is written once all its bytes are generated.
 
     Args:
         decode: function from token ids to text.
@@ -50,7 +50,7 @@ def chat(
     output: TextIO | None = None,
     **options: Any,
 ) -> History:
-    """Answer each line until /exit or the end of input, and return the conversation; /reset clears the conversation.
+    """Answer each line until /exit or the end of input; return the turns since the last /reset.
 
     Args:
         model: the decoder.
@@ -63,7 +63,7 @@ def chat(
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # log messages of the first call appear before the conversation
+        generate(model, [[0]], max_new_tokens=1)  # logs the messages of a first call before the conversation
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":
@@ -91,7 +91,7 @@ def _next_line(source: TextIO, output: TextIO) -> str | None:
         output.flush()
     try:
         line = source.readline()
-        line.encode()  # in some locales Python reads bytes that are not UTF-8 as unpaired surrogates
+        line.encode()  # fails for the unpaired surrogates that stand for invalid UTF-8 in some locales
     except UnicodeError as error:
         raise ValueError(f"standard input is not UTF-8 ({error}); convert it with iconv") from error
     return line.strip() if line else None

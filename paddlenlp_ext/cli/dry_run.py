@@ -99,7 +99,7 @@ def _plan_table(
 
 
 def _peft_warning(model: CausalLM | PeftModel) -> str | None:
-    """Describe the adapted layers that Hugging Face PEFT would drop; return None if there are no such layers."""
+    """Return a warning about the adapted layers that Hugging Face PEFT does not load; None without such layers."""
     if not isinstance(model, PeftModel):
         return None
     config = model.peft_config
@@ -108,7 +108,6 @@ def _peft_warning(model: CausalLM | PeftModel) -> str | None:
 
 
 def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOrder) -> None:
-    """Add the rows, tokens, packs and steps of a stored dataset to the table."""
     stats, first_epoch = rows.stats, _first_epoch(order)
     table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
     table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
@@ -158,7 +157,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
 
 
 def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
-    """Return the number of positions of a micro-batch after collation."""
+    """Return the number of token positions of a micro-batch, with padding."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
     total = sum(rows[index].length for pack in packs for index in pack)

@@ -1,4 +1,4 @@
-"""Program llm/export_gguf.py: write a GGUF file for llama.cpp and Ollama. Paddle is imported after parsing."""
+"""Program llm/export_gguf.py: write a GGUF file for llama.cpp and Ollama."""
 
 from __future__ import annotations
 
@@ -59,10 +59,10 @@ def export_arguments(argv: Sequence[str], usage: str = _USAGE) -> ExportGgufArgu
 
 
 def run_export(arguments: ExportGgufArguments) -> str:
-    """Write the GGUF file and an Ollama Modelfile; return a one-line summary.
+    """Write the GGUF file and, unless `adapter_only` is set, an Ollama Modelfile; return a one-line summary.
 
     Raises:
-        ValueError: the file exists, or `find_model_and_adapter`, `merge_adapter` or `export_gguf` raises a ValueError.
+        ValueError: the model, the adapter or an argument cannot be used, or the file cannot be written.
         ModuleNotFoundError: Paddle or the gguf library is not installed.
     """
     require_paddle()
@@ -98,11 +98,11 @@ def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
 
     Args:
         arguments: the command line.
-        base: the base model.
+        base: name or path of the base model.
 
     Raises:
         ValueError: the path does not end in .gguf, cannot be written, is in the folder of an active run, or is the base
-            model itself; or the file or its Modelfile exists, and `--overwrite` is not set.
+            model itself; or the file, or a Modelfile that would be written, exists, and `--overwrite` is not set.
     """
     output = Path(arguments.output_file).expanduser()
     if output.suffix != ".gguf":
@@ -124,7 +124,7 @@ def modelfile_of(output: Path) -> Path:
 
 
 def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: Sequence[str | None]) -> str:
-    """Convert `model`, a folder or .gguf file; take the chat template from a run_config.json in `folders`, if any."""
+    """Convert `model`, a folder or .gguf file; `folders` are searched for the chat template of the training run."""
     from paddlenlp_ext.checkpoint.config_json import read_generation_config
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer

@@ -1,4 +1,4 @@
-"""Programs llm/merge_*_params.py, which merge an adapter into its base model, and their arguments."""
+"""Programs that merge an adapter into its base model, such as llm/merge_lora_params.py."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ def merge_arguments(
     output_aliases: Sequence[str] = (),
     usage: str | None = None,
 ) -> MergeArguments:
-    """Parse the command line of a program that merges an adapter. Paddle is not imported.
+    """Parse the command line of a program that merges an adapter.
 
     Args:
         argv: the command line.
-        description: description in the help text, up to its first colon.
+        description: text whose part before the first colon describes the program in the help text.
         adapter_argument: name of the argument for the adapter folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
         usage: first lines of the help text; None: the script's name and `description`.
@@ -102,7 +102,7 @@ def run_merge(arguments: MergeArguments) -> str:
         arguments: result of `merge_arguments`.
 
     Raises:
-        ValueError: see `choose_device_or_cpu` and `merge_adapter`; no partial output is left behind.
+        ValueError: the device, adapter, base model or output folder cannot be used; no partial output is left behind.
     """
     require_paddle()
     from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu

@@ -33,7 +33,7 @@ class MergeShardsArguments(OptionGroup):
 
 
 def merge_shards(argv: Sequence[str]) -> str:
-    """Merge the shards of a model; return a one-line summary. Paddle is imported after parsing.
+    """Merge the shards of a model; return a one-line summary.
 
     Args:
         argv: the command line without the program's name.

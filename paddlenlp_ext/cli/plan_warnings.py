@@ -1,4 +1,4 @@
-"""Warn of settings of a run that are valid, and are seldom what the user wants."""
+"""Warnings about settings that are valid, but seldom what the user wants."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
     warnings = []
     if total_steps < FEW_STEPS:
         warnings.append(
-            f"only {_steps(total_steps)}, which change the model little; lower gradient_accumulation_steps or "
+            f"only {_steps(total_steps)}: too few to change the model much; lower gradient_accumulation_steps or "
             "per_device_train_batch_size, or raise num_train_epochs or max_steps"
         )
     schedule = build_schedule(config.optim, total_steps)
@@ -42,7 +42,7 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
 
 
 def memory_warning(estimated: float, free: int | None) -> str | None:
-    """Return a warning if the estimated bytes exceed the free bytes; None if they fit or nothing is known."""
+    """Return a warning if the estimated bytes exceed the free bytes; None if they fit or `free` is None."""
     if free is None or estimated <= free:
         return None
     return (

@@ -1,7 +1,7 @@
 """Parse the command line of llm/predict/predictor.py, without the delay of importing Paddle.
 
-PaddleNLP's command lines run unchanged: names, meanings and defaults are the same, except that `device` and `dtype` are
-optional here. Arguments that are not implemented are accepted with the value that has no effect.
+Names, meanings and defaults of the arguments are PaddleNLP's, except that `device` and `dtype` are optional. An
+argument that is not implemented is accepted only with the value that has no effect.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class PredictorArguments(ModelArguments):
         """Return the arguments of `generate` that control decoding.
 
         Raises:
-            ValueError: an argument is out of range.
+            ValueError: an argument is out of range, or arguments contradict each other.
         """
         names = ("decode_strategy", "temperature", "top_k", "top_p", "repetition_penalty", "seed")
         options = {name: getattr(self, name) for name in (*names, "num_beams", "length_penalty")}
@@ -165,7 +165,7 @@ _OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": 
 
 
 def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
-    """Return the arguments that select PaddleNLP's CUDA kernels, which have no effect here."""
+    """Return the arguments that select PaddleNLP's CUDA kernels; `reason` says why an argument has no effect."""
     return tuple(CompatKey(name, (value,), reason, type(value), "no effect") for name, value in _OTHER_KERNELS.items())
 
 

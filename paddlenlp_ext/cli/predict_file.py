@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 _BATCHES_PER_PART = 16
-"""Number of batches in a part: rows whose prompts are sorted by length, and whose answers are written together."""
+"""Batches in a part. The prompts of a part are sorted by length, and its answers are written together."""
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
@@ -70,8 +70,9 @@ def predict_file(
 ) -> None:
     """Write one line {"src", "tgt", "output"} for each row, in the order of `rows`.
 
-    Lines are written to the file `.NAME.incomplete` in the same folder; the complete file is renamed. If the run is
-    interrupted, an earlier output file is unchanged. The next run with equal `inputs` continues after the last line.
+    Lines are written to `.NAME.incomplete` beside the output file NAME; the complete file is renamed to NAME. An
+    interrupted run leaves an earlier output file unchanged. The next run with equal `inputs` continues after the last
+    line.
 
     Args:
         model: the decoder.

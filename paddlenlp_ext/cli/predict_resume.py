@@ -1,8 +1,8 @@
 """Resume an interrupted prediction.
 
 Answers for the output file `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs`, both
-in the folder of `NAME`. A later run with equal inputs continues after the last complete line. A later
-run with different inputs is an error, because the file would mix the answers of two runs.
+in the folder of `NAME`. A later run with equal inputs continues after the last complete line. A later run with other
+inputs is refused, because the file would mix the answers of two runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Translate the command line of PaddleNLP's ReFT predictor to arguments of predictor.py. Paddle is not imported."""
+"""Translate the command line of PaddleNLP's ReFT predictor to arguments of predictor.py."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def predictor_arguments(argv: Sequence[str]) -> list[str]:
 
 
 def check_reft(folder: Path) -> None:
-    """Check that a folder holds a ReFT adapter; other errors are reported when the adapter is loaded.
+    """Check that the adapter in a folder is a ReFT adapter; a folder without an adapter passes.
 
     Raises:
         ValueError: the adapter has another method.

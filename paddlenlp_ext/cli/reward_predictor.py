@@ -78,7 +78,7 @@ def load_reward_model(arguments: ModelArguments, base: str, adapter: str | None)
     """Load a reward model, or a base model with the adapter of a reward model.
 
     Raises:
-        ValueError: the model has no score head.
+        ValueError: the model has no score head, or model or adapter cannot be loaded.
     """
 
     def check(config: Mapping[str, Any]) -> None:

@@ -41,7 +41,7 @@ class RunFolder:
 
     @property
     def dev_rows(self) -> Path | None:
-        """File with the rows on which the run was evaluated; None if the run names no such file."""
+        """File with the rows on which the run was evaluated; None if there is no such file."""
         named = self.settings.get("eval_dataset_path") or self.settings.get("dataset_name_or_path")
         if not isinstance(named, str):
             return None
@@ -53,7 +53,7 @@ class RunFolder:
 
 
 def find_run(folder: str) -> RunFolder:
-    """Return what a run has written into a folder; a folder with a model or adapter without a run is also accepted.
+    """Return the model or adapter in a folder, or in its newest checkpoint. The folder need not be from a run.
 
     Raises:
         ValueError: the folder does not exist, or has neither a model nor an adapter nor a checkpoint.
@@ -85,7 +85,7 @@ def find_run(folder: str) -> RunFolder:
 def is_model_name(word: str) -> bool:
     """Return whether a word names a model rather than a folder: a built-in name, a .gguf file or a hub id.
 
-    A word is a folder's path if its parent folder exists, or if the word begins with `checkpoints`.
+    A word is a path if it or its parent folder exists, or if it begins with `checkpoints`.
     """
     path = Path(word).expanduser()
     if word in BUILTIN_MODELS or path.suffix == ".gguf":
@@ -113,6 +113,6 @@ def newest_run() -> RunFolder:
 
 
 def _folder_of_weights(path: Path) -> Path | None:
-    """Return the folder itself, or the newest checkpoint in it, whichever has a model or an adapter."""
+    """Return `path` if it has a model or an adapter, else the newest checkpoint that has one; None without any."""
     folders = [path, *reversed(list_checkpoints(path).values())]
     return next((each for each in folders if (each / _ADAPTER).is_file() or (each / _CONFIG).is_file()), None)

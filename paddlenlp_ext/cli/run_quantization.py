@@ -38,7 +38,8 @@ def run_quantization(argv: Sequence[str]) -> None:
         argv: the command line without the program's name.
 
     Raises:
-        ValueError: invalid configuration, model or rows; or output_dir is not empty, and is not to be overwritten.
+        ValueError: invalid configuration, model or rows; output_dir is not empty, and overwrite_output_dir is false; or
+            a launcher started several processes.
     """
     config = load_run_config(argv, {}, QUANTIZATION_SECTIONS, "run_quantization.py")
     for note in config.notes:

@@ -33,7 +33,7 @@ class _Clock(Callback):
 def time_steps(config: RunConfig) -> str:
     """Train two steps in a temporary folder, and describe the time of a step and of the run.
 
-    The second step is the measure, because the first also allocates memory. Evaluations and checkpoints are not run.
+    The second step is measured, because the first also allocates memory. The run is not evaluated or saved.
 
     Raises:
         ValueError: the model or data cannot be used, the run does not train, or a launcher started several processes.
@@ -66,7 +66,7 @@ def time_steps(config: RunConfig) -> str:
 
 
 def describe_seconds(seconds: float) -> str:
-    """Return a duration in its largest fitting unit, such as "12 min"."""
+    """Return a duration in seconds, minutes or hours, such as "12 min"."""
     for unit, size in (("h", 3600), ("min", 60)):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {unit}"

@@ -35,7 +35,7 @@ def wants_all_keys(argv: Sequence[str]) -> bool:
 
 
 def take_first(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the first word if it is neither a key nor a value, and the other words."""
+    """Return the first word, or None if it begins with "-" or is missing, and the remaining words."""
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)

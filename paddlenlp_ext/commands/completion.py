@@ -54,7 +54,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def completion_script() -> str:
-    """Return the script for bash; zsh runs it by its `bashcompinit`."""
+    """Return the script for bash; zsh runs the same script after `bashcompinit`."""
     options = {name: " ".join(options_of_command(name)) for name in pnx.COMMANDS if name != "completion"}
     options["completion"] = " ".join(SHELLS)
     groups: dict[str, list[str]] = {}
@@ -76,7 +76,7 @@ def completion_script() -> str:
 
 
 def options_of_command(name: str) -> list[str]:
-    """Return the options in the help text of a command, in its order."""
+    """Return the options that the help text of a command lists, in the same order."""
     text = io.StringIO()
     with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
         pnx.find_function(name)(["--help"])

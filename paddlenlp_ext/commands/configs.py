@@ -25,7 +25,7 @@ differs between them.
 examples: pnx configs dpo lora; pnx configs smollm2/lora_argument --copy run.json
 """
 _PROGRAMS = {"dpo": "dpo", "reward": "reward", "ptq": "quantize", "gptq": "quantize", "awq": "quantize"}
-"""First word of a file name -> command that reads the file; all others are for `pnx sft`."""
+"""First word of a file name -> command that reads the file; `pnx sft` reads all other files."""
 _MOST_COMPARED = 60
 _NOT_COMPARED = (
     *("model_name_or_path", "output_dir", "dataset_name_or_path", "train_dataset_path", "dev_dataset_path"),
@@ -59,11 +59,10 @@ class ShippedConfig:
 
     @property
     def model(self) -> str:
-        """Return the model of the file."""
         return str(self.settings.get("model_name_or_path", ""))
 
     def has(self, word: str) -> bool:
-        """Return whether the path, method, model or a key has a word; upper and lower case are equal."""
+        """Return whether the path, command, model or a key contains a word, ignoring case."""
         return word.lower() in f"{self.name} {self.command} {self.model} {' '.join(self.settings)}".lower()
 
 
@@ -71,7 +70,7 @@ def run(argv: Sequence[str]) -> None:
     """List shipped configurations, or copy one.
 
     Raises:
-        ValueError: no file has the words, several files would be copied, or the copy exists.
+        ValueError: no file has all words, several files would be copied, or the copy exists or cannot be written.
     """
     if wants_help(argv):
         print(_USAGE, end="")
@@ -86,10 +85,10 @@ def run(argv: Sequence[str]) -> None:
 
 
 def find_configs(words: Sequence[str]) -> list[ShippedConfig]:
-    """Return the shipped configurations that have all words.
+    """Return the shipped configurations that have all words; only one if the first word is its path.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no configuration has all words.
     """
     folder = shipped_configs_folder()
     configs = [
@@ -110,9 +109,9 @@ def find_configs(words: Sequence[str]) -> list[ShippedConfig]:
 
 
 def table(configs: Sequence[ShippedConfig]) -> str:
-    """Return a table of configurations, in lines of at most `WIDTH` characters.
+    """Return a table of configurations.
 
-    If at most `_MOST_COMPARED` are listed, a line below each file has the settings that differ between them.
+    In a table of at most `_MOST_COMPARED` files, a line below each file shows the settings that differ between files.
     """
     rows = [("file", "method", "model"), *((each.name, each.method, Path(each.model).name) for each in configs)]
     widths = [max(len(row[column]) for row in rows) for column in range(3)]
@@ -166,7 +165,7 @@ def _only(found: Sequence[ShippedConfig], words: Sequence[str]) -> ShippedConfig
 
 
 def _differences(config: ShippedConfig, others: Sequence[ShippedConfig]) -> str:
-    """Return the settings of a file that some other listed file does not have, the rarest first."""
+    """Return the settings of a file that are not the same in all listed files, the rarest value first."""
     shared = {key: sum(other.settings.get(key) == value for other in others) for key, value in config.settings.items()}
     different = [key for key, count in shared.items() if count < len(others) and key not in _NOT_COMPARED]
     return ", ".join(

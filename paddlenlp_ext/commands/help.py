@@ -33,9 +33,9 @@ examples: pnx help lora_rank; pnx help cutoff_len; pnx help learning rate; pnx h
 _PAGES = {
     "preference": "docs/preference.md#preference",
     "reward": "docs/preference.md#reward",
-    "ptq": "docs/quantization.md",
+    "ptq": "docs/reference/quantization.md",
 }
-"""Section -> page with its keys; all others are in docs/configuration.md."""
+"""Section -> page with its keys; the keys of other sections are in docs/configuration.md."""
 _MOST_FOUND = 25
 _INDENT = 14
 
@@ -44,7 +44,7 @@ def run(argv: Sequence[str]) -> None:
     """Explain the key or command that the arguments name, or list the keys with all words.
 
     Raises:
-        ValueError: no key has the words.
+        ValueError: no key has all words.
     """
     words = [word for word in argv if word not in ("--all", "-h", "--help")]
     with_idle = "--all" in argv
@@ -60,14 +60,14 @@ def run(argv: Sequence[str]) -> None:
 
 
 def explain(words: Sequence[str], with_idle: bool = False) -> str:
-    """Return the explanation of a key, or the list of the keys with all words.
+    """Return the explanation of a key, or the list of the keys whose names or descriptions have all words.
 
     Args:
         words: a key, one of its other names, or words to look for.
-        with_idle: whether the list has keys without effect.
+        with_idle: whether to list keys without effect too.
 
     Raises:
-        ValueError: no key has the words.
+        ValueError: no key has all words.
     """
     programs: dict[str, Keys] = {name: read_keys(name) for name in PROGRAMS}
     written = words[0].lstrip("-").replace("-", "_")
@@ -86,7 +86,7 @@ def explain(words: Sequence[str], with_idle: bool = False) -> str:
 
 
 def _card(key: str, programs: dict[str, Keys], written: str) -> str:
-    """Return everything that is known about a key."""
+    """Return the description of a key, with its type, default, programs, other names and page."""
     entries = {name: keys[key] for name, keys in programs.items() if key in keys}
     active = {name: each for name, each in entries.items() if not each.get("x-idle")}
     entry = next(iter((active or entries).values()))
@@ -114,7 +114,7 @@ def _card(key: str, programs: dict[str, Keys], written: str) -> str:
 
 
 def _defaults(entries: Keys) -> str:
-    """Return the default of a key, by program if it differs."""
+    """Return the default of a key; if programs have different defaults, the default in each program."""
     defaults = {name: show_default(entry["default"]) for name, entry in entries.items()}
     if len(set(defaults.values())) == 1:
         return next(iter(defaults.values()))
@@ -122,7 +122,7 @@ def _defaults(entries: Keys) -> str:
 
 
 def _needed(methods: Sequence[str]) -> str:
-    """Return the switches of the adapter methods that have a key."""
+    """Return the switch of the adapter method that reads a key, and the names of its variants that read the key."""
     if not methods:
         return ""
     variants = f"; its variants {', '.join(methods[1:])} have the key too" if methods[1:] else ""
@@ -134,7 +134,7 @@ def _pairs(keys: Mapping[str, Any]) -> str:
 
 
 def _page(entry: Mapping[str, Any]) -> str:
-    """Return the page and the section that describe a key."""
+    """Return the link to the section of the page that describes a key."""
     section = entry["x-section"]
     if section in _PAGES:
         return _PAGES[section]
@@ -142,7 +142,7 @@ def _page(entry: Mapping[str, Any]) -> str:
 
 
 def _find(words: Sequence[str], programs: dict[str, Keys], with_idle: bool) -> dict[str, str]:
-    """Return the keys with all words in name, description or values: key -> description. Names come first."""
+    """Return key -> description of the keys with all words; keys that have the words in their name come first."""
     found: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for keys in programs.values():
         for key, entry in keys.items():

@@ -30,7 +30,7 @@ memory. Questions that no argument answers are asked; --yes takes their defaults
 
 @dataclass(frozen=True, kw_only=True)
 class InitArguments(OptionGroup):
-    """Arguments of `pnx init`; None: ask."""
+    """Arguments of `pnx init`; None: the user is asked."""
 
     model: str | None = option(None, help="folder, .gguf file, built-in name or hub id of the model")
     data: str | None = option(None, help="training rows: a file, a folder with train.json, or the name of a dataset")
@@ -40,17 +40,18 @@ class InitArguments(OptionGroup):
         help="kind of training: instructions (questions with answers), chat (conversations) or preferences (DPO)",
     )
     memory: float | None = option(
-        None, above=0, help="memory in GB that the run may use; default: 90 % of what is free"
+        None, above=0, help="memory in GB that the run may use; default: 90 % of the free memory"
     )
     out: str = option("run.json", help="file to write; its name is also the name of output_dir in ./checkpoints")
     yes: bool = option(False, help="ask nothing, and take the defaults")
 
 
 def run(argv: Sequence[str]) -> None:
-    """Ask, write the configuration, print it with its plan, and print the command that starts the run.
+    """Ask the questions, write the configuration, and print its plan and the command that starts the run.
 
     Raises:
-        ValueError: the file exists, an answer cannot be used, or the run does not fit into the memory.
+        ValueError: `--out` exists or cannot be written, an answer cannot be used, or the run does not fit into the
+            memory.
     """
     values, _ = parse_arguments(with_long_names(argv), options_of(InitArguments, "arguments"), _USAGE)
     arguments = InitArguments(**values)
@@ -135,6 +136,6 @@ def _default_goal(data: str) -> str:
 
 
 def _default_memory() -> float:
-    """Return 90 % of the free memory in GB; 8 if the system does not tell."""
+    """Return 90 % of the free memory in GB; 8 if the free memory is unknown."""
     free = free_memory()
     return 8.0 if free is None else 0.9 * free / 1e9

@@ -36,7 +36,7 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> NoReturn:
-    """Replace this process by Paddle's launcher, which receives its signals and sets its exit code.
+    """Replace this process by Paddle's launcher; on Windows, run the launcher and exit with its code.
 
     Without GPUs, the processes share the cores, unless the user has set OMP_NUM_THREADS.
 
@@ -47,7 +47,7 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
         has_gpu: whether the processes communicate over NCCL; otherwise, they communicate over gloo.
     """
     require_paddle()
-    if not has_gpu:  # otherwise the launcher, which imports Paddle, passes on OMP_NUM_THREADS=1
+    if not has_gpu:  # Paddle would set it to 1 when the launcher imports Paddle
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
     words = launch_words(command, num_processes, argv, has_gpu)
     if sys.platform == "win32":
@@ -56,7 +56,7 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
 
 
 def launch_words(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> list[str]:
-    """Return the command line of the launcher, which takes the path of a script rather than a module."""
+    """Return the command line of Paddle's launcher."""
     backend = [] if has_gpu else ["--backend", "gloo"]
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(num_processes), *backend]
     return [*launcher, str(_SCRIPT), command, *argv]

@@ -1,4 +1,4 @@
-"""The `pnx` command: the table of commands, and the choice of the command that a command line names.
+"""The `pnx` command: table of the commands, and dispatch.
 
 A command's module is imported when the command is called. Modules import Paddle after they have parsed their arguments,
 so that help texts and mistakes in arguments are printed at once.

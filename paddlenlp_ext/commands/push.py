@@ -13,7 +13,7 @@ def run(argv: Sequence[str]) -> None:
     """Upload the model or adapter of a run, and print the address of the repository.
 
     Raises:
-        ValueError: the folder has no model or adapter, no token is stored, or the upload failed.
+        ValueError: the folder has no model or adapter, there is no token, or the upload failed.
     """
     parser = argparse.ArgumentParser(
         "pnx push",

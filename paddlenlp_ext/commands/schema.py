@@ -22,7 +22,7 @@ def run(argv: Sequence[str]) -> None:
     """Print a schema, or its path.
 
     Raises:
-        ValueError: there is no such command with a configuration.
+        ValueError: the arguments are not the name of a command that reads a configuration.
     """
     if wants_help(argv):
         print(_USAGE, end="")

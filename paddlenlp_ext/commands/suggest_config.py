@@ -1,4 +1,4 @@
-"""Choose the configuration of a LoRA run that fits its rows and a limit of memory, for `pnx init`."""
+"""Choose a LoRA configuration that fits the rows and a memory limit, for `pnx init`."""
 
 from __future__ import annotations
 
@@ -72,7 +72,10 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
 
 
 def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, RunData]:
-    """Load the rows and the dev split, or hold out a tenth of the rows; without eval rows, only the training rows."""
+    """Load training and dev rows; return keys, configuration and rows.
+
+    Without a dev split, a tenth of the rows is held out. If that is not possible, there are no dev rows.
+    """
     with_dev = {**keys, "do_eval": True, "per_device_eval_batch_size": 8}
     for tried in (with_dev, {**with_dev, "dev_ratio": 0.1}):
         config = config_of(tried, goal)
@@ -97,8 +100,8 @@ def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
 def _steps(num_rows: int, mean_length: float, max_length: int, has_dev: bool) -> dict[str, Any]:
     """Return the keys of steps and intervals.
 
-    A step has some 8 to 32 rows, more for more rows. A run has three epochs, or up to ten to reach 20 steps. It has
-    at most 200 steps on a CPU, and 2,000 on a GPU.
+    A step has about a hundredth of the rows, but at least 8 and at most 32, and at least one pack. A run has three
+    epochs, or up to ten to reach 20 steps; but at most 200 steps on a CPU, and 2,000 on a GPU.
     """
     rows_per_step = min(_MAX_ROWS_PER_STEP, max(_MIN_ROWS_PER_STEP, num_rows // 100))
     rows_per_pack = max(1.0, max_length / mean_length)

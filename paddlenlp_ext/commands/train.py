@@ -1,7 +1,7 @@
 """Commands that read a training configuration: sft, dpo, reward, plan, data show and data audit.
 
-They call the program of llm/run_finetune.py, run_dpo.py or run_reward.py. Files with rows may be passed in place of
-`--data`, and do_train is true unless a file or an argument sets it.
+They run the program of llm/run_finetune.py, run_dpo.py or run_reward.py. Files with rows may be passed without
+`--data`. The default of do_train is true.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def _split_kind(argv: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def with_data_files(argv: Sequence[str]) -> list[str]:
-    """Replace the files with rows at the beginning of a command line by `--data`, and keep configurations."""
+    """Pass the files with rows at the beginning of a command line as `--data`; keep configuration files."""
     count = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
     rows = [word for word in argv[:count] if has_rows(word)]
     files = [word for word in argv[:count] if word not in rows]
@@ -131,8 +131,8 @@ def with_data_files(argv: Sequence[str]) -> list[str]:
 def has_rows(name: str) -> bool:
     """Return whether a file has rows rather than keys of a configuration.
 
-    A folder and a file in a format of rows only, such as .jsonl or .csv, have rows. A .json file has rows if it begins
-    with a list, or if its first line is an object without a key of a configuration.
+    A folder has rows, and so has a file with the suffix of a dataset, such as .jsonl or .csv. A .json file has rows if
+    it begins with a list, or if its first line is an object without a key of a configuration.
     """
     path = Path(name).expanduser()
     if not path.is_file() or not name.endswith(FILE_SUFFIXES):

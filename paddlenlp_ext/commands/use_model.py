@@ -1,7 +1,7 @@
 """Commands that use a trained model: chat, predict, merge, export, quantize, eval and serve.
 
-A command takes the output_dir of a run as its first argument, and finds the model and adapter there. It then calls the
-program of llm/ that does the same.
+A command takes the output_dir of a run as its first argument, finds the model and adapter there, and runs the program
+of llm/ that does the same.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ Quantize a model for serving. The default method rounds to nearest (do_ptq).
     "eval": f"""RUN [--tasks TASK.json,... | --task KIND -d ROWS] [--key value ...]
 
 Score a model, or compare it with its adapter, the merged model and other models. Without a task,
-answers to the dev split of the run are scored, or else answers to the built-in questions.
+answers to the dev split of the run are scored; without a dev split, answers to built-in questions.
 
 {_RUN}
 {_ROWS}
@@ -87,7 +87,8 @@ def chat(argv: Sequence[str]) -> None:
     """Chat in the terminal.
 
     Raises:
-        ValueError: there is no run or no single run to choose, the model scores answers, or rows are given.
+        ValueError: no model is named and ./checkpoints does not have exactly one run, the model is a reward model, or
+            `--data` is set.
     """
     from paddlenlp_ext.cli.predict_arguments import parse_arguments
 
@@ -222,12 +223,12 @@ def serve(argv: Sequence[str]) -> None:
 def _model_words(
     argv: Sequence[str], suffix: str | None = None, finds_newest: bool = False
 ) -> tuple[list[str], RunFolder | None]:
-    """Return the command line of the program, in which `--model` replaces the folder of a run, and the run.
+    """Return the command line of the program, which names the model by `--model`, and the run; None without a run.
 
     Args:
         argv: the command line after the command.
-        suffix: ending of the default output, which is the run's folder with this ending; None: no default.
-        finds_newest: whether a command line without a model means the only run.
+        suffix: text after the run's folder in the default of `--out`; None: no default.
+        finds_newest: whether to use the only run in ./checkpoints if the command line names no model.
     """
     first, rest = take_first(with_long_names(argv))
     if wants_help(argv):

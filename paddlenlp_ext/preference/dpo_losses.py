@@ -2,15 +2,15 @@
 
 `@_pair_loss` registers a loss. The KTO loss of rated answers is in kto_loss.py.
 
-The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x). The index w denotes the chosen answer, l the
-rejected answer, and s is the logistic function:
+The log-ratio of an answer y is r = log pi(y | x) - log pi_ref(y | x). The indices w and l denote the chosen and the
+rejected answer; s is the logistic function:
 
     sigmoid    -(1 - e) log s(d) - e log s(-d), d = beta (r_w - r_l)                           arXiv:2305.18290
-    robust     sigmoid with -e in place of e, divided by 1 - 2 e                               arXiv:2403.00409
+    robust     (-(1 - e) log s(d) + e log s(-d)) / (1 - 2 e), d as in sigmoid                  arXiv:2403.00409
     hinge      max(0, 1 - beta (r_w - r_l))                                                    arXiv:2305.10425
     ipo        (r_w / n_w - r_l / n_l - 1 / (2 beta))^2                                        arXiv:2310.12036
     simpo      sigmoid with d = beta (log pi(y_w) / n_w - log pi(y_l) / n_l) - gamma           arXiv:2405.14734
-    orpo       -log s(log odds(y_w) - log odds(y_l)), odds of p = exp(log pi(y) / n)           arXiv:2403.07691
+    orpo       -log s(log odds(y_w) - log odds(y_l))                                           arXiv:2403.07691
     kto_pair   (1 - s(beta (r_w - z_l))) / 2 + (1 - s(beta (z_w - r_l))) / 2                   arXiv:2402.01306
     dpop       -log s(beta (r_w - r_l - lambda max(0, -r_w)))                                  arXiv:2402.13228
     sppo_hard  (r_w - 1 / (2 beta))^2 + (r_l + 1 / (2 beta))^2                                 arXiv:2405.00675
@@ -18,9 +18,9 @@ rejected answer, and s is the logistic function:
     apo_zero   1 - s(beta r_w) + s(beta r_l)                                                   arXiv:2408.06266
 
 e is `label_smoothing`; if e is above 0, sigmoid is conservative DPO. gamma is `simpo_gamma`, and lambda is
-`dpop_lambda`. n is the number of tokens of an answer. z_w and z_l are the mean log-ratios of the chosen and the
-rejected answers of the micro-batch, at least 0 and without gradient. The reward of an answer is beta r; with SimPO and
-ORPO, it is beta log pi(y) / n.
+`dpop_lambda`. n is the number of tokens of an answer. odds(y) is p / (1 - p) with p = exp(log pi(y) / n). z_w and z_l
+are the mean log-ratios of the chosen and the rejected answers of the micro-batch, at least 0 and without gradient. The
+reward of an answer is beta r; with SimPO and ORPO, it is beta log pi(y) / n.
 
 Shapes: N pairs.
 """
@@ -44,7 +44,7 @@ class Pairs:
     """Inputs of a pair loss, float32 [N].
 
     Attributes:
-        chosen_ratios, rejected_ratios: log-ratio of model and reference model for each answer.
+        chosen_ratios, rejected_ratios: result of `log_ratios` for each answer.
         chosen_means, rejected_means: mean log-probability per token of each answer.
         chosen_lengths, rejected_lengths: number of tokens of each answer.
     """
@@ -93,7 +93,7 @@ def pair_loss(
     """Return the loss of each pair: `pref_loss_ratio` times the loss of `loss_type`, plus the SFT loss.
 
     The SFT loss of a pair is `options.sft_weight` times the chosen answer's mean negative log-probability per token.
-    The loss of a pair does not depend on other pairs, except with `kto_pair`. The mean over a step therefore does not
+    Except with `kto_pair`, the loss of a pair does not depend on other pairs, so that the mean over a step does not
     depend on the split into micro-batches.
 
     Args:
@@ -146,7 +146,10 @@ def sigmoid(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 
 @_pair_loss
 def robust(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
-    """Return the robust DPO loss (arXiv:2403.00409), an unbiased estimate of the DPO loss under correct labels."""
+    """Return the robust DPO loss (arXiv:2403.00409).
+
+    It estimates the DPO loss of correct labels without bias if `label_smoothing` is the fraction of wrong labels.
+    """
     logits_N, wrong = options.beta * pairs.margins, options.label_smoothing
     return (wrong * F.log_sigmoid(-logits_N) - (1 - wrong) * F.log_sigmoid(logits_N)) / (1 - 2 * wrong)
 

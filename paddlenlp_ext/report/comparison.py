@@ -87,7 +87,7 @@ def render_comparison(runs: Sequence[Run]) -> str:
 
 
 def run_names(runs: Sequence[Run]) -> list[str]:
-    """Return the names of the folders; for equal names, the paths."""
+    """Return the names of the folders, or the paths if two names are equal."""
     names = [run.name for run in runs]
     return names if len(set(names)) == len(names) else [str(run.folder) for run in runs]
 

@@ -53,7 +53,7 @@ def outcome(run: Run) -> tuple[str, str]:
         return (GOOD, early if step < total else f"Completed: {step:,} steps")
     if run.is_active:
         return NOTE, f"Running: {progress}"
-    # A run of an earlier version does not say how it ended.
+    # A run of an earlier version has no events.
     if run.events:
         return ERROR, f"Killed at {progress}"
     return NOTE, f"{step:,} steps" if run.steps else "Evaluation without training"

@@ -1,6 +1,6 @@
 """Draw line charts as HTML: a stretchable SVG for the lines, and HTML text for the labels of the axes.
 
-The SVG has no fixed aspect ratio, so a chart fills a narrow and a wide page, and its text keeps its size.
+The SVG has no fixed aspect ratio, so a chart fills a page of any width. The size of the labels does not change.
 """
 
 from __future__ import annotations
@@ -58,9 +58,9 @@ class Chart:
         lines: lines, drawn in order.
         marks: vertical marks.
         unit: unit of the values, shown beside the title.
-        limit: horizontal line, such as max_grad_norm; None: no line.
+        limit: value and name of a horizontal line, such as max_grad_norm; None: no line.
         x_range: first and last x; None: from the points.
-        from_zero: whether the axis begins at 0.
+        from_zero: whether the y axis begins at 0; for values that are not negative.
     """
 
     title: str
@@ -112,8 +112,8 @@ def smoothed(values: Sequence[float]) -> tuple[int, list[float]]:
     """Smooth values with a centered mean, which does not lag behind them.
 
     Returns:
-        The number of values in a mean, and the means. The number is odd, at least 3, and near a twentieth of the
-        values. Near both ends, a mean covers only the values that exist. Fewer than 20 values are not smoothed.
+        The number of values in a mean, and the means. The number is odd, at least 3, and near a twentieth of the number
+        of values. Near both ends, a mean covers fewer values. Fewer than 20 values are not smoothed: the number is 1.
     """
     if len(values) < _FEWEST_SMOOTHED:
         return 1, list(values)
@@ -126,14 +126,14 @@ def smoothed(values: Sequence[float]) -> tuple[int, list[float]]:
 
 
 def smoothed_line(points: Points, name: str, style: str = "main", shown: bool = True) -> Line:
-    """Return the smoothed line of points; its name tells how many steps a value is the mean of."""
+    """Return the smoothed line of points; the name of the line also states how many steps a mean covers."""
     count, values = smoothed([y for _, y in points])
     label = f"{name}, mean of {count} steps" if count > 1 else name
     return Line(label, [(x, y) for (x, _), y in zip(points, values, strict=True)], style, shown)
 
 
 def thinned(points: Points) -> Points:
-    """Return at most 1,200 points: the lowest and the highest value of each of 600 groups of consecutive points."""
+    """Return at most 1,200 points; of more, the lowest and the highest in each of 600 groups of consecutive points."""
     if len(points) <= 2 * _MAX_POINTS:
         return points
     size = math.ceil(len(points) / _MAX_POINTS)
@@ -146,7 +146,7 @@ def thinned(points: Points) -> Points:
 
 
 def format_value(value: float) -> str:
-    """Return a short text for a value, with at most four digits after leading zeros."""
+    """Return a value with two to four significant digits; from 1,000 to 1,000,000, rounded to an integer."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.2g}"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
@@ -178,7 +178,7 @@ def _value_range(values: Iterable[float], from_zero: bool) -> tuple[float, float
 
 
 def _ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return multiples of 1, 2, 2.5 or 5 times a power of ten that cover the range from `low` to `high`."""
+    """Return ticks that cover the range from `low` to `high`: multiples of 1, 2, 2.5 or 5 times a power of ten."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))

@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Generated answers of a run; `before` and `after` name the steps or the folder that the answers come from."""
+    """Generated answers of a run; `before` and `after` say when, such as "step 40"; None without earlier answers."""
 
     rows: list[Answer]
     before: str | None
@@ -84,12 +84,12 @@ class Run:
 
     @property
     def start(self) -> dict[str, Any]:
-        """Return the facts of the last start or resume; empty for runs without history.jsonl."""
+        """Return the event of the last start or resume; empty for runs without history.jsonl."""
         return next((event for event in reversed(self.events) if event["event"] in ("start", "resume")), {})
 
     @property
     def end(self) -> dict[str, Any] | None:
-        """Return the last event if it is the end of the run."""
+        """Return the last event if it is the end of the run, else None."""
         return self.events[-1] if self.events and self.events[-1]["event"] == "end" else None
 
     @property
@@ -99,7 +99,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """Return the number of steps that the run plans."""
+        """Return the planned number of steps; if it is unknown, the last step."""
         return self.start.get("total_steps") or self.last_step
 
     @property
@@ -188,7 +188,7 @@ def _add(run: Run, entry: dict[str, Any], logged: set[int]) -> None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the objects in a JSON Lines file; a missing file has none. An incomplete last line is ignored.
+    """Return the objects in a JSON Lines file, without an incomplete last line; empty if the file is missing.
 
     Raises:
         ValueError: a line is not a JSON object.
@@ -228,7 +228,7 @@ def first_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def _answers(run: Run, before: Path | None) -> Answers | None:
-    """Return the last answers of a run, beside the answers of `before` or of the first evaluation."""
+    """Return the last answers of a run, beside the answers of `before` or of the first evaluation; None without any."""
     earlier = [entry for entry in run.evaluations if entry.get("answers")]
     last = first_answers(run.folder)
     if not last:
