@@ -77,7 +77,7 @@ def test_packing_plan_with_packs_per_step_balances_ranks_at_equal_fill(num_ranks
 
 @pytest.mark.parametrize("num_ranks", [2, 4, 8])
 def test_packing_plan_with_several_packs_per_rank_balances_every_step(num_ranks: int):
-    """Check the figures of the table in docs/parallel.md."""
+    """Check the figures of the table in docs/benchmarks/parallel.md."""
     lengths, per_step = long_tailed_lengths(4000, 2048), 4 * num_ranks
     packs = PackingPlan(lengths, batch_size=1, packing="greedy", capacity=2048, packs_per_step=per_step).packs(0)
     costs = [attention_cost(lengths[pack]) for pack in packs]
