@@ -41,7 +41,7 @@ class ExpertRows:
 
     @classmethod
     def sort(cls, experts_TK: np.ndarray, num_experts: int, first: int = 0) -> ExpertRows:
-        """Sort the chosen experts `experts_TK`, stably.
+        """Sort the choices `experts_TK` by expert; choices of the same expert keep their order.
 
         Only choices of the local experts `first` to `first + num_experts - 1` become rows.
         """

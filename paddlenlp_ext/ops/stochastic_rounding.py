@@ -45,7 +45,6 @@ class DrawPosition(NamedTuple):
     stride: int
 
     def as_struct(self) -> ctypes.Structure:
-        """Return the `DrawPosition` struct of csrc/api.h."""
         return struct("DrawPosition")(*self)
 
 
@@ -94,7 +93,6 @@ def _masked(bits: paddle.Tensor, mask: int) -> paddle.Tensor:
 
 
 def _high(product: paddle.Tensor) -> paddle.Tensor:
-    """Return the upper 32 bits of 64-bit products."""
     return _masked(paddle.bitwise_right_shift(product, paddle.full([], 32, "int64")), _LOW)
 
 

@@ -84,7 +84,6 @@ def _update_8bit(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments
 
 @functools.cache
 def _levels(signed: bool) -> ctypes.Structure:
-    """Return the DynamicLevels struct of the signed or unsigned quantizer."""
     base, _ = search_table(dynamic_levels(signed))
     levels = dynamic_levels(signed)
     borders = np.append((levels[:-1] + levels[1:]) / np.float32(2), np.float32(np.inf))

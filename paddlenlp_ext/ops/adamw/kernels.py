@@ -12,7 +12,7 @@ A launch reads a table with a row per tensor, and a map from programs to tensors
 ROUNDING: "none" for a float32 weight; "nearest" for a half-precision weight with a float32 master copy; "groups" and
 "single" for a bfloat16 weight that is updated in float32 and rounded stochastically (ops/stochastic_rounding.py).
 "groups" requires that each group of 8 consecutive values shares a counter of the random draws; "single" supports any
-position. Each value is written by one program.
+position.
 
 Tested in Triton's interpreter (tests/ops/adamw/test_triton.py).
 """
@@ -63,7 +63,7 @@ def adamw_kernel(
     WEIGHT: tl.constexpr,  # dtype of the weights
     GRADIENT: tl.constexpr,  # dtype of the gradients
     ROUNDING: tl.constexpr,
-    ALIGNMENT: tl.constexpr,  # common divisor of all addresses and sizes
+    ALIGNMENT: tl.constexpr,  # 16 or 1; see `TableRow.alignment`
     SIZE: tl.constexpr,  # values per program
     VALUES: tl.constexpr,  # values handled at a time
 ):
@@ -137,7 +137,6 @@ def adamw_8bit_kernel(
 
 @triton.jit
 def _address(row, COLUMN: tl.constexpr, DTYPE: tl.constexpr, ALIGNMENT: tl.constexpr):
-    """Return the address in one column of a table row, as a pointer."""
     return tl.multiple_of(tl.load(row + COLUMN).to(tl.pointer_type(DTYPE)), ALIGNMENT)
 
 
@@ -173,7 +172,7 @@ def _dequantized(stored, scales, levels, at, block, is_block):
 
 @triton.jit
 def _quantize(stored, scales, borders, codes, numbers, at, block, is_block):
-    """Store each block's scale, which is its largest magnitude, and for each value the code of the nearest level."""
+    """Store the largest magnitude of each block as its scale, and for each value the code of the nearest level."""
     scale = tl.max(tl.abs(numbers), axis=1)
     ratio = tl.math.div_rn(numbers, tl.maximum(scale, _SMALLEST)[:, None])
     below = tl.load(codes + (ratio.to(tl.uint32, bitcast=True) >> _DROPPED_BITS).to(tl.int32)).to(tl.int32)

@@ -166,5 +166,4 @@ def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
 
 
 def _device(tensor: paddle.Tensor) -> str:
-    """Return the device in Paddle's notation, such as "gpu:0"."""
     return f"gpu:{tensor.place.gpu_device_id()}" if tensor.place.is_gpu_place() else "cpu"

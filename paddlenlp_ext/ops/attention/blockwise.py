@@ -41,8 +41,9 @@ class Tile:
     """Rows of queries and keys of one batched matmul.
 
     Attributes:
-        query_rows: int64 [M*K * G*Q], rows of q and of the output; padding points past the last row.
-        key_rows: int64 [M*K * T], rows of k and v (after the rows of a prefix); padding points past the last row.
+        query_rows: int64 [M*K * G*Q], rows of q and of the output; padding has the index after the last row.
+        key_rows: int64 [M*K * T], rows of k and v, which begin with the rows of a prefix; padding has the index after
+            the last row.
         shape: (M*K, G*Q, T).
         mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. Padding needs no mask: padding follows the
             document, so causality hides it from the document's queries, and outputs of padding have zero gradients.
@@ -73,7 +74,7 @@ class BlockPlan:
 
 @dataclass(frozen=True)
 class _Documents:
-    """Documents of a layout, int64 [M] each.
+    """Documents of a layout; all arrays are int64 [M].
 
     Attributes:
         starts: index of the first token of each document in the batch.

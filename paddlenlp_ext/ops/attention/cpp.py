@@ -114,7 +114,6 @@ def _sizes(
     softcap: float,
     slopes_N: np.ndarray | None,
 ) -> ctypes.Structure:
-    """Return the AttentionSizes struct of a layout."""
     slopes = None if slopes_N is None else np.ascontiguousarray(slopes_N, np.float32)
     assert slopes is None or slopes.shape == (heads,), f"{slopes} for {heads} heads"
     arrays = (*layout.documents(), layout.first_positions(), layout.parents(), slopes)

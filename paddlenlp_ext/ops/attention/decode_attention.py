@@ -38,7 +38,7 @@ class VisibleSlots(Protocol):
 
 @dataclass(frozen=True)
 class VisiblePositions:
-    """Cache slots visible to each new position, computed once per step for all layers.
+    """Cache slots visible to each new position.
 
     Attributes:
         ranges: int64 [B, S, 4], start and end of the visible prefix slots, then start and end of the visible slots of

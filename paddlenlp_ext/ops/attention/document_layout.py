@@ -129,15 +129,14 @@ class AttentionLayout:
         return longest
 
     def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-        """Return whether queries attend to keys (broadcast), given positions within one document and its parent.
+        """Return whether queries attend to keys; the two arrays of positions are broadcast.
 
-        Positions of a prefix are negative.
+        Positions count within one document and its parent. Positions of a prefix are negative.
         """
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
 
     def cached(self, key: Any, make: Callable[[], Any]) -> Any:
-        """Return the cached result of `make`, for tensors that backends compute from the layout once per `key`."""
         if key not in self._plans:
             self._plans[key] = make()
         return self._plans[key]

@@ -69,7 +69,7 @@ def _padded(x_BSXH: paddle.Tensor, head_dim: int) -> paddle.Tensor:
 def _run_kernel(
     q_BSNH: paddle.Tensor, k_BSKH: paddle.Tensor, v_BSKH: paddle.Tensor, rows_B1S1: paddle.Tensor, scale: float
 ) -> paddle.Tensor:
-    """Call Paddle's function, with the scale passed as the selected kernel requires."""
+    """Call Paddle's function; q is scaled first if the selected kernel has no scale argument."""
     head_dim = q_BSNH.shape[-1]
     takes_scale = kernel_version(head_dim) >= 3
     if not takes_scale and not math.isclose(scale, head_dim**-0.5):

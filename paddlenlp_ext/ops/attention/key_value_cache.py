@@ -84,4 +84,4 @@ class ReservingCache(KeyValueCache):
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve slots for `length` new positions of each row in some layers; the caller writes them."""
+        """Reserve slots for `length` new positions of each row in the layers with these indices."""

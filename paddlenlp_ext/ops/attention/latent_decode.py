@@ -5,7 +5,8 @@ appends one rotated key r that the heads share:
 
     key of head n    = [U_n c, r]        value of head n = V_n c
 
-U_n is absorbed into the query and V_n into the output, so that only c and r are cached:
+The query of head n has an unrotated part q_n and a rotated part p_n. U_n is absorbed into the query and V_n into the
+output, so that only c and r are cached:
 
     score = q_n (U_n c) + p_n r = (U_n^T q_n) c + p_n r        result = V_n (sum of weights times c)
 

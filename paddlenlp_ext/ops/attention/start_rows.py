@@ -53,10 +53,10 @@ def start_rows_on(place: Any, layout: AttentionLayout) -> paddle.Tensor:
 
 
 def start_rows(layout: AttentionLayout) -> np.ndarray:
-    """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to it.
+    """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to the key.
 
-    A key is masked for all earlier queries (causality), and from the returned query on: from the end of the key's
-    document (including its branches), or from the first query whose window excludes the key, whichever comes first.
+    The returned index is the end of the key's document (including its branches), or the first query whose window
+    excludes the key, whichever comes first.
     """
     starts, lengths = layout.documents()
     ends, parents = starts + lengths, layout.parents()
@@ -70,7 +70,7 @@ def start_rows(layout: AttentionLayout) -> np.ndarray:
 
 @dataclass(frozen=True)
 class PrefixedDocuments:
-    """Packed row in which every document starts with copies of the prefix and of its parent document.
+    """Packed row in which every document starts with copies of the prefix and of its parent, if any.
 
     Attributes:
         prefix_length: P, which may be 0.

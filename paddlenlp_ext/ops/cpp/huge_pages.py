@@ -21,8 +21,8 @@ _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # constants of Linux's madvise
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     """Back the weight matrices on the CPU with huge pages; addresses and values do not change.
 
-    Linux before 6.1 lacks MADV_COLLAPSE and merges pages in the background. Errors of kernels without transparent huge
-    pages are ignored. MADV_COLLAPSE works with any setting of transparent huge pages in sysfs (madvise(2)).
+    Linux before 6.1 lacks MADV_COLLAPSE and may merge pages in the background. Errors are ignored, because some systems
+    lack transparent huge pages. MADV_COLLAPSE works with any setting of transparent huge pages in sysfs (madvise(2)).
     """
     if sys.platform != "linux":
         return

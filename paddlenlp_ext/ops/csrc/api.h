@@ -204,7 +204,7 @@ Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor
 // Writes to numbers [3]: mapped bytes, bytes in use, and peak bytes in use.
 Status buffers_account(i64* numbers);
 
-// Returns all unused blocks to the kernel.
+// Returns all unused blocks to the operating system.
 Status buffers_release();
 
 // -- elementwise ------------------------------------------------------------------------------------------------------

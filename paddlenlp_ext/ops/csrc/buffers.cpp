@@ -1,6 +1,6 @@
 // Pool of memory blocks for the outputs of ops.
 //
-// glibc returns large freed blocks to the kernel, or cannot reuse them because of their alignment. Every page of a new
+// glibc returns large freed blocks to Linux, or cannot reuse them because of their alignment. Every page of a new
 // block then causes a page fault. The pool keeps freed blocks in a list and reuses them for tensors of similar size.
 // Paddle receives a block as a DLPack capsule, whose deleter returns the block to the pool.
 #include <sys/mman.h>

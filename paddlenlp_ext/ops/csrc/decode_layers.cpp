@@ -108,7 +108,6 @@ class Worker {
         }
     }
 
-    // Computes this thread's part of the logits.
     void lm_head(const DecodeModel& model, float* logits) const {
         norm(own_.x, model.norm, own_.normed);
         if (model.logit_scale != 1.0f)

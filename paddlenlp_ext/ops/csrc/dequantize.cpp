@@ -1,4 +1,4 @@
-// Dequantization to float or bfloat16, bitwise equal to the NumPy formula.
+// Dequantization to float or bfloat16, bitwise equal to ops/dequantize/plain_cpu.py.
 #include "quantized_weight.h"
 
 namespace plx {
@@ -22,7 +22,6 @@ inline f32x16 levels_of(const uint8_t* codes, i64 count, f32x16 levels) {
     return look_up(levels, words >> shifts);
 }
 
-// Dequantizes values that share a scale.
 template <class Value>
 void dequantize_block(const QuantizedWeight& weight, i64 begin, i64 end, f32x16 levels, float scale, Value* to) {
     if (is_int8(weight)) {

@@ -1,5 +1,5 @@
 // y = x W^T with a quantized W [out, in], and the gradient of x, in float or with inputs rounded to bfloat16. Each row
-// of W is dequantized once, a few rows at a time, into scratch memory that fits into the cache of a core.
+// of W is dequantized once, in parts of about 2 MB, into scratch memory that fits into the cache of a core.
 #include "gemm.h"
 #include "quantized_weight.h"
 #include "scratch.h"
@@ -9,7 +9,7 @@ namespace {
 
 constexpr i64 PART_BYTES = 2 << 20;
 
-// Calls use(first row, number of rows, dequantized rows) for equal parts of about PART_BYTES.
+// Calls use(first row, number of rows, dequantized rows) for equal parts of at most about PART_BYTES.
 template <class Value, class Use>
 void by_rows(const QuantizedWeight& weight, Use&& use) {
     i64 row_bytes = weight.in * i64(sizeof(Value));

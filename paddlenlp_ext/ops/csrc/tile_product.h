@@ -75,7 +75,6 @@ inline void block_of(i64 vectors, bool accumulate, i64 depth, Strided<Element> a
     block<HEIGHT, 1>(accumulate, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
 }
 
-// Computes the columns after the last full vector.
 inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns, i64 depth, const Strided<float>& a,
                               const float* b, i64 ldb, float* c, i64 ldc) {
     for (i64 row = 0; row < rows; ++row)

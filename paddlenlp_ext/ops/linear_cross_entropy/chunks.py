@@ -231,7 +231,6 @@ class _Gradients:
 
 
 def _chunks(tensors: Sequence[paddle.Tensor], chunk: int) -> Iterator[list[paddle.Tensor]]:
-    """Yield consecutive slices of `chunk` rows of all tensors."""
     for start in range(0, tensors[0].shape[0], chunk):
         yield [each[start : start + chunk] for each in tensors]
 

@@ -83,7 +83,6 @@ def _sharded_cross_entropy(
 
 
 def _empty(logits_RV: paddle.Tensor, dtype: Any) -> paddle.Tensor:
-    """Return an uninitialized tensor with one value per row, on the device of the logits."""
     return paddle.empty(logits_RV.shape[:1], dtype, device=logits_RV.place)
 
 

@@ -37,7 +37,6 @@ def lora_linear_cpp(
 
 
 def _in_float(factor: paddle.Tensor) -> paddle.Tensor:
-    """Return A or B as a contiguous float32 tensor."""
     return contiguous(factor if factor.dtype == paddle.float32 else factor.astype("float32"))
 
 

@@ -53,5 +53,4 @@ def quantized_grouped_input_gradient_cpp(
 
 
 def _row(x: paddle.Tensor, row: int) -> int:
-    """Return the address of a row of a contiguous matrix."""
     return library.pointer(x) + row * x.shape[1] * x.element_size()

@@ -91,7 +91,6 @@ class QuantizedStack:
 
     @property
     def num_weights(self) -> int:
-        """Total number of weights of all matrices."""
         return math.prod(self.shape)
 
     @property

@@ -116,5 +116,4 @@ def _weight_gradient(
 
 
 def _rows(x: paddle.Tensor) -> tuple[int, int]:
-    """Return the number of rows R and the row length D."""
     return math.prod(x.shape[:-1]), x.shape[-1]

@@ -55,13 +55,11 @@ def _tables_by_head(
 
 
 def _padded(table_BSR: paddle.Tensor, head_dim: int, value: float) -> paddle.Tensor:
-    """Pad a table [B, S, R] to [B, S, H] with `value`."""
     missing = head_dim - table_BSR.shape[-1]
     return F.pad(table_BSR, [0, missing], value=value) if missing else table_BSR
 
 
 def _per_head(table_BSH: paddle.Tensor, like_BSNH: paddle.Tensor) -> paddle.Tensor:
-    """Repeat a table for each of the N heads."""
     return table_BSH.unsqueeze(2).expand(like_BSNH.shape).contiguous()
 
 

@@ -78,7 +78,10 @@ def load_weights(
     UNIT: tl.constexpr,  # adjacent inputs of a span whose weights share a scale
     SPAN: tl.constexpr,  # inputs per span
 ):
-    """Return weights [W, O, SPAN], with zeros outside the matrix; quantized weights are dequantized to float32."""
+    """Return weights [W, O, SPAN]; quantized weights are dequantized to float32.
+
+    Values outside the matrix are finite but not always zero.
+    """
     i = first[:, None, None] + tl.arange(0, SPAN)[None, None, :]
     is_input = i < num_inputs
     if BITS == 0:

@@ -18,8 +18,8 @@ tiles that need no mask, then partially masked tiles. Fully masked tiles are not
     queries     a tile of queries of one head: dq                   keys
     keys        a tile of keys of one key-value head: dk, dv        query heads of the group, queries
 
-Each sum is computed by one program in a fixed order, without atomics. Sums are float32, exponentials have base 2, and L
-is stored in base 2. Matmuls of float32 inputs use TF32, like Paddle's matmuls on a GPU.
+All sums have a fixed order, without atomics. Sums are float32, exponentials have base 2, and L is stored in base 2.
+Matmuls of float32 inputs use TF32, like Paddle's matmuls on a GPU.
 
 Tested in Triton's interpreter (tests/ops/attention/test_triton.py).
 

@@ -52,7 +52,6 @@ class Problem(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Return B, S and N."""
         batch, length, heads, _ = self.q.shape
         return batch, length, heads
 
