@@ -10,7 +10,7 @@ from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 
 class AdamWUpdate(NamedTuple):
-    """Update of a parameter with float32 moments; parameter, moments and powers are updated in place.
+    """Update of a parameter with float32 moments; parameter, moments and powers of beta are updated in place.
 
     Attributes:
         parameter, gradient, moment1, moment2: tensors of the same shape.

@@ -1,6 +1,6 @@
 // Pool of memory blocks for the outputs of ops.
 //
-// glibc returns large freed blocks to Linux, or cannot reuse them because of their alignment. Every page of a new
+// glibc returns large freed blocks to the system, or cannot reuse them because of their alignment. Every page of a new
 // block then causes a page fault. The pool keeps freed blocks in a list and reuses them for tensors of similar size.
 // Paddle receives a block as a DLPack capsule, whose deleter returns the block to the pool.
 #include <sys/mman.h>
@@ -51,8 +51,8 @@ std::mutex mutex;
 std::vector<Block> free_blocks;  // least recently used first
 i64 held = 0, used = 0, most_used = 0;
 
-// Rounds up to a multiple of a power of two that is at most an eighth of the size but at least 64 KiB, so that tensors
-// of similar size can share blocks.
+// Rounds up to a multiple of a power of two, so that tensors of similar size can share blocks. The power of two is at
+// most an eighth of the size, or 64 KiB if an eighth of the size is less.
 i64 rounded(i64 size) {
     i64 step = 1 << 16;
     while (step * 16 < size) step *= 2;

@@ -10,7 +10,7 @@ float largest_of(const float* row, i64 columns) {
     f32x16 best = broadcast(row[0]);
     for_each_vector(columns, [&](i64 start, i64 count) {
         f32x16 x = load_part(row + start, count);
-        for (i64 lane = count; lane < LANES; ++lane) x[lane] = row[0];  // zeros may exceed the logits
+        for (i64 lane = count; lane < LANES; ++lane) x[lane] = row[0];  // load_part's zeros may exceed the logits
         best = x > best ? x : best;
     });
     return horizontal_max(best);

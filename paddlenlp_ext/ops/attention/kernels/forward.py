@@ -71,7 +71,7 @@ def attention_forward_kernel(
     QUERIES: tl.constexpr,
     KEYS: tl.constexpr,
 ):
-    """Compute the outputs of a tile of queries of one head; the last tiles, which often see most keys, start first."""
+    """Compute the outputs of a tile of queries of one head; the last tiles, often with the most keys, start first."""
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head, row = tl.program_id(1), tl.program_id(2).to(tl.int64)
     kv_heads, position = num_heads // group, row * length
