@@ -146,7 +146,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             entries = getattr(self, name)
             if entries is not None:
                 setattr(self, name, (entries,) if isinstance(entries, str) else tuple(entries) or None)
-        if self.bias.endswith("_only"):  # Hugging Face PEFT's names: lora_only, oft_only, ...
+        if self.bias.endswith("_only"):  # Hugging Face PEFT's values: lora_only, oft_only, ...
             self.bias = "adapted"
         if self.bias not in BIASES:
             raise ValueError(f"bias={self.bias!r} is not one of: {', '.join(BIASES)}")
@@ -206,7 +206,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor],
         stored: Mapping[str, np.ndarray] | None = None,
     ) -> paddle.Tensor:
-        """Return the weight to quantize: `weight`, or a residual if the adapter starts from a component of the weight.
+        """Return the weight to quantize: `weight`, or `weight` minus the initial update of a method such as PiSSA.
 
         The loader calls `before_quantizing` for every layer to quantize, and later `wrap` on the same config object.
 
@@ -261,7 +261,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @classmethod
     def claims(cls, fields: Mapping[str, Any]) -> bool:
-        """Return whether the fields of an adapter config file describe this variant instead of the refined method."""
+        """Return whether fields of an adapter config file, or constructor arguments, select this variant."""
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

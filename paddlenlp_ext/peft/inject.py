@@ -61,8 +61,9 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
         seed: seed of the adapter's initial values.
 
     Raises:
-        ValueError: the model already has an adapter, a target matches no layer, or the layers were quantized after
-            subtracting the initial factors of another adapter.
+        ValueError: the model already has an adapter; a target matches no layer, or every target is excluded; a tied
+            embedding is both a target and trained in full; or the layers were quantized after subtracting the initial
+            factors of another adapter.
     """
     if next(adapter_layers(model), None) is not None:
         raise ValueError(
@@ -175,7 +176,7 @@ def _check_residual_bases(model: nn.Layer) -> None:
     for name, base in quantized_layers(model).items():
         if base.is_residual and id(base) not in covered:
             raise ValueError(
-                f"{name.removesuffix('.base')}: the initial factors of another adapter (PiSSA, LoftQ) were subtracted "
+                f"{name.removesuffix('.base')}: the initial factors of another adapter (such as PiSSA) were subtracted "
                 "from the weight before quantization; load the original model again for this adapter"
             )
 

@@ -24,7 +24,7 @@ from paddlenlp_ext.sharding_spec import ShardGroup, Style
 class AdapterLayer(nn.Layer):
     """Adapter layer that wraps a layer of any type, its `base`.
 
-    The tensors outside `base` belong to the adapter: its parameters are trained, and its state dict is saved. A
+    The tensors outside `base` belong to the adapter. Their state dict is saved, and the parameters are trained. A
     subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
     layer returns the output of `base`.
 
@@ -158,18 +158,18 @@ class LinearAdapter(WeightAdapter):
         return new_parameter(self, value, self.dtype)
 
     def reduce_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """All-reduce a sum over input features, which are sharded in a row-parallel layer; differentiable."""
+        """All-reduce a sum over input features if the layer is row-parallel; differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def copy_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, a tensor that is equal on all ranks and is multiplied by this rank's input features.
+        """Return `x`, which is equal on all ranks, for a product with this rank's input features.
 
         In a row-parallel layer, the backward pass all-reduces the partial gradients of `x`.
         """
         return self.shard_group.copy(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def reduce_over_outputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """All-reduce a sum over output features, which are sharded in a column-parallel layer; differentiable."""
+        """All-reduce a sum over output features if the layer is column-parallel; differentiable."""
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "colwise" else x
 
     def apply_dropout(self, x: paddle.Tensor) -> paddle.Tensor:

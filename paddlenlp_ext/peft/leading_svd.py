@@ -18,14 +18,11 @@ import numpy as np
 import paddle
 
 _NUM_ITERATIONS = 3
-_MAX_FULL_SVD = 128  # up to this number of rows or columns, a full SVD takes milliseconds
+_MAX_FULL_SVD = 128  # a full SVD of a matrix with at most this number of rows or columns takes milliseconds
 
 
 class LeadingSVD(NamedTuple):
-    """Leading singular triplets, float32: `u` [m, k], `s` [k] in descending order, `v_t` [k, n].
-
-    u diag(s) v_t is the closest matrix of rank k.
-    """
+    """Leading singular triplets, float32: `u` [m, k], `s` [k] in descending order, `v_t` [k, n]."""
 
     u: paddle.Tensor
     s: paddle.Tensor
@@ -68,8 +65,8 @@ def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = Fa
     Args:
         matrix: any floating-point dtype; the randomized SVD is computed in float32.
         rank: k, at most min(m, n).
-        name: name of the matrix.
-        exact: compute a full SVD.
+        name: seed of the random projection, and name in error messages.
+        exact: compute a full SVD of a large matrix too.
 
     Raises:
         ValueError: a value of the matrix is NaN or infinite.

@@ -103,7 +103,7 @@ class AdapterGroups:
         adapters: name -> stored adapter.
 
     Raises:
-        ValueError: an adapter belongs to another model, or has non-finite factors.
+        ValueError: an adapter does not fit the model, or has non-finite factors.
     """
 
     def __init__(self, model: TrainableModel, adapters: Mapping[str, AdapterFiles]) -> None:

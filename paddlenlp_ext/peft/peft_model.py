@@ -267,7 +267,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
             weights: weight of each adapter.
             adapter_name: name of the new adapter.
             combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
-                "linear" for the weighted sum of the factors of LoRAs with equal ranks.
+                "linear" for a weighted sum of the factors; all adapters must be LoRAs of equal rank.
 
         Raises:
             ValueError: `adapter_name` is taken, an adapter is unknown or not low-rank, or the adapters cannot be
@@ -302,8 +302,8 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
             is_trainable: whether the adapter can be trained; False freezes it.
 
         Raises:
-            ValueError: the folder has no adapter, a field is not supported, or the adapter was trained on another
-                base model or config; the model is unchanged.
+            ValueError: the folder has no adapter, a field is not supported, the adapter does not fit the base model or
+                its config, or the model already has an adapter; the model is unchanged.
         """
         stored = read_adapter(folder)
         adapted = cls.from_files(model, stored, adapter_name, is_trainable)

@@ -25,7 +25,7 @@ def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str
         adapters: folder -> weight; a negative weight subtracts the adapter.
 
     Raises:
-        ValueError: `adapters` is empty, or an adapter cannot be read, belongs to another model or is not low-rank; the
+        ValueError: `adapters` is empty, or an adapter cannot be read, does not fit the model or is not low-rank; the
             model is unchanged.
 
     Examples:

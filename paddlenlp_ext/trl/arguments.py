@@ -203,7 +203,7 @@ class SFTConfig(TrainingArguments):
     Attributes:
         max_length: maximum number of tokens of a row, and of a packed sequence; None: no truncation.
         packing: pack several rows into each sequence; rows do not attend to each other.
-        dataset_text_field: field with the text of rows without prompts; every token of the text is a target token.
+        dataset_text_field: field with the text, for rows in memory without prompts; every token is a target token.
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
     """
 

@@ -217,7 +217,7 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
     Args:
         tensors: stored tensors.
         fields: fields of adapter_config.json, including `SPLIT_FIELD`.
-        where: file, for error messages.
+        where: the adapter's folder, for error messages.
 
     Raises:
         ValueError: the tensors do not have the sizes in `SPLIT_FIELD`.

@@ -2,8 +2,8 @@
 
     y = W x + (alpha / r) B (A x)        NAME.lora_a [r, in], NAME.lora_b [out, r]
 
-NAME is the name of the weight W in the base's file. Every method with low-rank factors is supported. The scale
-of each layer is multiplied into B, and alpha is set to r. If the base's file fuses several projections into one layer,
+NAME is the name of the weight W in the base's file. Only methods with low-rank factors are supported. The scale of each
+layer is multiplied into B, and alpha is set to r. If the base's file fuses several projections into one layer,
 A concatenates the projections' factors, and B is block-diagonal.
 """
 

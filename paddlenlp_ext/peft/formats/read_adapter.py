@@ -226,7 +226,7 @@ def _read_paddlenlp(folder: Path, config: PeftConfig, fields: Mapping[str, Any],
 
 
 def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> dict[str, np.ndarray]:
-    """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array of the file `array`."""
+    """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array in the file `array`."""
     if array is not None:
         if not (folder / array).is_file():
             raise ValueError(f"{folder}: {array}, which contains the adapter, is missing; add the file to the folder")

@@ -89,5 +89,5 @@ def ties_factors(config: PeftConfig) -> bool:
 
 
 def trains_rows_beside_method(layer: AdapterLayer, config: PeftConfig) -> bool:
-    """Return whether a layer trains token rows in addition to the adapter's method; PEFT then uses longer keys."""
+    """Return whether a layer trains token rows in addition to the adapter's method."""
     return isinstance(layer, TrainableTokens) and config.trainable_token_indices is not None

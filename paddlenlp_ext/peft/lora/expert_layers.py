@@ -15,7 +15,7 @@ Hugging Face PEFT adapts parameters instead of layers, and concatenates the fact
 PEFT wraps the module once for each adapted parameter. Each wrapper adds ".base_layer" to the names of the parameters
 wrapped earlier, so the parameter wrapped last has the shortest name.
 
-Shapes: N rows, sorted by expert, E experts, r rank, in/out features of a weight.
+Shapes: N rows sorted by expert; E experts; r rank; in/out features of a weight.
 """
 
 from __future__ import annotations

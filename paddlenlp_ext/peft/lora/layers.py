@@ -63,7 +63,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; without dropout, base and update are computed by one fused op."""
+        """Map x [..., in] to [..., out]; if possible, one fused op computes base and update."""
         base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
             y = self.base(x) + self.lora_update(x)

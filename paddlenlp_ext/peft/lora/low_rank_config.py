@@ -4,7 +4,7 @@
 
 | base | methods |
 | --- | --- |
-| `LowRankConfig` | all |
+| `LowRankConfig` | all methods below |
 | `RandomInitConfig` | methods with random A and zero B: LoRA, DoRA, MoSLoRA |
 | `SubtractedInitConfig` (`subtracted_init.py`) | methods that compute A and B: PiSSA, OLoRA, LoftQ, QERA, LoRA-GA |
 
@@ -46,7 +46,7 @@ _LORA_ONLY = "variants of LoRA do not have it; leave it out"
 
 @dataclass(kw_only=True)
 class LowRankConfig(LayerRanksConfig):
-    """Options shared by LoRA and all its variants."""
+    """Options shared by LoRA and its variants with the factors A and B."""
 
     peft_type: ClassVar[str] = "LORA"
     refines: ClassVar[str | None] = "lora"
@@ -59,7 +59,7 @@ class LowRankConfig(LayerRanksConfig):
     lora_alpha: float | None = option(
         None,
         help="the update is scaled by alpha / rank, or alpha / sqrt(rank) with rslora; unset: alpha is 2 * rank, or 4 "
-        "with rslora, and with pissa or olora the scale is 1",
+        "with rslora; with pissa or olora, the scale is then 1",
         key="lora_alpha",
         above=0,
         arguments=("alpha",),
@@ -156,7 +156,7 @@ class LowRankConfig(LayerRanksConfig):
 
     @classmethod
     def shared_options(cls, fields: Mapping[str, Any], read: set[str]) -> dict[str, Any]:
-        """Return the options shared by all variants, given the fields of adapter_config.json.
+        """Return the options of `LowRankConfig`, given the fields of adapter_config.json.
 
         Args:
             fields: fields of adapter_config.json.

@@ -126,7 +126,7 @@ def require_mergeable_layers(adapter: Adapter) -> None:
         if is_tied and isinstance(layer, WeightAdapter) and not layer.adapts_tied_head:
             raise ValueError(
                 f"{name}: the base ties lm_head to embed_tokens, and the adapter changes the embedding alone "
-                "(ensure_weight_tying is false), so that merging would change lm_head too; load the adapter with the "
+                "(ensure_weight_tying is false), so merging would also change lm_head; load the adapter with the "
                 "base model instead"
             )
 

@@ -106,9 +106,10 @@ def merge_adapter(
     Args:
         adapter: adapter folder.
         output: folder to create.
-        load_model: function, such as `AutoModelForCausalLM.from_pretrained`, that loads a folder or file as a float32
-            model; called with `quantization_config` and `before_quantizing` if the base was quantized in
-            training, with `config_overrides` if the base's config was changed, and with `task_type` for a reward model.
+        load_model: function that loads a folder or .gguf file as a float32 model, such as
+            `AutoModelForCausalLM.from_pretrained`. Its options are `quantization_config` and `before_quantizing` if the
+            base was quantized in training, `config_overrides` if the base's config was changed, and `task_type` for a
+            reward model.
         base: base model; None: the base model that the adapter names.
         dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.

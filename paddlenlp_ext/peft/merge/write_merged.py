@@ -56,7 +56,7 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
     """Group the tensors of a stored adapter by layer: layer name -> name within the layer -> value.
 
     Raises:
-        ValueError: the base lacks layers of the adapter; the message names the layers.
+        ValueError: the base lacks layers of the adapter.
     """
     names = set(source.names())
     modules: dict[str, dict[str, np.ndarray]] = {}
@@ -85,7 +85,7 @@ def common_dtype(base: Path, source: WeightSource) -> str | None:
     """Return the dtype of all merged tensors if the base mixes dtypes; None if each tensor keeps its dtype.
 
     GGUF files store norms in F32 and matrices in another type. In quantized folders, dequantized weights get the dtype
-    of their scales, which differs from the dtype of the other tensors.
+    of their scales, which may differ from the dtype of the other tensors.
 
     Args:
         base: folder or .gguf file of the base model.

@@ -15,7 +15,7 @@ costs little, because few positions are changed.
 `OrthonormalColumns` parametrizes R^T [D, r] by Householder reflections:
 
     R^T = H(frame) (-H(reflectors))[:, :r]      H(A) = H_1 ... H_r,  H_i = I - 2 v_i v_i^T / (v_i^T v_i)
-    v_i = e_i + column i of A below its diagonal
+    v_i = e_i + (column i of A, below the diagonal of A)
 
 A product of reflections is orthogonal, so the columns of R^T stay orthonormal after every optimizer step. `frame` is
 frozen and determines the initial R^T. `reflectors` is trained and starts at zero, where H(0)[:, i] = -e_i. The

@@ -92,7 +92,8 @@ class BOFTConfig(LinearTargetsConfig):
         """Return the block size of the layer `name`.
 
         Raises:
-            ValueError: the block size does not divide `in_features`, or does not fit the number of butterfly factors.
+            ValueError: the block size is 1 or does not fit the number of butterfly factors, or the block size or the
+                number of blocks does not divide `in_features`.
         """
         key = "boft_num_blocks" if self.boft_block_size is None else "boft_block_size"
         requested = self.boft_block_num if self.boft_block_size is None else self.boft_block_size

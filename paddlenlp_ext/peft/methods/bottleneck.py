@@ -1,7 +1,7 @@
 """Bottleneck adapters: a small two-layer network after or parallel to attention and feed-forward sublayers.
 
-    f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act from `activation`
-    h = sublayer(x)        x is the normalized input, h the output before the residual connection
+    f(z) = act(z W_down^T + b_down) W_up^T + b_up        W_down [r, D], W_up [D, r], act is `activation`
+    h = sublayer(x)        x is the normalized input, h the output before the residual connection, s is `scale`
 
 | kind | formula | source |
 | --- | --- | --- |

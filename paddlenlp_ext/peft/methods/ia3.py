@@ -112,7 +112,7 @@ class IA3Linear(LinearAdapter):
         self.ia3_l = self.new_parameter(np.ones(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out] in the dtype of the base; under autocast, the scales may have another dtype."""
+        """Map x [..., in] to [..., out] in the dtype of the base."""
         scales = self.ia3_l.flatten()
         if self.scales_input:
             return self.base(x * scales.astype(x.dtype))

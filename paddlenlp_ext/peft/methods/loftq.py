@@ -4,7 +4,7 @@
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
 LoftQ is a LoRA over a quantized base. A and B start as the leading singular triplets of the quantization error, so the
-initial model is closer to the full-precision model than the base is. As in Hugging Face PEFT, A and B are both
+initial model is closer than the quantized base to the full-precision model. As in Hugging Face PEFT, A and B are both
 multiplied by the square roots of the singular values.
 
 | base | initialization |

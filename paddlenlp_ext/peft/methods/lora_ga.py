@@ -47,6 +47,9 @@ class LoRAGAAdapter(Adapter):
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Initialize A and B of every layer from the gradient of its weight.
 
+        Args:
+            run_batch: function that runs the forward and backward pass of the next batch.
+
         Raises:
             ValueError: a gradient is not finite, or a layer has fewer features than the rank.
         """
@@ -137,7 +140,7 @@ class LoRAGALinear(LoRALinearWithInit):
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient of the unsharded weight: gather the ranks' shards, or add the ranks' partial sums."""
+        """Return the gradient of the unsharded weight: gather the shards, or sum the terms of a replicated weight."""
         if self.shard_group is None:
             return shard
         if self.style == "replicated":

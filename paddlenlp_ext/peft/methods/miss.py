@@ -121,8 +121,6 @@ MissConfig = MiSSConfig  # the spelling of Hugging Face PEFT
 
 
 class _MiSSLayer(LinearAdapter):
-    """Base class of the MiSS layers."""
-
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
         super().__init__(base)
         self.rank, self.dropout = config.r, config.miss_dropout
@@ -141,7 +139,7 @@ class MiSSLinear(_MiSSLayer):
         name: name of the layer, for error messages.
 
     Raises:
-        ValueError: the layer's sizes do not fit the options.
+        ValueError: the rank exceeds `in_features`, or `mini_r` does not divide `out_features`.
     """
 
     def __init__(self, base: nn.Layer, config: MiSSConfig, name: str) -> None:
@@ -156,7 +154,7 @@ class MiSSLinear(_MiSSLayer):
         self.miss_block = self.new_parameter(np.zeros(shape, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; the update takes r * out multiplications per token."""
+        """Map x [..., in] to [..., out]; add the shards of the input before the product with D."""
         shards = fold_features(self.apply_dropout(x), self.rank, first_features(self)[1])
         return self.base(x) + paddle.matmul(shards, self._matrix())
 

@@ -178,7 +178,7 @@ PromptEncoderConfig = PTuningConfig  # the name in Hugging Face PEFT
 
 
 class ComputedPrompt(PromptLayer):
-    """Token embedding that computes the prompt vectors with the prompt network.
+    """Token embedding with prompt vectors that the prompt network computes, or that are trained directly ("none").
 
     Args:
         base: token embedding.

@@ -65,6 +65,9 @@ class QERAAdapter(Adapter):
     def before_training(self, run_batch: Callable[[], None]) -> None:
         """Compute the correction of every layer with a quantized base.
 
+        Args:
+            run_batch: function that runs the forward and backward pass of the next batch.
+
         Raises:
             ValueError: the original weights are unavailable, an input is not finite, or a layer has fewer features
                 than the rank.
@@ -205,7 +208,7 @@ class InputRecorder:
         self._last: tuple[paddle.Tensor, InputCorrelation] | None = None
 
     def record(self, layer: QERALinear, x: paddle.Tensor) -> None:
-        """Add the input x [..., in] of a layer, or this rank's shard of x, once for all layers that share x."""
+        """Add a layer's input x [..., in] (row-parallel: this rank's shard), once for all layers that share x."""
         if self._last is None or self._last[0] is not x:
             layer.inputs = layer.inputs or InputCorrelation(self._correlated)
             layer.inputs.add(layer.full_inputs(x.detach().reshape([-1, x.shape[-1]])))
