@@ -2,8 +2,8 @@
 
 A plan maps layer name patterns to styles. `parallel/shard_parameters.py` defines which axis a style shards.
 
-Any module may read `placement_of(tensor)`, but only `parallel/` calls `set_placement`. By default, as in a
-single-process run, this process holds and updates the full tensor. This module does not import Paddle.
+By default, as in a single-process run, this process holds and updates the full tensor. This module does not import
+Paddle.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Shard:
         axis: the sharded axis.
         start, stop: first index of the slice in the full tensor, and its last index plus 1.
         size: length of the full tensor along `axis`.
-        by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks; if
-            not, the tensor is sharded over tensor-parallel ranks only.
+        by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks;
+            False: the tensor is sharded over tensor-parallel ranks only.
     """
 
     axis: int
@@ -71,8 +71,8 @@ class Placement:
         is_on_stage: False if the pipeline stage of this process holds only the shape of the tensor.
         owner: sharding rank that ZeRO assigned to update the parameter; None if no rank was assigned.
         is_updated_here: False if another sharding rank updates and broadcasts the parameter.
-        is_gathered_copy: True if another rank owns the parameter and this rank temporarily holds a gathered copy (ZeRO
-            stage 3).
+        is_gathered_copy: True if another rank owns the parameter, and this rank holds its values only while a layer
+            needs them (ZeRO stage 3).
         needs_tp_reduce: True for a full parameter whose gradient must be summed over the tensor-parallel ranks, because
             each rank computes a partial sum.
         has_float32_gradient: True for a parameter in half precision whose gradient is float32 (`amp_master_grad`).

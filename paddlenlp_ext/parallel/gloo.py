@@ -7,7 +7,7 @@ Collectives
 Rendezvous
     All gloo groups of a run publish their addresses under the same keys ("0", "1", ...: the rank within the group) in
     the key-value store of the launcher. If there are several groups, a process may read the address of another group,
-    and the connection is refused or hangs. This happens rarely with two processes and nearly always with more. Each
+    and the connection is refused or hangs. Each
     group therefore gets a separate key-value store.
 
 Waiting

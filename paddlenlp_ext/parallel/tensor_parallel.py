@@ -1,4 +1,4 @@
-"""Tensor parallelism: each rank holds a shard of every layer (arXiv:1909.08053).
+"""Tensor parallelism: each rank holds shards of the layers of a model (arXiv:1909.08053).
 
     style           sharded axis          before the layer    after the layer
     colwise         outputs               copy_to_group       -

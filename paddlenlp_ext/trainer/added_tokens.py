@@ -30,7 +30,7 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
-    """Add the configured tokens to the tokenizer in place, and return the source with a row for each token.
+    """Add the configured tokens to the tokenizer in place; return the model source, with a row for each token.
 
     The embedding never shrinks. Many models have more embedding rows than tokens; new tokens take the unused rows
     first.
@@ -125,8 +125,8 @@ def _trained_with_lora(
 ) -> dict[str, Any]:
     """Return `trainable_token_indices` for tables that are not targets, and `saved_embeddings` for targets.
 
-    The low-rank factors of a target train the rows of all tokens. The resized table of a target is saved too, because
-    other programs need it to load the adapter.
+    If a table is a target, the low-rank factors change the rows of all tokens. The resized table is saved too, because
+    other programs need the table to load the adapter.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
     tokens, adapted = tokens_by_table(peft.trainable_token_indices), []

@@ -135,7 +135,7 @@ class _LossSums:
         self._counts += [num_units, batch.num_target_tokens, batch.num_tokens, len(batch.row_indices)]
 
     def add_other_processes(self, process_group: ProcessGroup) -> None:
-        """Add the sums of all stages and replicas."""
+        """Replace each sum with the sum over all stages and replicas."""
         own = [math.fsum(self._losses), *self._metric_sums.tolist()]
         total, *metric_sums = process_group.sum_numbers(process_group.sum_stages(own))
         self._losses, self._metric_sums = [total], np.array(metric_sums)
@@ -194,7 +194,7 @@ def evaluate_generation(
     options, train = config.generation, config.train
     limit = train.max_evaluate_steps * train.per_device_eval_batch_size if train.max_evaluate_steps > 0 else None
     prompts = list(itertools.islice(rows.prompts(), limit))
-    # Row numbers count over all replicas, because the random numbers of a prompt depend on its row number.
+    # Rows are numbered over all replicas, because the random numbers of a prompt depend on the row number.
     rank, size = process_group.index, process_group.size
     local = slice(len(prompts) * rank // size, len(prompts) * (rank + 1) // size)
     started = time.perf_counter()

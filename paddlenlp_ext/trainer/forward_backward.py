@@ -25,7 +25,7 @@ class ScaledBatch:
 
     Attributes:
         batch: arrays of the micro-batch.
-        scale: factor of the loss sum before the backward pass; 0 excludes the micro-batch from loss and metrics.
+        scale: factor that multiplies the loss sum; 0 also excludes the micro-batch from the reported loss and metrics.
         context: function that returns the context of the forward pass, which sets random seed, compute dtype and noise.
     """
 

@@ -76,12 +76,14 @@ def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
     """
     are_paths = {_is_path(each) for each in (dataset.values() if isinstance(dataset, Mapping) else (dataset,))}
     if len(are_paths) > 1:
-        raise ValueError("eval_dataset: some dev sets are paths, others rows in memory; pass only paths or only rows")
+        raise ValueError(
+            "eval_dataset: some dev sets are paths, others are rows in memory; pass only paths or only rows"
+        )
     return None if True in are_paths else dataset
 
 
 def dataset_keys(train_dataset: Dataset | None, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str, Any]:
-    """Return the keys of a run that trains and evaluates on the given datasets; a mapping has dev sets by name."""
+    """Return the keys of a run that trains and evaluates on the given datasets."""
     keys: dict[str, Any] = {"do_train": train_dataset is not None, "do_eval": eval_dataset is not None}
     if train_dataset is not None:
         keys["dataset_name_or_path"] = _path_of(train_dataset)
@@ -157,7 +159,7 @@ def load_splits(
 
 
 def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> None:
-    """Log how many training rows `dev_ratio` holds out; a stream has not counted its rows yet."""
+    """Log how many training rows `dev_ratio` holds out; the total number of rows of a stream is not known yet."""
     held_out = dev.stats.num_read
     total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
     get_logger().info("dev_ratio %g: %s%s rows are held out for evaluation", ratio, f"{held_out:,}", total)
@@ -170,9 +172,9 @@ def load_tokenizing(config: RunConfig) -> RunData:
         ValueError: the model, template or `compute_metrics` is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
-    DecoderConfig.from_dict(source.config)  # raises for an unsupported family before rows are read
+    DecoderConfig.from_dict(source.config)  # fails early for an unsupported family
     compute_metrics = load_compute_metrics(config.generation.compute_metrics)
-    load_callbacks(config.train.callbacks)  # raises before rows are read
+    load_callbacks(config.train.callbacks)  # fails early for a wrong path
     tokenizer = load_tokenizer(source.tokenizer_path)
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:

@@ -23,14 +23,14 @@ ProcessGroup: TypeAlias = "SingleProcess | DistributedProcesses"
 
 
 class SingleProcess:
-    """Process group of one process; every operation is the identity or a no-op.
+    """Process group of one process, in which no operation communicates.
 
     Attributes:
         index: index of this process's replica. All processes of a replica have the same index and micro-batches.
         size: number of replicas.
         is_main: whether this process writes files and logs.
-        forward_is_collective: whether the forward pass has collectives over all replicas. ZeRO-3 gathers parameters,
-            and expert parallelism exchanges tokens. All replicas must then run the same number of forward passes.
+        forward_is_collective: whether the forward pass has collectives over all replicas (ZeRO-3, expert parallelism),
+            so that all replicas must run the same number of forward passes.
     """
 
     index = 0

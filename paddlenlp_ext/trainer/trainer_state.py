@@ -91,7 +91,8 @@ class TrainerState:
         best_metric: value of this metric in the best evaluation so far.
         best_step: step of the best evaluation so far.
         num_not_improved: number of evaluations since the metric last improved (early stopping).
-        evaluation_due: whether the evaluation of this step is still to be finished; a resumed run starts with it.
+        evaluation_due: whether the evaluation of this step is still to be finished; a resumed run starts with this
+            evaluation.
         skipped_steps: steps whose data are skipped, ascending; steps after `step` may be listed in advance. `step`
             counts skipped steps.
         overflow_steps: steps skipped after an overflow of float16 gradients, ascending. `step` counts these steps.

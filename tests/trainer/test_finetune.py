@@ -155,7 +155,7 @@ def test_finetune_on_rows_in_memory_is_that_on_their_files(run_folders: Path, ki
     assert paths["eval_loss"] == expected["eval_loss"]
     listed = paddlenlp_ext.finetune(keys, eval_dataset={"a": run_folders / "dev.jsonl"}).metrics
     assert listed["eval_a_loss"] == expected["eval_loss"]
-    with pytest.raises(ValueError, match="eval_dataset: some dev sets are paths, others rows in memory"):
+    with pytest.raises(ValueError, match="eval_dataset: some dev sets are paths, others are rows in memory"):
         paddlenlp_ext.finetune(keys, eval_dataset={"a": run_folders / "dev.jsonl", "b": ROWS})
 
 

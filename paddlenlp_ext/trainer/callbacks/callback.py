@@ -21,7 +21,7 @@ class Callback:
     """
 
     def on_train_begin(self, state: TrainerState) -> None:
-        """Handle the start of training: a checkpoint, if any, is restored, and the first step has not run."""
+        """Handle the start of training, after a checkpoint is restored and before the first step."""
 
     def on_step_end(self, state: TrainerState, report: StepReport) -> None:
         """Handle the end of an optimizer step."""
@@ -42,7 +42,7 @@ class Callback:
         """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state in this checkpoint."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
-        """Handle a complete checkpoint in `folder`. With `use_async_save`, `state` may be from a later step."""
+        """Handle the completion of a checkpoint in `folder`. With `use_async_save`, `state` may be of a later step."""
 
     def on_error(self, state: TrainerState, error: BaseException) -> None:
         """Handle an error or a stop that ends training; `on_train_end` is called next."""

@@ -22,8 +22,8 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 class HistoryFile(Callback):
     """Callback that appends steps and events to history.jsonl in output_dir.
 
-    The values of a step are already on the host when the callback is called, so a line costs no synchronization. The
-    start of a resumed run removes the lines after its checkpoint. A step therefore has one line.
+    The values of a step are already on the host when the callback is called, so a line costs no synchronization. A
+    resumed run first removes the lines of steps after the checkpoint, so that each step has one line.
 
     Args:
         output_dir: folder of the run.
@@ -89,7 +89,7 @@ class HistoryFile(Callback):
             file.write(_line({"step": state.step, "time": round(time.time(), 3), **values}))
 
     def _keep_until(self, state: TrainerState) -> None:
-        """Remove the lines after the current step, and an evaluation of this step that will be repeated."""
+        """Remove the lines of later steps, and the evaluation of the current step if it will be repeated."""
         kept = [line for line in read_lines(self.path) if line["step"] <= state.step] if state.step else []
         if state.evaluation_due:
             kept = [line for line in kept if (line.get("event"), line["step"]) != ("evaluation", state.step)]

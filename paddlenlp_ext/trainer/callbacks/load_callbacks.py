@@ -1,4 +1,4 @@
-r"""Callbacks of the user that the key `callbacks` names.
+r"""User-defined callbacks, which the key `callbacks` names.
 
 class Beep(Callback):                            # my_callbacks.py
     def on_train_end(self, state):

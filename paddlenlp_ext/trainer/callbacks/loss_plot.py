@@ -30,7 +30,7 @@ def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
 def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
     """Return a figure of the training and evaluation losses of `entries`, or None without losses.
 
-    Fewer than 20 training losses are marked with points; 20 or more are also drawn smoothed.
+    Fewer than 20 training losses are drawn with points. With 20 or more, a smoothed curve is added.
 
     Args:
         entries: entries of steps with `step` and `loss`, and of evaluations with `step` and `eval_loss`.

@@ -1,4 +1,4 @@
-"""Collect the facts of a run that its history and its report show: changed keys, environment, command and data."""
+"""Collect facts for the history and the report of a run: changed keys, environment, command and data."""
 
 from __future__ import annotations
 

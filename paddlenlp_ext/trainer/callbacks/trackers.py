@@ -1,6 +1,6 @@
 """Experiment trackers, which `report_to` selects: VisualDL, TensorBoard, Weights & Biases, SwanLab and MLflow.
 
-Without settings of the user, each tracker writes into output_dir; docs/trackers.md has the settings. A tracker that
+By default, each tracker writes into output_dir; docs/trackers.md describes logins and other settings. A tracker that
 fails does not end the run: the callback logs a warning, and the run goes on without the tracker.
 """
 
@@ -72,7 +72,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def close(self, status: str) -> None:
-        """End the run with one of FINISHED, STOPPED and FAILED."""
+        """End the run with the status FINISHED, STOPPED or FAILED."""
 
 
 class VisualDL(Tracker):
@@ -227,7 +227,7 @@ def build_trackers(config: RunConfig, output_dir: Path) -> list[Callback]:
 
 
 def grouped_metrics(entry: Mapping[str, Any]) -> dict[str, float]:
-    """Return the numeric values of a log entry under names with a group: "train/loss", "eval/loss"."""
+    """Return the numeric values of a log entry, with names such as "train/loss" and "eval/loss"."""
     return {
         f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}": float(value)
         for name, value in entry.items()

@@ -41,7 +41,7 @@ class TrainerControl:
     should_log: bool = False
 
     def take(self, request: str) -> bool:
-        """Return whether the field `request` is set, and reset it unless it ends the training."""
+        """Return the field `request`, and reset the field unless it is should_training_stop."""
         is_set = getattr(self, request)
         if request != "should_training_stop":
             setattr(self, request, False)
@@ -77,7 +77,7 @@ class TrainerCallback:
         """Handle the metrics of an evaluation during training."""
 
     def on_save(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Handle a complete checkpoint."""
+        """Handle the completion of a checkpoint."""
 
     def on_train_end(self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Handle the end of training."""

@@ -1,4 +1,4 @@
-"""Check output_dir before a run, find and prune its checkpoints, and remove the files of an earlier run."""
+"""Check output_dir before a run, find and prune checkpoints, and remove the files of an earlier run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def checkpoint_folder(output_dir: str | Path, step: int) -> Path:
 
 
 def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
-    """Return the folder of each checkpoint with a trainer_state.json, sorted by step."""
+    """Return the folders of the checkpoints with a trainer_state.json, by step in ascending order."""
     return {step: path for step, path in _checkpoint_folders(output_dir).items() if (path / STATE_FILE).is_file()}
 
 
@@ -88,7 +88,7 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
     if newer:
         raise ValueError(
             f"{output_dir} has checkpoints newer than {folder.name}: {', '.join(newer)}; a later resume would continue "
-            "from the newest; remove the newer checkpoints, or choose another output_dir"
+            "from the newest one; remove the newer checkpoints, or choose another output_dir"
         )
     return [folder]
 

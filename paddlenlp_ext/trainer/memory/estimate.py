@@ -272,7 +272,7 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token in the backward op of the gate, which needs the most memory of all ops in a layer.
+    """Return the number of elements per token that the backward op of the gate holds, the maximum of a layer's ops.
 
     While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
     states before and after the feed-forward layer.
@@ -283,7 +283,7 @@ def _backward_size(config: Any, tensor: int) -> float:
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the elements of the lm_head gradient, computed in the forward pass; 0 if this process computes none."""
+    """Return the size of the lm_head gradient, computed in the forward pass; 0 if this process computes none."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 

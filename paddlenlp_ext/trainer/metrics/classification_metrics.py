@@ -74,7 +74,10 @@ def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelRepo
         ValueError: there are no outputs, or the number of references differs.
     """
     if not outputs or len(outputs) != len(references):
-        raise ValueError(f"label metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
+        raise ValueError(
+            f"label metrics need outputs and a reference for each; got {len(outputs)} outputs and {len(references)} "
+            "references"
+        )
     answers, truths = [text.strip() for text in outputs], [text.strip() for text in references]
     rows, answered = Counter(truths), Counter(answers)
     correct = Counter(truth for answer, truth in zip(answers, truths, strict=True) if answer == truth)

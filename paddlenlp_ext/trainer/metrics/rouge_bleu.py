@@ -32,7 +32,10 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
         ValueError: there are no outputs, the number of references differs, or a metric library is not installed.
     """
     if not outputs or len(outputs) != len(references):
-        raise ValueError(f"text metrics need as many outputs as references, got {len(outputs)} and {len(references)}")
+        raise ValueError(
+            f"text metrics need outputs and a reference for each; got {len(outputs)} outputs and {len(references)} "
+            "references"
+        )
     exact = [is_exact_match(output, reference) for output, reference in zip(outputs, references, strict=True)]
     return {
         **{name: sum(scores) / len(scores) for name, scores in rouge_scores(outputs, references).items()},

@@ -1,7 +1,7 @@
 """Hold optimizer state in host memory, and move it to the GPU only for the optimizer step.
 
-This is experimental and untested on a GPU. tests/trainer/optimizers/test_offload_state.py checks only which tensors are
-moved, and when.
+Offloading is experimental and untested on a GPU. tests/trainer/optimizers/test_offload_state.py checks only which
+tensors are moved, and when.
 """
 
 from __future__ import annotations

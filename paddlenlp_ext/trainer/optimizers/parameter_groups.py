@@ -2,7 +2,7 @@
 
 Weight decay applies to matrices, not to norm weights and biases. PaddleNLP decays norm weights and biases too; its
 results with `weight_decay` above 0 therefore differ. An adapter method can exclude parameters (`allows_weight_decay`).
-For example, the scales of IA3 are neutral at 1, not at 0.
+IA3 excludes its scales, because they are neutral at 1, not at 0.
 """
 
 from __future__ import annotations

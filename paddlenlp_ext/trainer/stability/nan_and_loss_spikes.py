@@ -109,7 +109,7 @@ class StepGuard:
             raise NonFiniteError(
                 error.loss,
                 error.grad_norm,
-                f"{described}; max_nan_steps: the {limit} steps before this step were also skipped",
+                f"{described}; max_nan_steps allows {limit} consecutive non-finite steps",
             ) from error
         if action == "raise":
             raise described from error

@@ -132,7 +132,7 @@ class StopSignals:
 
         In a distributed run, signals do not interrupt the block, because its collectives need every process.
         """
-        try:  # both assignments are inside, because a signal may arrive before or after each assignment
+        try:  # both assignments are inside `try`, because a signal may arrive before or after each assignment
             self._is_interruptible = True
             yield
             self._is_interruptible = False
