@@ -1,7 +1,6 @@
 """Frozen base layers of fused ops such as the LoRA linear (lora_linear/).
 
-A fused op computes the frozen base layer and the low-rank update in one differentiable step. `FrozenDense` and
-`FrozenQuantized` have the same methods, so that fused ops support unquantized and quantized weights alike.
+`FrozenDense` and `FrozenQuantized` have the same methods, so that fused ops support unquantized and quantized weights.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def key_starts(self) -> paddle.Tensor:
-        """Index of the first real token of each row, after the padding, int64 [B]."""
+        """Column of the first token of each row, after the padding, int64 [B]."""
 
     @property
     @abstractmethod
     def length(self) -> Any:
-        """Number of positions in every layer, padding included; a tensor in a static graph."""
+        """Column of the first new position; a tensor in a static graph."""
 
     @abstractmethod
     def next_positions(self, count: int) -> paddle.Tensor:
@@ -63,8 +63,7 @@ class KeyValueCache(ABC):
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
 
-        The stored tensors are read in place. If the cache was empty, attention is computed as in training, with the
-        backend `implementation`.
+        If the cache was empty, attention is computed as in training, with the backend `implementation`.
         """
         cached = self.append(layer_index, k_BSKH, v_BSKE, window)
         if cached.layout is not None:

@@ -7,8 +7,8 @@ For few positions, reading W takes most of the time. The one-pass kernel reads W
 multiplies each tile of x by W and A. For quantized weights that Paddle cannot multiply, the kernel replaces a launch
 (or a dequantized copy of W) and four operators. For other weights, the kernel would replace only operators, which take
 less Python time than the launch. For many positions, the one-pass kernel would be slower: each program recomputes u for
-its columns of y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/gpu.md estimates the
-times ("LoRA in one launch").
+its columns of y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/internals/triton.md
+estimates the times ("LoRA in one launch").
 
 For many positions, rank 16 adds less than 1 % to the multiplications of a 4096 x 4096 layer, but each pass over y, dy
 or dx takes a few percent of the time of the large matmul. cuBLAS computes the large matmul faster than a Triton kernel
