@@ -31,7 +31,8 @@ test-gpu:
 mutants: .venv/installed-dev
 	$(BIN)/python -m tests.mutation.run $(ARGS)
 
-# Tests of ops and of the decoding step with a C++ library that AddressSanitizer and UBSan instrument (docs/cpu.md).
+# Tests of ops and of the decoding step with a C++ library that AddressSanitizer and UBSan instrument
+# (docs/internals/cpp_library.md).
 # Paddle is not instrumented: ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs
 # the path of its libraries.
 SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPTIONS=print_stacktrace=1 \

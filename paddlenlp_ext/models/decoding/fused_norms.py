@@ -2,7 +2,8 @@
 
 One kernel launch computes the residual addition, the norm, and the linear layers that read the norm. eligibility.py
 checks which norms can be fused. A norm before unquantized weights is not fused. Decoding is limited by the overhead
-of Python, and launching the Triton kernel takes longer than calling a norm and Paddle's matrix products (docs/gpu.md).
+of Python, and launching the Triton kernel takes longer than calling a norm and Paddle's matrix products
+(docs/benchmarks/triton.md).
 
 Shapes: B batch, S new positions, D hidden.
 """
