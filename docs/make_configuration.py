@@ -1,4 +1,4 @@
-"""Update the tables of keys in docs/configuration.md and docs/preference.md, and the schemas in the package.
+"""Update the tables of keys in docs/configuration.md and docs/reference/preference.md, and the schemas in the package.
 
 python docs/make_configuration.py
 """
@@ -20,7 +20,7 @@ from paddlenlp_ext.config.toolkit_keys import TOOLKIT_GROUPS
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
-PREFERENCE_PAGE = Path(__file__).with_name("preference.md")
+PREFERENCE_PAGE = Path(__file__).parent / "reference" / "preference.md"
 KEYS = ("<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n")
 REWARD_KEYS = (
     "<!-- keys of reward models: made by docs/make_configuration.py -->\n",
@@ -54,7 +54,7 @@ def renew(page: str) -> str:
 
 
 def renew_preference(page: str) -> str:
-    """Return docs/preference.md with its tables generated from the code: keys that fine-tuning does not have."""
+    """Return docs/reference/preference.md with its tables generated from the code: keys that fine-tuning lacks."""
     page = _replace(page, KEYS, _own_keys(PREFERENCE_SECTIONS))
     return _replace(page, REWARD_KEYS, _own_keys({"reward": REWARD_SECTIONS["reward"]}))
 

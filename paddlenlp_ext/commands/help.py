@@ -31,8 +31,8 @@ whose names, descriptions and values have all WORDS; or print the help text of a
 examples: pnx help lora_rank; pnx help cutoff_len; pnx help learning rate; pnx help sft
 """
 _PAGES = {
-    "preference": "docs/preference.md#preference",
-    "reward": "docs/preference.md#reward",
+    "preference": "docs/reference/preference.md#preference",
+    "reward": "docs/reference/preference.md#reward",
     "ptq": "docs/reference/quantization.md",
 }
 """Section -> page with its keys; the keys of other sections are in docs/configuration.md."""

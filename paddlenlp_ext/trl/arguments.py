@@ -239,7 +239,7 @@ class DPOConfig(TrainingArguments):
     Attributes:
         max_length: maximum number of tokens of a prompt with one answer; a pair may have twice as many. None: no
             truncation.
-        loss_type: name of a loss in docs/preference.md.
+        loss_type: name of a loss in docs/reference/preference.md.
         sync_ref_model: copy the trained weights to the reference model every `ref_model_sync_steps` steps.
         run_keys: further keys of a run, as in a JSON file for `llm/run_dpo.py`.
     """

@@ -198,7 +198,7 @@ class SFTTrainer(_TaskTrainer):
 
 
 class DPOTrainer(_TaskTrainer):
-    """Trainer of preference training, with TRL's interface; docs/preference.md lists the losses.
+    """Trainer of preference training, with TRL's interface; docs/reference/preference.md lists the losses.
 
     Args:
         model, args, train_dataset, eval_dataset, processing_class, callbacks, peft_config: see `SFTTrainer`. Rows are

@@ -71,7 +71,7 @@ class PreferenceConfig(OptionGroup):
 
     @property
     def keeps_reference(self) -> bool:
-        """Return whether the run holds a copy of the reference model's trained parameters (docs/preference.md)."""
+        """Return whether the run copies the reference model's trained parameters (docs/internals/preference.md)."""
         return self.follows_model or (self.has_reference and self.loss_type == "kto")
 
     @property

@@ -74,7 +74,7 @@ def test_load_preference_dataset_tokens_are_those_of_the_template(load, tokenize
 
 
 def page_rows():
-    page = (Path(__file__).parents[3] / "docs" / "preference.md").read_text("utf-8")
+    page = (Path(__file__).parents[3] / "docs" / "reference" / "preference.md").read_text("utf-8")
     return [json.loads(line) for line in page.split("```json\n")[1].split("```")[0].splitlines()]
 
 
