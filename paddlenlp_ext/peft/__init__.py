@@ -1,4 +1,4 @@
-"""Adapter methods (PEFT). Each module in `methods` defines the config, layers and `Adapter` class of one method."""
+"""Adapter methods (PEFT). Each module in `methods` defines the config and the layers of one method."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class AdapterLayer(nn.Layer):
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         """Return a dict from tensor names to sharded axes, for a base sharded in `style`; None: replicated.
 
-        By default, all tensors are replicated, because only linear layers have sharded inputs or outputs.
+        By default, all tensors are replicated.
         """
         return dict.fromkeys(self.own_state())
 

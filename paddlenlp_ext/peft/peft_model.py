@@ -297,7 +297,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
 
         Args:
             model: base model without an adapter.
-            folder: adapter folder written by `save_pretrained`, Hugging Face PEFT, or PaddleNLP (as safetensors).
+            folder: adapter folder of `save_pretrained`, Hugging Face PEFT or PaddleNLP; weights must not be pickled.
             adapter_name: name of the adapter for `set_adapter`.
             is_trainable: whether the adapter can be trained; False freezes it.
 

@@ -97,8 +97,10 @@ def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
 def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
     """Return `target_modules` of adapter_config.json, limited to the decoder layers in `layers_to_transform`.
 
+    The result is None if `target_modules` is "all-linear".
+
     Raises:
-        ValueError: the file has no targets.
+        ValueError: the file has no targets, or `layers_to_transform` is invalid.
     """
     targets = fields.get("target_modules")
     if not targets:
@@ -111,7 +113,7 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
 def in_layers(
     targets: tuple[str, ...] | None, indices: int | Sequence[int] | None, containers: str | Sequence[str] | None
 ) -> tuple[str, ...] | None:
-    """Return patterns of the targets in some decoder layers, as Hugging Face PEFT's `layers_to_transform` selects them.
+    """Return patterns for the targets in some decoder layers, like Hugging Face PEFT's `layers_to_transform`.
 
     Args:
         targets: names or name suffixes of layers; None: all linear layers.

@@ -56,7 +56,7 @@ def token_ids(value: object, key: str) -> tuple[int, ...]:
     twice = sorted({token_id for token_id in ids if ids.count(token_id) > 1})
     if twice or min(ids, default=0) < 0:
         problem = f"{twice[0]} is listed twice" if twice else f"{min(ids)} is negative"
-        raise ValueError(f"{key}: {problem}; list each token id once")
+        raise ValueError(f"{key}: {problem}; use non-negative ids, each once")
     return ids
 
 
@@ -107,8 +107,8 @@ def tokens_of_model(
         targets: names of the layers that the adapter's method adapts.
 
     Raises:
-        ValueError: an id is outside the vocabulary, tied layers are given different tokens, or a layer is also a target
-            or in `modules_to_save`.
+        ValueError: an id is outside the vocabulary, tied layers are given different tokens, a layer is also a target or
+            in `modules_to_save`, or a reward model has no lm_head.
     """
     tokens = tokens_by_table(value)
     for table, ids in tokens.items():

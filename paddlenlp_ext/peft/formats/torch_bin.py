@@ -129,8 +129,8 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
     """Read a dict of tensors that `torch.save` wrote, as a dict of arrays; floating-point arrays become float32.
 
     Raises:
-        ValueError: the file is damaged, was written before PyTorch 1.6, or contains objects other than named tensors;
-            code in the file has not run.
+        ValueError: the file is damaged, was written before PyTorch 1.6, has big-endian tensors, or contains objects
+            other than named tensors; code in the file has not run.
     """
     if not zipfile.is_zipfile(path):
         raise ValueError(f"{path}: not a ZIP archive, the format of PyTorch 1.6 and later; {_REMEDY}")

@@ -176,7 +176,7 @@ def principal_factors(
         weight: float32 [out, in].
         rank: r.
         scaling: s.
-        name: dotted name of the layer, for error messages.
+        name: dotted name of the layer; seed of the random projection.
         exact: use a full SVD instead of a random projection.
 
     Raises:

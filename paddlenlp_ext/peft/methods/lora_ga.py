@@ -163,7 +163,7 @@ def gradient_factors(
         gradient: float32 [out, in].
         rank: r.
         gamma: gamma in the scale f.
-        name: dotted name of the layer, for error messages.
+        name: dotted name of the layer; seed of the randomized SVD.
 
     Raises:
         ValueError: the gradient is not finite or has fewer than r triplets.

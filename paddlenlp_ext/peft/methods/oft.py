@@ -91,7 +91,7 @@ class OFTConfig(LinearTargetsConfig):
         if self.oft_block_size is not None and any(size % self.oft_block_size for size in sizes):
             used = ", ".join(f"{self.block_size_of(size)} for {size} inputs" for size in sizes)
             logger.info(
-                "oft_block_size %d does not divide the number of input features of every layer; block sizes used: %s",
+                "oft_block_size %d does not divide the number of input features of some layers; block sizes used: %s",
                 self.oft_block_size,
                 used,
             )

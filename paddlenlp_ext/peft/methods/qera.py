@@ -299,7 +299,7 @@ def minimize_output_error(
         error: W - Q(W), float32 [out, in].
         root: square root of R.
         rank: r.
-        name: dotted name of the layer, for error messages.
+        name: dotted name of the layer; seed of the randomized SVD.
 
     Raises:
         ValueError: the layer has fewer than `rank` triplets.
