@@ -20,7 +20,7 @@ def fields_of(text: str) -> list[str]:
 
 
 def fill_fields(text: str, values: Mapping[str, str]) -> str:
-    """Replace each {field} in a text with `values["field"]`. Other braces are kept."""
+    """Replace each {field} in a text with the value of the field in `values`. Other braces are kept."""
     return _FIELD.sub(lambda match: values[match[1]], text)
 
 

@@ -146,7 +146,7 @@ class _CopyToGroup(PyLayer):
 
     @staticmethod
     def backward(ctx, gradient):
-        gradient = gradient.clone()  # other operations may read the gradient
+        gradient = gradient.clone()  # copied, because other operations may read the gradient
         dist.all_reduce(gradient, group=ctx.group)
         return gradient
 

@@ -7,8 +7,7 @@ Collectives
 Rendezvous
     All gloo groups of a run publish their addresses under the same keys ("0", "1", ...: the rank within the group) in
     the key-value store of the launcher. If there are several groups, a process may read the address of another group,
-    and the connection is refused or hangs. Each
-    group therefore gets a separate key-value store.
+    and the connection is refused or hangs. Each group therefore gets a separate key-value store.
 
 Waiting
     A gloo collective times out after 30 seconds. Paddle does not expose this timeout: `ProcessGroupGloo.create` has no
@@ -54,7 +53,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # after the store has started: a refused client waits seconds
+        store.set(key, address)  # after the store listens, because a refused client retries only after seconds
     else:
         own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group

@@ -61,8 +61,8 @@ def build_model(
         rows: training rows, from which a pipeline estimates the costs of a layer and of the lm_head.
 
     Raises:
-        ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model (raised
-            before weights are read).
+        ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model. The last
+            error is raised before weights are read.
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)

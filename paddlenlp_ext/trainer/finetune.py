@@ -64,8 +64,8 @@ def finetune(
         config: keys and values of a run (docs/configuration.md), or the path of a JSON or YAML file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
             `config` names; the run then trains (`do_train`).
-        eval_dataset: evaluation rows, also as a list of dicts, a `datasets.Dataset` or a path; or a dict with the rows
-            of several dev sets by name. The run then evaluates (`do_eval`).
+        eval_dataset: evaluation rows as a list of dicts, a `datasets.Dataset` or a path; or a dict with the rows of
+            several dev sets by name. The run then evaluates (`do_eval`).
         overrides: keys and values that replace keys of `config`.
 
     Raises:
@@ -185,7 +185,7 @@ def _check_push(train: TrainConfig) -> None:
 
 
 def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:
-    """Train and save the model (`do_train`), evaluate it on dev sets (`do_eval`) and test rows, upload (`push_to_hub`).
+    """Train and save the model (`do_train`), evaluate it (`do_eval`), test it, and upload it (`push_to_hub`).
 
     Raises:
         ValueError: the upload failed (`push_to_hub`); all other results are saved.

@@ -21,12 +21,12 @@ from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy
 
 @dataclass(frozen=True)
 class ScaledBatch:
-    """Micro-batch of a training step with its loss scale.
+    """Micro-batch of a training step, and the factor of its loss.
 
     Attributes:
         batch: arrays of the micro-batch.
         scale: factor that multiplies the loss sum; 0 also excludes the micro-batch from the reported loss and metrics.
-        context: function that returns the context of the forward pass, which sets random seed, compute dtype and noise.
+        context: function that returns the context of the forward pass, with random seed, compute dtype and noise.
     """
 
     batch: PackedBatch

@@ -39,7 +39,7 @@ def noise_scale(layout: AttentionLayout, hidden_size: int, alpha: float) -> np.n
 
 
 class EmbeddingNoise:
-    """Forward hook that adds noise to token embeddings if the model is in training mode and `documents` is active."""
+    """Forward hook that adds noise to token embeddings in training mode, inside a block of `documents`."""
 
     def __init__(self, model: nn.Layer, alpha: float) -> None:
         self.alpha = alpha

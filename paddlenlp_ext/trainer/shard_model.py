@@ -1,7 +1,6 @@
 """Distribute the model of a run: pipeline stages, then tensor and expert parallelism, then ZeRO.
 
-In a pipeline, `place_stage` must be called whenever parameters are added or replaced; it drops the values of other
-stages.
+In a pipeline, call `place_stage` whenever parameters are added or replaced, to drop the values of other stages.
 """
 
 from __future__ import annotations

@@ -326,7 +326,7 @@ class Trainer:
                 return self._log_steps()
 
     def _is_requested(self, request: str) -> bool:
-        """Return whether a callback of the main process made a request of `TrainerControl`, and reset it."""
+        """Return whether a callback of the main process set the field `request` of `control`, and reset the field."""
         is_requested = self.control.take(request)
         return self.process_group.from_main(is_requested) if self._has_requests else is_requested
 

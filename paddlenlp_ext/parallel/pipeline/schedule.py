@@ -148,7 +148,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return the maximum number of micro-batches whose activations a process holds, counted once for each chunk."""
+    """Return the maximum number of forward passes of a process whose backward passes have not run."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

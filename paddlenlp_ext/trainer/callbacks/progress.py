@@ -14,7 +14,7 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
 _SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics shown in a training log line
-_HIDDEN = ("_second", "_runtime", "_num_rows", "_num_target_tokens")  # endings of metrics not shown after an evaluation
+_HIDDEN = ("_second", "_runtime", "_num_rows", "_num_target_tokens")  # endings of metric names that are not shown
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 
 

@@ -31,7 +31,7 @@ def refresh_report(output_dir: Path) -> None:
         return
     try:
         run = read_run(output_dir)
-        run.is_active = True  # this process is the run
+        run.is_active = True  # this process is training in the folder
         write_text(output_dir / PAGE_FILE, render_run(run))
     except StorageError:
         raise
@@ -42,8 +42,8 @@ def refresh_report(output_dir: Path) -> None:
 class ReportPage(Callback):
     """Callback that writes report.html at the start and the end of a run, and refreshes the page in between.
 
-    Evaluations and checkpoints refresh the page, and steps do so every 30 seconds. A refresh is left out if refreshes
-    would take more than about 1 % of the time.
+    Each evaluation and checkpoint refreshes the page, and so does a step if the last refresh is 30 seconds old. A
+    refresh is left out if refreshes would take more than about 1 % of the time.
     """
 
     def __init__(self, output_dir: Path) -> None:

@@ -204,7 +204,7 @@ def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove hidden folders of interrupted writes and removals; restore checkpoints that were not yet replaced."""
+    """Remove hidden folders of interrupted writes and removals; restore checkpoints with an unfinished replacement."""
     _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):

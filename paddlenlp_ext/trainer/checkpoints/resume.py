@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device", "scale_loss")  # not reported: the device may differ, and the loss scale is stored
+_WITHOUT_EFFECT = ("device", "scale_loss")  # the device may differ, and the loss scale is stored
 _MAX_PROBLEMS = 5
 
 

@@ -80,7 +80,7 @@ def _with_start(layer: LoRALinearWithInit) -> int:
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # changes only a few positions or parameters
+    AdapterLayer: SavedActivations(lambda layer: 0),  # such adapters change only a few positions or parameters
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),

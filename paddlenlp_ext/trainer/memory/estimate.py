@@ -272,7 +272,7 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the number of elements per token that the backward op of the gate holds, the maximum of a layer's ops.
+    """Return the elements per token that the backward op of the gate holds; no other op of a layer holds more.
 
     While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
     states before and after the feed-forward layer.
@@ -283,7 +283,7 @@ def _backward_size(config: Any, tensor: int) -> float:
 
 
 def _trained_head_size(model: Any, share: ProcessShare) -> int:
-    """Return the size of the lm_head gradient, computed in the forward pass; 0 if this process computes none."""
+    """Return the number of elements in the gradient of lm_head; 0 if this process does not compute the gradient."""
     head = model.head_weight()
     return math.prod(head.shape) if share.has_head and not head.stop_gradient else 0
 

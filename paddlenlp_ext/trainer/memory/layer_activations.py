@@ -151,7 +151,7 @@ class ActivationModel:
 
     @property
     def _unfused(self) -> float:
-        """Bytes per token of the further tensors that unfused layers save, because they consist of several ops."""
+        """Bytes per token that norms of heads or latents save, and on a GPU, that unfused ops save in addition."""
         rotated = self._num_queries + self._num_keys
         normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
         if not self.numerics.on_gpu:

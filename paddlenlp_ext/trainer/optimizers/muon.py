@@ -42,7 +42,7 @@ _SMALLEST_NORM = 1e-7
 
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether Muon updates the parameter `name` with this unsharded shape, instead of AdamW."""
+    """Return whether Muon, and not AdamW, updates the parameter `name` with this unsharded shape."""
     return len(shape) == 2 and min(shape) > 1 and _TABLES.isdisjoint(name.split("."))
 
 
