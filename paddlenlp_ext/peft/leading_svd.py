@@ -43,7 +43,7 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
 
 
 def require_finite(matrix: paddle.Tensor, name: str) -> None:
-    """Check that a matrix of the layer `name` has neither NaN nor infinite values, before its decomposition.
+    """Check that all values of a matrix of the layer `name` are finite.
 
     Raises:
         ValueError: a value is NaN or infinite.

@@ -126,7 +126,8 @@ class _TaskTrainer:
         """Train, or resume from a checkpoint.
 
         Args:
-            resume_from_checkpoint: True for the newest checkpoint in `output_dir`, or the path of a checkpoint.
+            resume_from_checkpoint: True for the newest checkpoint in `output_dir`, or the path of a checkpoint; None: as
+                in `run_keys`.
 
         Raises:
             ValueError: `train_dataset` is not set, or the output folder, checkpoint or configuration is invalid.
@@ -163,7 +164,7 @@ class SFTTrainer(_TaskTrainer):
         processing_class: tokenizer; None: the tokenizer of the model.
         callbacks: callbacks in addition to the default callbacks.
         peft_config: config of the adapter to train; None: all weights are trained.
-        formatting_func: function from a row to its text; every token of the text is a target token.
+        formatting_func: function from a row in memory to its text; every token of the text is a target token.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.

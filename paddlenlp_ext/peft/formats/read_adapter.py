@@ -48,7 +48,7 @@ class AdapterFiles:
         base_model: base model that the config file names.
         tensors: tensors keyed by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"). Floating-point
             tensors are converted to float32.
-        quantization: quantization of the base during training; None for a base in full precision.
+        quantization: quantization of the base during training; None for a base in full precision, or if not recorded.
         config_overrides: keys of the base's config.json that training overrode, such as `rope_scaling`.
         num_rows: vocabulary size in training; None if it does not follow from the shape of a stored tensor.
     """

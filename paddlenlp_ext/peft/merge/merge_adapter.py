@@ -248,7 +248,8 @@ def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> Non
     """Check that `output` can be written without replacing an input, an active run, or a model (unless `overwrite`).
 
     Raises:
-        ValueError: the folder cannot be written, or writing would replace an input, an active run or a model.
+        ValueError: the folder cannot be written, or writing would replace an input, an active run, a model, or a folder
+            with other files.
     """
     check_no_active_run(output)
     check_writable(output.parent, str(output))

@@ -9,7 +9,7 @@ the row norms of W, so the initial model equals its base. The squared norms are 
 
 As in Hugging Face PEFT, dropout applies to the update and to the change of the magnitude:
 
-    y = x W^T + (m / c - 1) x' W^T + (m / c) s x' A^T B^T        x' = dropout(x)
+    y = x W^T + b + (m / c - 1) x' W^T + (m / c) s x' A^T B^T        x' = dropout(x)
 
 Shapes: r rank, in/out features of the adapted linear.
 """
