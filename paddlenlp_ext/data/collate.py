@@ -152,7 +152,7 @@ def _fill(
         if used > num_positions:
             named = ", ".join(str(row.row_index) for row in rows)
             raise ValueError(
-                f"rows {named} take {used} positions, more than the padded length {num_positions}; lower max_length"
+                f"rows {named} take {used} positions, more than the padded length {num_positions}; raise pad_to_length"
             )
         lengths: list[int] = []
         parents: list[int | None] = []
@@ -195,7 +195,7 @@ class Collate(Protocol):
     """Interface of the function that collates a micro-batch."""
 
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
-        """Collate packs of row indices; `epoch` seeds the random position ids of PoSE, None disables PoSE."""
+        """Collate packs of row indices; `epoch` seeds the position ids of PoSE; None: consecutive position ids."""
         ...
 
 

@@ -109,8 +109,8 @@ class MixedDataset:
     def epoch_rows(self, epoch: int, seed: int) -> np.ndarray:
         """Return the row indices of an epoch in reading order, int64 [rows_per_epoch].
 
-        A pass reads each row of a dataset once, in a new order. A pass that an epoch interrupts continues in the next
-        epoch.
+        A pass reads each row of a dataset once, in a new order. A pass that is incomplete at the end of an epoch
+        continues in the next epoch.
         """
         sources, numbers = schedule(self.weights, epoch * self.rows_per_epoch, self.rows_per_epoch)
         rows = np.empty(self.rows_per_epoch, dtype=np.int64)

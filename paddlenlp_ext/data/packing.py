@@ -14,7 +14,7 @@ and a capacity of 10:
 
 Greedy packing: best-fit decreasing cannot fill space that is smaller than the shortest row. If the shortest row has 60
 tokens, a pack may have up to 59 empty positions. Greedy packing therefore adds rows to a pack until one or two unpacked
-rows fill the remaining space exactly. Among hundreds of unpacked rows, such rows nearly always exist.
+rows fill the remaining space but for at most two positions. Among hundreds of rows, such rows nearly always exist.
 
 The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
 integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few
@@ -96,7 +96,7 @@ class PackingPlan:
             assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} positions of {capacity}"
 
     def epoch(self, epoch: int) -> list[list[Pack]]:
-        """Return the micro-batches of an epoch; every row is in exactly one pack."""
+        """Return the micro-batches of an epoch, as lists of packs."""
         packs = self.packs(epoch)
         return [packs[start : start + self.batch_size] for start in range(0, len(packs), self.batch_size)]
 
@@ -139,7 +139,7 @@ class PackingPlan:
 
 
 class _Permutations:
-    """Generator of seeded permutations. A stable sort of raw random bits makes them equal in all NumPy versions."""
+    """Generator of seeded permutations that do not depend on the version of NumPy."""
 
     def __init__(self, seed: int, epoch: int, stream: int, identity: bool) -> None:
         self._bits = np.random.PCG64([seed, epoch, stream])
@@ -187,7 +187,7 @@ class _LengthIndex:
         return row
 
     def has(self, length: int) -> bool:
-        """Return True if there is an unpacked row of this length."""
+        """Return whether there is an unpacked row of this length."""
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:

@@ -55,7 +55,7 @@ class PositionSkips:
 
 
 def position_skips(config: RunConfig, context: int) -> PositionSkips | None:
-    """Return the random position ids of the training rows; None if `use_pose_convert` is off.
+    """Return the random position ids of the training rows; None if `use_pose_convert` is false.
 
     Args:
         config: configuration of the run.

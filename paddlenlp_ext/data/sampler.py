@@ -26,7 +26,7 @@ from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 
 _OPTIONAL = ("use_pose_convert", "dev_ratio")
-"""Settings that a checkpoint has only if they are on."""
+"""Settings that a checkpoint has only if they are set."""
 _ROWS_HASHED = 100_000
 
 

@@ -58,7 +58,7 @@ def marks_of(run: Run) -> list[Mark]:
 
 
 def loss_chart(run: Run) -> Markup:
-    """Return the chart of the losses: raw and smoothed, with the evaluations."""
+    """Return the chart of the training loss, raw and smoothed, and of the evaluation losses."""
     raw = run.series("loss")
     smooth = smoothed_line(raw, "training")
     is_smoothed = smooth.name != "training"
@@ -75,7 +75,7 @@ def _is_per_token(run: Run) -> bool:
 
 
 def step_values() -> list[tuple[str, str, str, bool]]:
-    """Return title, unit, key in history.jsonl, and whether the axis begins at 0, of each chart beside the losses."""
+    """Return title, unit, name in `Run.series`, and whether the y axis begins at 0, for each chart below the losses."""
     return [
         ("Learning rate", "", "learning_rate", True),
         ("Gradient norm", "before clipping", "grad_norm", False),
@@ -169,7 +169,7 @@ def _audit_counts(run: Run) -> list[tuple[str, int]]:
 
 
 def _changed_keys(run: Run) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each key that differs from its default; an old run lists all its keys."""
+    """Return key, value and default of each key that differs from its default; in earlier versions, of all keys."""
     changed = run.start.get("changed_keys")
     if changed is None:
         return [(key, as_text(value), "") for key, value in without_secrets(run.config).items() if value is not None]
@@ -182,7 +182,7 @@ def as_text(value: Any) -> str:
 
 
 def commands(run: Run) -> list[tuple[str, str]]:
-    """Return purposes and commands: the command of the run, its repetition, and the next commands."""
+    """Return (purpose, command) pairs: the run's command, a command that repeats the run, and the next commands."""
     kind, folder = run.start.get("kind", "sft"), shlex.quote(str(run.folder))
     listed = [("The command of this run", shlex.join(run.start["command"]))] if run.start.get("command") else []
     repeat = ["pnx", kind, f"{run.folder}/run_config.json", "--output_dir", f"{run.folder}-2"]

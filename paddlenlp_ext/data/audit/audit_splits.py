@@ -90,7 +90,7 @@ def _audit_split(
     processes = num_workers(num_processes, sum(reader.size for reader in split.readers))
     is_sample = False
     with BlockEncoder(BlockAuditor(split.encoder, info), processes) as workers:
-        # Without max_rows, all files are one sequence: workers can start a file while others finish the previous one.
+        # Without max_rows, all files are one sequence: a worker can start a file before the previous file is complete.
         for readers in [split.readers] if split.max_rows is None else [[reader] for reader in split.readers]:
             num_read = 0
             for block in workers.encode(_blocks(readers)):

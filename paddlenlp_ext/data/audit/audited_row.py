@@ -114,7 +114,7 @@ class AuditedRow:
 
     @property
     def dialogue(self) -> list[TextPart]:
-        """Texts of the row without system prompts, which many rows share."""
+        """Texts of the row without system prompts."""
         return [part for part in self.parts if part.role != SYSTEM]
 
     @property

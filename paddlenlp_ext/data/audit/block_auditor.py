@@ -109,7 +109,6 @@ class BlockAuditor:
         self._file_index = {name: index for index, name in enumerate(encoder.files)}
 
     def __call__(self, block: Block) -> AuditedBlock:
-        """Audit the rows of a block."""
         rows = list(block.rows())
         results, stats = self._encoder.encode_and_count(rows)
         audited = AuditedRows(stats)

@@ -3,7 +3,7 @@
     row --> words --> hashes of word triples --> 128 minima, 8 bits each --> 16 bands of 64 bits
 
 Rows with an equal band are candidates. The fraction of equal minima estimates the Jaccard similarity of two rows. The
-records of all rows are stored in a temporary file, and each band is compared by sorting.
+records of all rows are stored in a temporary file; rows with an equal band are found by sorting.
 
 MinHash: Broder 1997, doi:10.1109/SEQUEN.1997.666900; 8 bits of each minimum: Li and König 2010, arXiv:0910.3349.
 """
@@ -66,7 +66,7 @@ class Duplicate:
 
     Attributes:
         row, other: indices of the records; `other` was read earlier than `row`, in this or an earlier split.
-        similarity: estimated Jaccard similarity; 1.0 for equal words.
+        similarity: estimated Jaccard similarity; 1.0 for equal words, or if `same_prompt` is true.
         same_prompt: whether the rows have equal prompts but are not similar.
     """
 
@@ -204,7 +204,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match the remaining dev rows to training rows with an equal prompt; ignore frequent training prompts."""
+        """Match the remaining dev rows to training rows with an equal prompt, unless over 10 training rows have it."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

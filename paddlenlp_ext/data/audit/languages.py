@@ -46,7 +46,7 @@ def language_of(text: str) -> str:
     """Return the probable language of a text, or `UNKNOWN`.
 
     Only the first 600 characters are examined. For non-Latin scripts that several languages share, the result is the
-    name of the script. Chinese characters count as Japanese if the text has more than one kana per ten of them.
+    name of the script. Chinese characters count as Japanese if there is more than one kana per ten Chinese characters.
     """
     sample = text[:_SAMPLE]
     if not sample.isascii():

@@ -47,7 +47,7 @@ class SplitReport:
         return width, bins
 
     def percentile(self, fraction: float) -> int:
-        """Return the quantile of the example lengths at `fraction`, in tokens before truncation."""
+        """Return a quantile of the example lengths, in tokens before truncation; 0 without examples."""
         seen, total = 0, self.rows.num_examples
         for length in sorted(self.rows.lengths):
             seen += self.rows.lengths[length]

@@ -96,8 +96,8 @@ def load_preference_dataset(
     """Tokenize a split of preference data, or memory-map its tokens from the cache.
 
     Args:
-        config: `config.data` of a run; training rows are read from `train_dataset_path` if it is set, all other rows
-            from `dataset_name_or_path`.
+        config: `config.data` of a run. Training rows, and dev rows held out by `dev_ratio`, are read from
+            `train_dataset_path` if it is set, other rows from `dataset_name_or_path`.
         preference: `config.preference` of the run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.

@@ -1,7 +1,7 @@
 """Formats of preference data, and the fine-tuning row of each answer.
 
 In the fine-tuning row of an answer, earlier messages have weight 0, and the fields of the other answer are absent.
-`FORMATS` lists the formats; docs/preference.md has an example row for each format.
+`FORMATS` lists the formats; docs/reference/preference.md has an example row for each format.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _split_ranked(row: dict[str, Any]) -> Split:
         message = "sort has the same number for both answers; the answer with the greater number is the chosen one"
         raise InvalidRowError(NOT_SUPPORTED, message, ("sort",))
     if row.get("label") not in (None, True):
-        message = "label is not read in a row with sort, which rates the answers; remove label"
+        message = "label is not read in a row with sort; remove label"
         raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
     order = sorted(range(len(ranks)), key=lambda index: -ranks[index])
     for index in order:
@@ -120,7 +120,7 @@ def _split_pair(row: dict[str, Any]) -> Split:
         message = "one of chosen and rejected is a text, the other a list of messages; write both in the same form"
         raise InvalidRowError(WRONG_TYPE, message, ("rejected",))
     if row.get("messages") not in (None, [], row["chosen"]):
-        message = "messages differs from chosen, which is trained on; remove messages"
+        message = "messages differs from chosen, and only chosen is trained on; remove messages"
         raise InvalidRowError(NOT_SUPPORTED, message, ("messages",))
     if prompt is None and all(isinstance(text, str) and _TURN.match(text) for text in answers.values()):
         answers = {name: _dialogue(text) for name, text in answers.items()}

@@ -246,7 +246,7 @@ def _shorter_prompt(encoded: _Encoded, answers: Sequence[Answer], template: Chat
     # Tokens that the template writes between the generation prompt and the first target token.
     after = encoded.prompt[len(complete) :]
     if encoded.prompt[: len(complete)] != complete:
-        message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and ends before the last answer"
+        message = f"the prompt has {len(encoded.prompt)} tokens, more than {room}, and cannot be truncated"
         raise InvalidRowError(TOO_LONG, f"{message}; raise max_prompt_len or max_length, or remove the row")
     try:
         shorter, _ = encode_truncated_prompt(template, prompt, max(room - len(after), 0))

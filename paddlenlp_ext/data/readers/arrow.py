@@ -40,10 +40,10 @@ class ArrowReader(FileReader):
             ) from error
 
     def _check_compression(self, messages: Iterable[Any]) -> None:
-        """Check how much memory the compressed buffers of all batches take; other buffers are memory-mapped.
+        """Check the size of the compressed buffers after decompression; other buffers are memory-mapped.
 
         Raises:
-            ValueError: the buffers take too much memory.
+            ValueError: the decompressed buffers exceed `_MAX_EXPANDED_BYTES`.
         """
         num_bytes = 0
         for message in messages:

@@ -54,7 +54,6 @@ class ParsedBlock(Block):
     parsed: tuple[SourceRow | InvalidRow, ...]
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the rows of the block."""
         yield from self.parsed
 
 

@@ -1,8 +1,8 @@
 """Find the files of a dataset and open their readers.
 
 A dataset is a file, a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. `splits.py`
-lists the names of the splits in a directory. The suffix of a file selects its format. Several datasets are read one
-after the other.
+lists the names of the splits in a directory. The suffix of a file selects its format. Without `train_dataset_prob`,
+several datasets are read one after the other.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
         return [HubReader(name, split, task_name, is_stream)]
     if task_name:
         raise ValueError(
-            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not one; remove "
-            "task_name"
+            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not a hub data set; "
+            "remove task_name"
         )
     return [open_reader(path) for path in find_files(name, split)]
 
@@ -210,7 +210,7 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
 
 
 def _layouts(folder: Path, name: str) -> list[list[Path]]:
-    """Return the files of a split under each layout of a directory that has the split.
+    """Return the files of a split, one list for each layout in which the directory has the split.
 
     The layouts are NAME.json, NAME/*.json and NAME-00000-of-00002.json, with any suffix, in the directory and its
     subdirectory `data`, as in repositories of the hub.

@@ -1,7 +1,7 @@
 """Hold out training rows for evaluation (`dev_ratio`), by a hash of their content.
 
-The side of a row depends on nothing but its content: not on its position, the other rows or the number of processes.
-Equal rows are on the same side, and a larger ratio holds out further rows in addition.
+Whether a row is held out depends only on its content. Equal rows are therefore in the same split, and a larger ratio
+keeps the held-out rows and adds others.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ def is_held_out(value: Any, ratio: float) -> bool:
 
 @dataclass(frozen=True)
 class OneSideOfBlock(Block):
-    """Block with the rows of one side.
+    """Block with either the training rows or the held-out rows of another block.
 
     Attributes:
         block: the block with all rows.
         ratio: `dev_ratio`.
-        held_out: whether to yield the rows that are held out, or the others.
+        held_out: True: yield the held-out rows; False: yield the training rows.
     """
 
     block: Block
@@ -40,7 +40,7 @@ class OneSideOfBlock(Block):
     held_out: bool
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
-        """Yield the rows of the side; unreadable rows are training rows, and an unreadable rest ends both sides."""
+        """Yield the chosen rows; unreadable rows are training rows, and a fatal error is yielded in both splits."""
         for row in self.block.rows():
             if isinstance(row, InvalidRow):
                 if row.fatal or not self.held_out:
@@ -50,12 +50,12 @@ class OneSideOfBlock(Block):
 
 
 class OneSideReader(Reader):
-    """Reader that wraps another reader and yields the rows of one side.
+    """Reader that wraps another reader and yields either its training rows or its held-out rows.
 
     Args:
         reader: reader to wrap.
         ratio: `dev_ratio`.
-        held_out: whether to yield the rows that are held out, or the others.
+        held_out: True: yield the held-out rows; False: yield the training rows.
     """
 
     def __init__(self, reader: Reader, ratio: float, held_out: bool) -> None:
@@ -70,7 +70,7 @@ class OneSideReader(Reader):
             yield OneSideOfBlock(block.end, block.fraction, block, self._ratio, self._held_out)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the fingerprint of the wrapped reader, combined with the ratio and the side."""
+        """Return the fingerprint of the wrapped reader, combined with `ratio` and `held_out`."""
         name, digest = self._reader.fingerprint(observe)
         self.size = self._reader.size
         return name, f"{digest} {'held out' if self._held_out else 'rest'} {self._ratio!r}"

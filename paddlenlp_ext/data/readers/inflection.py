@@ -79,7 +79,7 @@ class Item:
 
 
 def lexicon_path() -> Path:
-    """Return the path of the lexicon, without importing its package.
+    """Return the path of the lexicon, without importing `lemminflect`.
 
     Raises:
         ValueError: `lemminflect` is not installed, or has no lexicon.

@@ -29,7 +29,7 @@ class ParquetReader(FileReader):
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
         """Yield blocks, starting at a cursor; row groups before the cursor are not read."""
         parquet = import_extra("pyarrow.parquet", "parquet", self.name)
-        # A footer with damaged names of columns raises the last two.
+        # A footer with damaged column names raises KeyError or UnicodeDecodeError.
         damaged = (OSError, import_extra("pyarrow", "parquet", self.name).ArrowException, KeyError, UnicodeDecodeError)
         (row,) = start or (0,)
         try:

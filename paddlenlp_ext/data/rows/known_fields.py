@@ -121,7 +121,7 @@ REFUSALS = (
             "sort",
             "completions",
         ),
-        "belongs to preference training, and is read by pnx dpo in its own formats only",
+        "is read only in the row formats of preference training (pnx dpo, pnx reward)",
         "write the better answer as the answer, and remove the field",
     ),
     Refusal(

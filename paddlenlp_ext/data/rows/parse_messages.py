@@ -84,7 +84,7 @@ def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Me
 def read_tools(row: dict[str, Any]) -> tuple[dict[str, Any], ...]:
     """Return the tool specifications of a row in OpenAI's form.
 
-    They are in the field `tools` or `functions`, as a list or as JSON text.
+    The field `tools` or `functions` holds the specifications as a list or as JSON text.
 
     Raises:
         InvalidRowError: a specification has no name or the wrong type, or the row has both `tools` and `functions`.

@@ -29,7 +29,7 @@ from paddlenlp_ext.data.tokenization.workers import BlockEncoder
 from paddlenlp_ext.utils.logging import get_logger
 
 WINDOW_TOKENS = 1 << 24
-"""Maximum number of tokens of a window; their arrays take 80 MB."""
+"""Number of tokens at which a window ends; the arrays of so many tokens take 80 MB."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -136,7 +136,7 @@ class Renderings:
         return spans
 
     def _window(self, answers: Sequence[int], first: int) -> list[int]:
-        """Return the message indices of a window: system messages, a question, and all messages up to the last answer.
+        """Return the message indices of a window: system messages, a question, and the messages up to its last answer.
 
         Args:
             answers: message indices of the answers.
@@ -256,7 +256,7 @@ class Renderings:
 
 
 def _have_equal_starts(text: str, shorter: str, span: tuple[int, int]) -> bool:
-    """Return whether two texts are equal up to the end of a span, which is compared first."""
+    """Return whether two texts are equal up to the end of a span."""
     start, end = span
     return text[start:end] == shorter[start:end] and text.startswith(shorter[:end])
 

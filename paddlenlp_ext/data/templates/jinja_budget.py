@@ -18,7 +18,7 @@ MAX_SECONDS = 3.0
 MAX_WORK = 1 << 26
 """Maximum number of characters that the operations of a rendering may process, weighted by their costs."""
 _WORK_PER_CHAR = 64
-"""Additional work for each character of the conversation, because long texts are copied several times."""
+"""Work allowed in addition to `MAX_WORK` per character of the conversation, because texts are copied several times."""
 _MAX_ADDED_WORK = 1 << 28
 _WORK_PER_OPERATION = 16
 _WORK_BETWEEN_CHECKS = 256

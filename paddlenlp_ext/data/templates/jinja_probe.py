@@ -82,8 +82,8 @@ def probe_template(renderer: Renderer, kwargs: Mapping[str, Any], special: re.Pa
     headers = _headers(base, prompt, full)
     if not headers and not renderer.is_marked:
         raise ValueError(
-            "the generation prompt of the chat template is not a prefix of the answered question, so answers "
-            f"cannot be located; {REMEDY}"
+            "the chat template does not write answers directly after its generation prompt, so answers cannot be "
+            f"located; {REMEDY}"
         )
     opening, closing = THINK_TAGS
     if renderer.reasoning_key is not None:

@@ -33,8 +33,8 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 _MAX_ERROR_CHARS = 1000
 
 MAX_WORK_PER_ROW = 1 << 21
-"""Maximum work of all renderings of a row: each message and each 256 characters count 1. This is half a minute of
-processor time."""
+"""Maximum work of all renderings of a row: each message and each 256 characters count 1. This takes about half a
+minute of processor time."""
 
 Spans = list[tuple[int, int]]
 
@@ -46,7 +46,7 @@ def check_work(work: int) -> None:
         InvalidRowError: the work exceeds `MAX_WORK_PER_ROW`.
     """
     if work > MAX_WORK_PER_ROW:
-        problem = "the conversation has too many turns for a template that rewrites earlier turns"
+        problem = "the conversation has too many turns for the chat template"
         raise InvalidRowError(REFUSED, f"{problem}; split it into several rows")
 
 
@@ -121,7 +121,7 @@ class Renderer:
         """Return the text of a conversation, with the generation prompt if `for_generation` is set.
 
         Raises:
-            InvalidRowError: the template raises an error, or exceeds the limits of jinja_sandbox.py.
+            InvalidRowError: the template raises an error, or exceeds the limits of jinja_budget.py.
         """
         messages = self.dictionaries(conversation)
         with _bounded(self._source(kwargs), conversation) as name:
@@ -167,7 +167,7 @@ class Renderer:
         """Return the messages as dicts for the template.
 
         Raises:
-            InvalidRowError: an answer has two different reasoning texts, or the template does not write reasoning.
+            InvalidRowError: an answer has two different reasoning texts, or reasoning that the template does not write.
         """
         return [self._dictionary(message) for message in conversation.messages]
 

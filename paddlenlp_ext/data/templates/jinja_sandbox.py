@@ -10,9 +10,6 @@ is charged to the budget of the rendering (jinja_budget.py):
 transformers renders the template, but receives only a name for the template; `bound_template` replaces the empty code
 that transformers compiled for the name with the charging code of the template. transformers must not compile the
 template itself, because the compiler evaluates constant expressions.
-
-Limits of the operating system would need a child process for each process that renders, and importing transformers in
-the child process takes 1.2 s.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ _CHARGING_FILTERS = {
     _DIFFERENCE: budgets.subtracted,
     _TEXT: budgets.joined,
 }
-"""Filters that charge values; a template cannot call them, because the names contain a space."""
+"""Filters that charge values; a template cannot call them, because their names contain a space."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -60,7 +57,7 @@ def _compiled(text: str) -> tuple[str, Template]:
 
 
 def compile_bounded(environment: Environment, text: str) -> Template:
-    """Compile a template, and charge its operations within a block of `limited`.
+    """Compile a template; its operations are charged when it is rendered within a block of `limited`.
 
     Args:
         environment: a sandboxed environment, which is changed and must not have compiled other templates.

@@ -1,4 +1,4 @@
-"""Chat templates in the format of PaddleNLP's `chat_template.json`, with separate Jinja templates per message.
+"""Chat templates in the format of PaddleNLP's `chat_template.json`, with a Jinja template for each kind of message.
 
     {"system": "...{{system}}...", "conversation": ["...{{user}}...", "{{bot}}..."], "query": "...{{query}}..."}
 
@@ -140,4 +140,4 @@ def _render(piece: str, path: Path, **variables: str) -> str:
         check_characters(text)
         return text
     except Exception as error:  # templates are programs and may raise any exception
-        raise ValueError(f"{path}: the piece {piece[:200]!r} is not valid Jinja: {error}") from error
+        raise ValueError(f"{path}: the piece {piece[:200]!r} cannot be rendered: {error}") from error

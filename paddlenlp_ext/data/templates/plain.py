@@ -15,8 +15,8 @@ from paddlenlp_ext.data.templates.text_encoder import TextEncoder
 class PlainTemplate(ChatTemplate):
     """Template that writes question, answer and end token of every turn, without markers.
 
-    The text begins with the prefix of the tokenizer, such as bos. A system prompt and a line break precede the first
-    question. Questions and answers are encoded separately.
+    The text begins with the prefix of the tokenizer, such as bos. A system prompt is followed by a line break and the
+    first question. Questions and answers are encoded separately.
 
     Raises:
         ValueError: the tokenizer has no end token.

@@ -50,7 +50,7 @@ def check_characters(text: str) -> None:
     """Check that a text has no unpaired surrogate, which tokenizers cannot encode.
 
     Raises:
-        InvalidRowError: the text has an unpaired surrogate; the message has its position.
+        InvalidRowError: the text has an unpaired surrogate; the message states its position.
     """
     found = None if text.isascii() else _SURROGATE.search(text)
     if found is not None:

@@ -41,8 +41,8 @@ def cache_key(
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.
-        reads_more: whether tokenization version 1 may have dropped rows that are valid, such as rows with consecutive
-            questions.
+        reads_more: whether tokenization version 1 may have dropped rows that are now valid, such as rows with
+            consecutive questions.
     """
     keys = [_PlainKeys() for _ in readers]
     parts: dict[str, Any] = {

@@ -3,10 +3,12 @@
 `src_length` limits the prompt of every turn, including the system prompt in the first turn. `max_length` limits the
 row. `truncation` selects the treatment of rows that exceed a limit:
 
-    right   The end of each user message is removed, then the row ends after `max_length` tokens. A truncated answer
-            has no end token, so the model does not learn to stop early. Later turns are dropped.
-    left    The oldest turns are dropped until the remaining turns fit, then the beginning of each user message is
-            removed. Answers are never truncated. A row is invalid if its last answer does not fit.
+    right   In prompts over `src_length`, the end of the user message is removed. Then the row ends after `max_length`
+            tokens. A truncated answer has no end token, so the model does not learn to stop early. Later turns are
+            dropped.
+    left    The oldest turns are dropped until the remaining turns fit. Then the beginning of the user message is
+            removed from prompts that are too long. Answers are never truncated. A row is invalid if its last answer
+            does not fit.
     drop    The row is dropped and counted.
     error   The row is invalid.
 
@@ -145,7 +147,7 @@ def _truncate_left(
         for index, (turn, cap) in enumerate(zip(turns, caps, strict=True))
     ]
     if (length := sum(turn.length for turn in remaining)) > limits.max_length:
-        message = f"the last turn takes {length} of max_length's {limits.max_length} tokens; raise max_length"
+        message = f"the last turn takes {length} tokens, more than max_length {limits.max_length}; raise max_length"
         raise InvalidRowError(NO_ROOM, message)
     return remaining, num_answers - len(conversation.answers)
 

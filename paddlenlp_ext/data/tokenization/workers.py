@@ -43,7 +43,8 @@ def num_workers(requested: int | None, num_bytes: int) -> int:
     """Return the number of processes that tokenize a dataset.
 
     Args:
-        requested: `dataset_num_proc`; None: one process per available processor, fewer for little data.
+        requested: `dataset_num_proc`; None: on Linux, one process per available processor, but fewer for little data;
+            on other systems, one process.
         num_bytes: size of the data files.
     """
     if requested is not None:
@@ -155,7 +156,7 @@ def tokenize(
         encoder: encoder of the rows.
         folder: directory of the arrays.
         bad_rows: "error" or "drop".
-        num_processes: number of processes; None: one per available processor.
+        num_processes: number of processes; None: see `num_workers`.
 
     Raises:
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.

@@ -143,7 +143,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space and in Unicode form NFKC, because tokenizers may normalize both."""
+    """Return a text without white space, in Unicode form NFKC; tokenizers may change both."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
