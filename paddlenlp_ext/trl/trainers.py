@@ -126,8 +126,8 @@ class _TaskTrainer:
         """Train, or resume from a checkpoint.
 
         Args:
-            resume_from_checkpoint: True for the newest checkpoint in `output_dir`, or the path of a checkpoint; None: as
-                in `run_keys`.
+            resume_from_checkpoint: path of a checkpoint; True: the newest checkpoint in `output_dir`; None: as in
+                `run_keys`.
 
         Raises:
             ValueError: `train_dataset` is not set, or the output folder, checkpoint or configuration is invalid.
