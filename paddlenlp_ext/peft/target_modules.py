@@ -90,7 +90,7 @@ def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
 
 
 def by_pattern(pattern: Mapping[str, Any], name: str, otherwise: Any) -> Any:
-    """Return the value of the first pattern that matches `name` or a dotted suffix of it; without one, `otherwise`."""
+    """Return the value of the first pattern that matches `name` or a dotted suffix of `name`, else `otherwise`."""
     return next((value for key, value in pattern.items() if re.match(rf"(.*\.)?({key})$", name)), otherwise)
 
 

@@ -98,7 +98,7 @@ class _ArrayUnpickler(pickle.Unpickler):
 
 
 def _array(path: Path, name: Any, value: Any) -> np.ndarray:
-    """Return the array in `value`: an array (bfloat16 as uint16), or a tuple of Paddle's tensor name and an array."""
+    """Return the array in `value`, which is an array (bfloat16 as uint16) or a tuple of tensor name and array."""
     if isinstance(value, tuple) and len(value) == 2:
         value = value[1]
     if not isinstance(name, str) or not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
