@@ -17,8 +17,8 @@ class DataConfig(OptionGroup):
         None,
         aliases=("data",),
         winning_aliases=("task_name_or_path",),
-        help="file of training rows, folder with train.json and dev.json (docs/data.md: other layouts), built-in name "
-        "or hub id; several datasets, separated by commas, are read in order",
+        help="training rows: file, folder with train.json and dev.json, built-in name or hub id (docs/data.md); "
+        "commas separate several datasets",
     )
     train_dataset_prob: str | None = option(
         None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
@@ -28,34 +28,34 @@ class DataConfig(OptionGroup):
         None, help='columns to rename to fields of a row format, such as {"question": "src", "answer": "tgt"}'
     )
     dataset_num_proc: int | None = option(
-        None, minimum=1, help="number of processes that tokenize a dataset; unset: one per available processor"
+        None, minimum=1, help="number of processes that tokenize a dataset; unset: one per processor"
     )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
         aliases=("eval_dataset",),
-        help="datasets for evaluation, in place of the dev split of the training dataset: a path, a list of paths, or "
-        "an object {name: path}",
+        help="datasets for evaluation: a path, a list of paths, or an object {name: path}; unset: dev split of "
+        "dataset_name_or_path",
     )
     dev_ratio: float = option(
         0.0,
         minimum=0,
         below=1,
-        help="fraction of the training rows that are held out as eval rows, chosen by a hash of their content",
+        help="fraction of the training rows to hold out as eval rows; a hash of the content selects the rows",
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
-    max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) and of a pack")
+    max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) or pack")
     truncation: str = option(
         "right",
         choices=("right", "left", "drop", "error"),
         aliases=("truncation_side",),
-        help="rows longer than max_length: truncate on this side, drop the row, or stop with an error",
+        help="treatment of rows longer than max_length: truncate right or left, drop the row, or stop with an error",
     )
     bad_rows: str = option(
         "error",
         choices=("error", "drop"),
         aliases=("on_invalid_row",),
         synonyms={"raise": "error", "skip": "drop"},
-        help="invalid rows: stop with an error (also: raise), or drop them (also: skip)",
+        help="treatment of invalid rows: stop with an error (or: raise), or drop the row (or: skip)",
     )
     chat_template: str | None = option(
         None, help="file with a chat template; unset: the tokenizer's own; none: no template"
@@ -66,25 +66,25 @@ class DataConfig(OptionGroup):
     learn_empty_think: bool = option(
         False, help="train on the empty reasoning block that a template writes before an answer"
     )
-    mask_reasoning: bool = option(False, help="do not train on the reasoning of answers, only on the text after it")
+    mask_reasoning: bool = option(False, help="do not train on the reasoning of answers")
     zero_padding: bool = option(
-        False, winning_aliases=("intokens",), help="pack rows, in order, into sequences of at most max_length tokens"
+        False, winning_aliases=("intokens",), help="pack consecutive rows into sequences of at most max_length tokens"
     )
     greedy_zero_padding: bool = option(
-        False, help="with zero_padding: choose rows that fill each pack, not consecutive rows"
+        False, help="with zero_padding: combine rows that fill a pack, instead of consecutive rows"
     )
     pad_to_multiple_of: int | None = option(
         None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"
     )
     pad_to_max_length: bool = option(False, help="pad every row to max_length")
-    lazy: bool = option(False, help="read and tokenize rows during training, as a stream in constant memory")
+    lazy: bool = option(False, help="stream rows: read and tokenize rows during training, in constant memory")
     shuffle_buffer_size: int = option(
         8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"
     )
     dataloader_num_workers: int = option(
         0,
         minimum=0,
-        help="with lazy: number of processes that tokenize in the background; 0: rows are tokenized on demand",
+        help="with lazy: number of processes that tokenize in the background; 0: tokenize in the training process",
     )
     autoregressive: bool = option(False, help="train on every token of src or text (plain language modelling)")
     use_pose_convert: bool = option(
@@ -98,7 +98,7 @@ class DataConfig(OptionGroup):
         0.2,
         minimum=0,
         maximum=1,
-        help="stop if truncation and dropped rows lose more than this fraction of the training targets or rows",
+        help="stop if more than this fraction of the target tokens or rows is lost by truncation and dropped rows",
     )
 
     @property

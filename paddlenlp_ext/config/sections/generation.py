@@ -13,12 +13,11 @@ class GenerationConfig(OptionGroup):
 
     compute_metrics: str | None = option(
         None,
-        help="with eval_with_do_generation: dotted path of a function that computes further metrics; its module is "
-        "imported, which runs its code",
+        help="with eval_with_do_generation: function for further metrics: module.function, or file.py:function",
     )
     eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
     eval_labels: bool = option(
-        False, help="with eval_with_do_generation: answers are class labels (precision, recall, F1; label_scores.json)"
+        False, help="with eval_with_do_generation: score answers as class labels (precision, recall, F1)"
     )
     save_generation_output: bool = option(False, help="write the generated answers to generated_output.json")
     max_new_tokens: int | None = option(
@@ -28,4 +27,4 @@ class GenerationConfig(OptionGroup):
     top_p: float = option(
         1.0, above=0, maximum=1, help="nucleus sampling: sample from the top tokens up to this total probability"
     )
-    temperature: float = option(1.0, above=0, help="softmax temperature; lower is more deterministic")
+    temperature: float = option(1.0, above=0, help="softmax temperature of sampling")

@@ -45,12 +45,12 @@ class ModelConfig(OptionGroup):
         None, help="folder or hub id of the tokenizer; unset: the tokenizer of the model"
     )
     add_tokens: tuple[str, ...] | None = option(
-        None, help="tokens to add to the tokenizer; their new rows in embedding and lm_head are trained"
+        None, help="tokens to add to the tokenizer; the new rows of embedding and lm_head are trained"
     )
     add_special_tokens: tuple[str, ...] | None = option(
-        None, help="special tokens to add, such as chat markers, which are skipped when answers are decoded"
+        None, help="special tokens to add, such as chat markers; decoded answers omit special tokens"
     )
-    resize_vocab: bool = option(False, help="resize embedding and lm_head to the number of tokens of the tokenizer")
+    resize_vocab: bool = option(False, help="resize embedding and lm_head to the size of the tokenizer's vocabulary")
     resize_to_multiple_of: int | None = option(
         None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this value"
     )
@@ -58,14 +58,13 @@ class ModelConfig(OptionGroup):
     use_flash_attention: bool = option(
         False,
         aliases=("flash_attention",),
-        help="on a GPU, use FlashMask, or Triton kernels for what FlashMask does not support (docs/gpu.md), instead of "
-        "blockwise attention in plain Paddle; no effect on the CPU",
+        help="on a GPU, use FlashMask or Triton kernels instead of blockwise attention in plain Paddle (docs/gpu.md); "
+        "no effect on the CPU",
     )
     flash_mask: bool = option(
         False,
         aliases=("flashmask",),
-        help="switch on zero_padding and use_flash_attention, which together select FlashMask on a GPU; "
-        "false has no effect",
+        help="switch on zero_padding and use_flash_attention, which select FlashMask on a GPU; false has no effect",
     )
     weight_quantize_algo: str | Mapping[str, Any] | None = option(
         None,
@@ -73,12 +72,12 @@ class ModelConfig(OptionGroup):
         help="quantize the frozen base weights (QLoRA); an object maps layer patterns to formats (null: not quantized)",
     )
     weight_blocksize: int = option(
-        64, minimum=2, aliases=("qlora_weight_blocksize",), help="number of weights that share a scale in nf4 and fp4"
+        64, minimum=2, aliases=("qlora_weight_blocksize",), help="nf4 and fp4: number of weights that share a scale"
     )
     weight_double_quant: bool = option(
         False,
         aliases=("qlora_weight_double_quant",),
-        help="quantize the scales of nf4 and fp4 too (double quantization)",
+        help="nf4 and fp4: quantize the scales too (double quantization)",
     )
     weight_double_quant_block_size: int = option(
         256,
@@ -94,14 +93,13 @@ class ModelConfig(OptionGroup):
     rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
         False,
-        help="extend the model's context length with the strategy named in strategy_name; the saved config.json has "
-        "the new length",
+        help="extend the context length of the model with the strategy strategy_name",
     )
     strategy_type: str | None = option(
         None,
         choices=tuple(LONG_SEQUENCE_STRATEGIES),
         synonyms=TYPE_SPELLINGS,
-        help="PaddleNLP module of the strategy; unset: derived from strategy_name",
+        help="kind of the strategy, with PaddleNLP's names; unset: derived from strategy_name",
     )
     strategy_name: str | None = option(
         None,
@@ -110,7 +108,7 @@ class ModelConfig(OptionGroup):
         help="long-sequence strategy; short names: default, linear, ntk, dynamic, yarn, longrope, llama3, alibi",
     )
     rope_scaling_factor: float = option(
-        1.0, minimum=1, help="ratio of the target context length to the trained context length"
+        1.0, minimum=1, help="target context length divided by the trained context length"
     )
     strategy_parameters: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None, help="further parameters of the strategy, with the keys of transformers' rope_parameters"

@@ -32,18 +32,16 @@ class OptimConfig(OptionGroup):
         "linear",
         choices=SCHEDULES,
         synonyms={"cosine_with_min_lr": "cosine"},
-        help="shape of the learning rate schedule after warmup; cosine_with_min_lr is read as cosine, which ends at "
-        "min_learning_rate",
+        help="learning rate schedule after warmup; cosine_with_min_lr means cosine with min_learning_rate",
     )
-    warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; if above 0, it overrides warmup_ratio")
+    warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; a value above 0 overrides warmup_ratio")
     warmup_ratio: float = option(0.0, minimum=0, maximum=1, help="fraction of total steps used for warmup")
     min_learning_rate: float = option(0.0, minimum=0, help="learning rate at the end of the decay")
     decay_steps: int = option(0, minimum=0, help="step at which the decay ends; 0: the last step")
     num_cycles: float | None = option(
         None,
         above=0,
-        help="cosine: number of periods (unset: 0.5); cosine_with_restarts: number of times that the learning rate "
-        "falls (unset: 1)",
+        help="cosine: number of periods (unset: 0.5); cosine_with_restarts: number of decays (unset: 1)",
     )
     power: float = option(1.0, above=0, help="polynomial: exponent of the decay")
     lr_end: float = option(

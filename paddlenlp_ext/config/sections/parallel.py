@@ -37,8 +37,8 @@ class ParallelConfig(OptionGroup):
     sharding: str = option(
         "",
         flags=("stage1", "stage2", "stage3", "offload"),
-        help="ZeRO: shard optimizer state (stage1 to 3), gradients (stage2 and 3), weights (stage3); "
-        "offload: experimental",
+        help="ZeRO: stage1 shards the optimizer state, stage2 also the gradients, stage3 also the weights; "
+        "offload (experimental) keeps optimizer state in host memory",
     )
     sharding_parallel_degree: int = option(
         -1,
@@ -63,5 +63,5 @@ class ParallelConfig(OptionGroup):
     hybrid_parallel_topo_order: str = option(
         "pp_first",
         choices=("pp_first", "sharding_first"),
-        help="axis of the device mesh that follows the outermost axis (data): pipeline or sharding",
+        help="second axis of the device mesh, after the data axis: pipeline or sharding",
     )

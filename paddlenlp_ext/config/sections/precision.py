@@ -25,7 +25,7 @@ class PrecisionConfig(OptionGroup):
     master_weight: bool = option(
         True,
         aliases=("multi_precision",),
-        help="with O2: keep float32 master weights; false: no master weights, updates are rounded stochastically",
+        help="with O2: keep float32 master weights; false: round updates stochastically instead",
     )
     amp_master_grad: bool = option(
         False,

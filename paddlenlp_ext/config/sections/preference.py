@@ -49,14 +49,12 @@ class PreferenceConfig(OptionGroup):
     sft_loss_ratio: float = option(
         0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 means 1"
     )
-    reference_free: bool = option(
-        False, help="treat all answers as equally likely under the reference model, as simpo and orpo always do"
-    )
+    reference_free: bool = option(False, help="train without a reference model, as simpo and orpo do")
     ref_model_update_steps: int = option(
         -1, minimum=-1, help="copy the trained weights to the reference model after this many steps; -1: never"
     )
     share_prompt: bool = option(
-        True, help="compute the prompt of a pair once, followed by both answers; false: once for each answer"
+        True, help="compute the prompt of a pair once for both answers; false: once for each answer"
     )
 
     @property

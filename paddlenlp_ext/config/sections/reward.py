@@ -16,5 +16,5 @@ class RewardConfig(OptionGroup):
     )
     regularization: float = option(0.0, minimum=0, help="weight of the mean square of a pair's rewards")
     share_prompt: bool = option(
-        True, help="compute the prompt of a pair once, followed by both answers; false: once for each answer"
+        True, help="compute the prompt of a pair once for both answers; false: once for each answer"
     )

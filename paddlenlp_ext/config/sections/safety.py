@@ -27,14 +27,14 @@ class SafetyConfig(OptionGroup):
     max_nan_steps: int = option(
         10,
         minimum=1,
-        help="maximum number of consecutive steps that nan_policy skips or rolls back; one more is an error",
+        help="maximum number of consecutive steps that nan_policy skips or rolls back",
     )
     loss_spike_sigma: float = option(
         6.0, minimum=0, help="warn if the loss is this many standard deviations above its running mean; 0: never"
     )
     loss_spike_window: int = option(50, minimum=2, help="number of steps in the running mean")
     skip_data_intervals: object | None = option(
-        None, help="steps whose data are skipped: pairs [first, last], counted from 1, such as [[100, 120]]"
+        None, help="steps to skip: pairs [first, last], counted from 1, such as [[100, 120]]"
     )
     max_train_time: float | str | None = option(
         None,

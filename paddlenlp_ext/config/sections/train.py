@@ -20,8 +20,8 @@ class TrainConfig(OptionGroup):
     overwrite_output_dir: bool = option(False, help="start over in an output_dir that contains checkpoints")
     resume_from_checkpoint: bool | str | None = option(
         None,
-        help="true: resume from the newest checkpoint in output_dir; auto: the same if a "
-        "checkpoint exists; or a checkpoint folder",
+        help="true: resume from the newest checkpoint in output_dir; auto: the same, or start a new run if there is "
+        "none; a path: resume from this checkpoint",
     )
     ignore_data_skip: bool = option(False, help="on resume, start the epoch again from its first row")
     do_train: bool = option(False, help="train the model")
@@ -31,7 +31,7 @@ class TrainConfig(OptionGroup):
     per_device_eval_batch_size: int = option(8, minimum=1, help="rows per batch in evaluation")
     gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and replica")
     num_train_epochs: float = option(3.0, above=0, help="number of passes over the training rows")
-    max_steps: int = option(-1, minimum=-1, help="total optimizer steps; if above 0, it overrides num_train_epochs")
+    max_steps: int = option(-1, minimum=-1, help="optimizer steps; a value above 0 overrides num_train_epochs")
     logging_steps: int = option(500, minimum=1, help="steps between log entries")
     evaluation_strategy: str = option(
         "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps steps"
@@ -54,19 +54,22 @@ class TrainConfig(OptionGroup):
     metric_for_best_model: str | None = option(
         None,
         help=f"metric that selects the best checkpoint; unset: loss; one of {', '.join(METRICS)}, or a metric of "
-        "compute_metrics; with several dev sets: <name>_<metric>, otherwise the metric of the first dev set",
+        "compute_metrics; with several dev sets: <name>_<metric>, or <metric> for the first dev set",
     )
     greater_is_better: bool | None = option(
-        None, help="whether a greater metric is better; unset: true except for loss and perplexity"
+        None,
+        help="whether a greater metric is better; unset: false for losses, perplexity and unknown_labels, else true",
     )
     early_stopping: bool | None = option(
         None, help="stop early when the metric no longer improves; unset: on if early_stopping_patience is set"
     )
     early_stopping_patience: int | None = option(
-        None, minimum=1, help="stop after this many evaluations in a row without improvement; unset: 4"
+        None,
+        minimum=1,
+        help="stop after this many consecutive evaluations without improvement; unset: 4 with early_stopping",
     )
     early_stopping_threshold: float = option(
-        0.0, minimum=0, help="an improvement counts for early stopping if it is larger than this value"
+        0.0, minimum=0, help="minimum improvement for early stopping; an improvement must exceed this value"
     )
     seed: int = option(
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
@@ -83,8 +86,8 @@ class TrainConfig(OptionGroup):
     )
     refined_recompute: str = option(
         "",
-        help="outputs to save in recomputed layers, and in how many layers, such as mlp_row_ln:5,flash_attn:-1 "
-        "(-1: all layers)",
+        help="outputs that recomputed layers save, each with a number of layers (-1: all), such as "
+        "mlp_row_ln:5,flash_attn:-1",
     )
     no_recompute_layers: object | None = option(
         None, help="indices of layers that are not recomputed, counted from 0, such as [0, 1]"
@@ -98,20 +101,20 @@ class TrainConfig(OptionGroup):
     report_to: tuple[str, ...] = option(
         (),
         choices=REPORTERS,
-        help="also send the logged metrics to these trackers; all: to each installed one (docs/trackers.md)",
+        help="trackers that receive the logged metrics; all: every installed tracker (docs/trackers.md)",
     )
     run_name: str | None = option(None, help="name of the run in trackers; unset: the name of output_dir")
     push_to_hub: bool = option(
         False, help="after training, upload the model or adapter to the Hugging Face hub (docs/models.md)"
     )
     hub_model_id: str | None = option(
-        None, help="repository for push_to_hub: organisation/name; unset: the name of output_dir, under your user name"
+        None, help="with push_to_hub: repository organisation/name; unset: the name of output_dir, under your user name"
     )
     hub_private_repo: bool | None = option(
         None, help="whether a new repository is private; unset: the default of the organisation, usually public"
     )
     callbacks: tuple[str, ...] = option(
-        (), help="callback classes of your own: module.Class, or file.py:Class (docs/trackers.md)"
+        (), help="custom callback classes: module.Class, or file.py:Class (docs/trackers.md)"
     )
 
     @property
