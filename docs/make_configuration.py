@@ -29,11 +29,11 @@ REWARD_KEYS = (
 TOOLKITS = ("<!-- toolkits: made by docs/make_configuration.py -->\n", "<!-- end of toolkits -->\n")
 DEFAULTS = ("<!-- defaults: made by docs/make_configuration.py -->\n", "<!-- end of defaults -->\n")
 
-_NO_DROPOUT = "no decoder of this library has dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
+_NO_DROPOUT = "the decoders have no dropout; PaddleNLP's Llama, Mistral and Qwen2 ignore the key"
 DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
     "sharding_parallel_degree": (
         1,
-        "as in PaddleNLP's code: `sharding` shards over all remaining devices; 1 disables sharding",
+        "as in PaddleNLP's code: -1 means all remaining devices, and 1 no sharding",
     ),
     "position": ("f7", "as in PaddleNLP's code"),
     "intervention_type": ("LoReftIntervention", "only the spelling differs; both spellings are accepted"),
@@ -43,7 +43,7 @@ DIFFERENT_DEFAULTS: dict[str, tuple[Any, str]] = {
     "hidden_dropout_prob": (0.1, _NO_DROPOUT),
     "attention_probs_dropout_prob": (0.1, _NO_DROPOUT),
 }
-"""Key -> its default according to PaddleNLP, and the reason why another one is used here."""
+"""Key -> PaddleNLP's documented default, and the reason for a different default."""
 
 
 def renew(page: str) -> str:
@@ -86,7 +86,7 @@ def defaults_table(known: KnownKeys) -> str:
 
 
 def toolkit_tables() -> str:
-    """Return the keys of other toolkits and what does the same here, as Markdown tables."""
+    """Return the keys of other toolkits and their meanings as Markdown tables."""
     lines = []
     for title, entries in TOOLKIT_GROUPS.items():
         lines += [f"### Toolkit keys: {title}", "", "| toolkit key | here |", "|---|---|"]
@@ -96,7 +96,7 @@ def toolkit_tables() -> str:
 
 
 def _here(entry: Mapping[str, Any]) -> str:
-    """Return what a key of a toolkit means here: the same key, keys for some of its values, or an explanation."""
+    """Return the meaning of a toolkit key: a key, keys for some values, or an explanation."""
     if "is" in entry:
         return f"`{entry['is']}`"
     if entry.get("outcome") == "no effect":

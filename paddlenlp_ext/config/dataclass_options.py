@@ -32,7 +32,7 @@ _SCALARS = (bool, int, float, str)
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """Limits on the values of an option; every limit is optional."""
+    """Limits on the values of an option; None: no limit."""
 
     minimum: float | None = None
     maximum: float | None = None
@@ -108,12 +108,12 @@ def option(
         minimum, maximum: inclusive bounds of a number, or of each number in a list.
         above, below: exclusive bounds of a number, or of each number in a list.
         choices: allowed strings, or allowed elements of a list.
-        flags: allowed words in a string that lists words separated by spaces.
+        flags: allowed words of a string whose words are separated by spaces.
         aliases: other names of the key.
-        winning_aliases: other names that take precedence over the key in the same file (PaddleNLP's deprecated names).
+        winning_aliases: other names that take precedence over the key in the same file.
         synonyms: other name of a choice -> the choice.
-        key: the key in the file, if it differs from the field's name (in an adapter method: from `<switch>_<name>`).
-        arguments: other names that an adapter config's constructor accepts for the field; they are not keys.
+        key: the key in the file; None: the name of the field, in an adapter method after `<switch>_`.
+        arguments: other names of the field as an argument of an adapter config; no keys.
     """
     limits = Limits(
         minimum=minimum,
@@ -142,7 +142,7 @@ def option(
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """Configuration key with its type, limits and help; `section` and `attribute` name the field with its value."""
+    """Configuration key with its type, limits and help; `attribute` is the field of the section's dataclass."""
 
     key: str
     section: str
@@ -166,10 +166,10 @@ class Option:
 
 
 class OptionGroup:
-    """Base class of dataclasses with options; checks values set in Python like values from a file.
+    """Base class of dataclasses whose fields are options; the constructor checks types and limits.
 
-    A string is accepted for a tuple of one string, and a string such as "a,b" for a tuple of choices. A synonym is
-    replaced with its choice.
+    A string is converted to a tuple if the option is a tuple; "a,b" has two elements if the option has choices. A
+    synonym is replaced with its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.
@@ -185,7 +185,7 @@ class OptionGroup:
             self.check_option(option_.attribute, getattr(self, option_.attribute))
 
     def check_option(self, attribute: str, *values: Any) -> None:
-        """Check values for the option of the field `attribute`.
+        """Check values of the field `attribute`.
 
         Raises:
             ValueError: a value has the wrong type or is outside the limits.
@@ -208,15 +208,12 @@ class OptionGroup:
 
 @functools.cache
 def declared_options(group: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass; the default key of an option is the name of its field."""
+    """Return the options of a dataclass, without a section."""
     return tuple(options_of(group, ""))
 
 
 def _has_kind(option: Option, value: Any) -> bool:
-    """Return whether a value set in Python has one of the types of the option.
-
-    An int is accepted as a float. A bool is not accepted as a number.
-    """
+    """Return whether a value from Python has a type of the option; an int is also a float, but a bool is no number."""
     kinds = option.kinds
     if object in kinds:
         return True
@@ -344,7 +341,7 @@ def _from_json(option: Option, written: Any) -> Any:
 
 
 def _listed(option: Option, written: Any) -> Any:
-    """Return the elements of a list that may be written as a string; a string of choices may list several."""
+    """Return the elements of a list, split a string of choices at commas, and wrap another string in a list."""
     if not isinstance(written, str):
         return written
     return [word.strip() for word in written.split(",")] if option.limits.choices is not None else [written]
@@ -361,7 +358,6 @@ def _from_word(option: Option, word: str) -> Any:
     if not kinds.isdisjoint((dict, Mapping)) and word.startswith("{"):
         return _json_word(option, word)
     if not kinds.isdisjoint((list, tuple)) and (str not in kinds or word.startswith("[")):
-        # `a,b`; a JSON list is needed only for elements that contain commas
         return _json_word(option, word) if word.startswith("[") else [part for part in word.split(",") if part]
     return word if str in kinds or object in kinds else _NO_VALUE
 
@@ -375,7 +371,7 @@ def _json_word(option: Option, word: str) -> Any:
 
 
 def _elements(value: Any) -> list[Any]:
-    """Return the values to check: the elements of a list or tuple, the values of an object, or `value` itself."""
+    """Return the values in a list, tuple or object; otherwise `[value]`."""
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list | tuple) else [value]

@@ -46,8 +46,8 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
             raise ValueError(f"eval_dataset_path: two dev sets are named {name!r}; write an object {{name: path}}")
         if name and not _NAME.fullmatch(name):
             raise ValueError(
-                f"eval_dataset_path: {name!r} cannot name metrics; write an object {{name: path}} with names of "
-                "letters, digits, '_', '-' and '.'"
+                f"eval_dataset_path: {name!r} is not a valid name of a dev set; write an object {{name: path}} "
+                "with names of letters, digits, '_', '-' and '.'"
             )
     if not sets:
         raise ValueError("eval_dataset_path is empty; write a file or folder, or leave the key out")
@@ -55,7 +55,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
 
 
 def dev_set_names(data: DataConfig) -> tuple[str, ...]:
-    """Return the names of the dev sets; ("",) if `dev_sets` raises an error, which a validation rule reports."""
+    """Return the names of the dev sets; ("",) if `dev_sets` raises an error."""
     try:
         return tuple(dev_sets(data))
     except ValueError:
@@ -68,7 +68,7 @@ class BestMetric:
 
     Attributes:
         dev_set: name of the dev set; "" for the only dev set.
-        metric: name of the metric, from METRICS or custom.
+        metric: name of the metric.
         greater_is_better: whether greater values are better.
     """
 
@@ -82,21 +82,21 @@ class BestMetric:
         return f"{self.dev_set}_{self.metric}" if self.dev_set else self.metric
 
     def require_known(self, has_custom_metrics: bool) -> None:
-        """Check the metric's name.
+        """Check that the metric is in METRICS, unless the run has custom metrics.
 
         Raises:
-            ValueError: no evaluation computes this metric; with custom metrics, any name is accepted.
+            ValueError: the metric is unknown.
         """
         if self.metric not in METRICS and not has_custom_metrics:
             known = (*METRICS, *SPELLINGS)
             raise ValueError(
                 f"metric_for_best_model: {self.metric!r} is not a metric{did_you_mean(self.metric, known)} Use one of "
-                f"{', '.join(METRICS)}, or set compute_metrics for custom metrics"
+                f"{', '.join(METRICS)}, or set compute_metrics"
             )
 
 
 def best_metric(train: TrainConfig, names: Sequence[str] = ("",)) -> BestMetric:
-    """Return the metric that `metric_for_best_model` names; without a dev set name, the first dev set is used.
+    """Return the metric that `metric_for_best_model` names, by default of the first dev set.
 
     Args:
         train: `config.train`.

@@ -23,7 +23,7 @@ def has_bf16_arithmetic() -> bool:
 
 @functools.cache
 def _processor_flags() -> frozenset[str]:
-    """Return the CPU flags in /proc/cpuinfo; empty if there are none."""
+    """Return the CPU flags in /proc/cpuinfo; empty if the file is missing."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines() if cpuinfo.exists() else []
     flags = next((line for line in lines if line.startswith("flags")), ":")
@@ -31,12 +31,12 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _gpus_hidden() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs. CUDA ignores all entries from the first invalid entry on."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, because it is empty or begins with an invalid entry."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 
 def _paddle_built_for_gpu() -> bool:
-    # The file is read as text because importing Paddle takes seconds.
+    # Read the version file as text, because importing Paddle takes seconds.
     spec = importlib.util.find_spec("paddle")
     if spec is None or spec.origin is None:
         return False

@@ -1,4 +1,4 @@
-"""Collect the problems of a configuration with their locations during parsing, and raise them together."""
+"""Collect the problems of a configuration with their locations, and raise one error."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Error with all problems of a configuration, in parsing order: files first, then the command line.
+    """Error that lists all problems of a configuration, ordered by file and location; the command line comes last.
 
     Args:
         problems: at least one problem.
-        files: the files in the order they were read.
-        subject: name of the configuration in the title of the message, such as "the arguments".
+        files: the files in the order in which they were read.
+        subject: subject of the message, such as "the arguments".
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Report:
     """Problems and notes about a configuration's keys.
 
     Attributes:
-        location_of: function from a key to the location of its value; None if the key is not set.
-        default_location: location of a problem about keys that are not set: the last file, or the command line.
+        location_of: function that returns the location of a key's value; None if the key is not set.
+        default_location: location of problems with keys that are not set: the last file, or the command line.
         problems: problems found so far.
         notes: information for the user, such as a key without effect.
-        invalid_keys: keys with a problem; rules about these keys are skipped.
+        invalid_keys: keys with a problem; rules skip these keys.
     """
 
     location_of: Callable[[str], Location | None] = _never_set

@@ -1,4 +1,4 @@
-"""Print the keys of a program for `--help`: basic keys, then all others by section."""
+"""Print the keys of a program for `--help`: first the basic keys, then the other keys by section."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_schema(program: str) -> dict[str, Any]:
 
 
 def read_aliases(program: str) -> dict[str, str]:
-    """Return the other names of the keys of a program, with the names in other toolkits: name -> key."""
+    """Return the aliases of a program's keys, including the names in other toolkits: alias -> key."""
     references = (
         (alias, entry["$ref"]) for alias, entry in read_schema(program)["properties"].items() if "$ref" in entry
     )
@@ -59,13 +59,13 @@ def read_aliases(program: str) -> dict[str, str]:
 
 
 def file_keys(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return the keys of a schema, without aliases, and the keys of the command line."""
+    """Return the keys of a schema and the keys of the command line, without aliases."""
     own = {key: entry for key, entry in schema["properties"].items() if "x-section" in entry}
     return own | dict(schema["x-command-line"])
 
 
 def print_requested_help(argv: Sequence[str], program: str, script: str) -> None:
-    """Print the stored help of a program and exit if the arguments request it; this takes no time for Paddle."""
+    """Print the help of a program and exit if the arguments request help; Paddle is not imported."""
     if not set(HELP_FLAGS).isdisjoint(argv):
         print_help(read_keys(program), USAGE.format(script), not set(ALL_FLAGS).isdisjoint(argv))
 
@@ -82,7 +82,7 @@ def help_text(keys: Keys, usage: str, with_idle: bool = False) -> str:
     Args:
         keys: the keys of the program.
         usage: first lines of the text.
-        with_idle: whether to list keys that the program accepts and does not use.
+        with_idle: whether to list keys without effect.
     """
     active = {key: entry for key, entry in keys.items() if not entry.get("x-idle")}
     idle = {key: entry for key, entry in keys.items() if key not in active}

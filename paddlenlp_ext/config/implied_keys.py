@@ -1,8 +1,8 @@
-"""Set keys that other keys imply, as PaddleNLP does, and add a note about each.
+"""Set the keys that other keys imply, as PaddleNLP does, with a note for each change.
 
     flash_mask: true, zero_padding unset   ->  zero_padding: true, and a note
 
-Values change before the sections are built, so the rules between keys and `run_config.json` see the final values.
+The values change before the rules between keys are checked and before `run_config.json` is written.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Values = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Adjustment:
-    """Values that a combination of keys implies.
+    """New values of keys, with the reason.
 
     Attributes:
         values: key -> new value.
         reason: text of the note.
-        because: keys that imply the values; the note shows where the user set the first of these keys.
+        because: keys that imply the values; the note gives the location of the first key that is set.
     """
 
     values: dict[str, Any]
@@ -38,7 +38,7 @@ class Adjustment:
 
 
 def adjust(state: ParseState) -> None:
-    """Apply all adjustments in order, with a note for each. A key with an invalid value counts as unset."""
+    """Apply all adjustments in order, with a note for each; a key with an invalid value counts as unset."""
     for find in _ADJUSTMENTS:
         for change in find(state.value):
             state.values.update(change.values)
@@ -46,7 +46,7 @@ def adjust(state: ParseState) -> None:
 
 
 def translate_toolkit_keys(state: ParseState) -> None:
-    """Set the keys that the user's keys of other toolkits stand for, with a note for each (toolkit_keys.json)."""
+    """Translate keys of other toolkits to keys of this project (toolkit_keys.json), with a note for each."""
     for key, entry in state.table.compat.items():
         if key not in state.values or key in state.report.invalid_keys:
             continue
@@ -60,7 +60,7 @@ def translate_toolkit_keys(state: ParseState) -> None:
 
 
 def _set_counterpart(state: ParseState, key: str, here: str, value: Any) -> bool:
-    """Set the key `here` because of `key`; report a problem and return False if `here` has a different value."""
+    """Set `here` to `value` and return True; return False if `here` is invalid or is set to a different value."""
     earlier = state.settings.get(here)
     if here in state.report.invalid_keys:
         return False

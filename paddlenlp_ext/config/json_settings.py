@@ -1,4 +1,4 @@
-"""Read the settings of a flat JSON file; comments and trailing commas are accepted, as in the files of editors.
+"""Read the settings of a flat JSON file; comments and trailing commas are accepted.
 
 {
     // smaller than in the paper
@@ -19,7 +19,7 @@ _STRING_OR_LAST_COMMA = re.compile(rf"{_STRING}|(?<=[^\s,\[{{:])(?P<blank>\s*,)(
 
 
 def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> None:
-    """Append the settings of a JSON text to `settings`, up to the first syntax error.
+    """Append the settings of a JSON text to `settings`; after a syntax error, `settings` has the settings before it.
 
     Raises:
         JsonError: the text is not JSON, is not one object, or has a value that `read_value` rejects.
@@ -50,7 +50,7 @@ def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> 
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """Return the text with spaces in place of the matches of the group `blank`, so that locations do not change."""
+    """Replace the matches of the group `blank` with spaces, which keeps all locations."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["blank"] else match[0], text)
 
 

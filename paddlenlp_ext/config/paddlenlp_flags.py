@@ -1,4 +1,4 @@
-"""Flags of PaddleNLP's `*_parallel_config` keys, and their effect here; docs/configuration.md explains them."""
+"""Flags of PaddleNLP's `*_parallel_config` keys, and their effect here."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_dev_sets_on_the_command_line_are_a_list_or_an_object(tmp_path, words, s
         (["a/dev.json", "b/dev.json"], "two dev sets are named 'dev'; write an object"),
         ({"math": None}, "math has no path"),
         ("a.json,", "a dev set has no path"),
-        ({"a b": "x"}, "'a b' cannot name metrics"),
+        ({"a b": "x"}, "'a b' is not a valid name"),
         ({}, "is empty"),
     ],
 )
