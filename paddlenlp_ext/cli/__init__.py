@@ -25,7 +25,7 @@ def _refuse(module: str) -> None:
     sys.exit(2)
 
 
-if sys.argv[:1] == ["-m"]:  # true while Python imports the package of a module to run
+if sys.argv[:1] == ["-m"]:  # true while `python -m` imports the package of the module to run
     for argument in sys.orig_argv:
         if argument.startswith(f"{__name__}."):
             _refuse(argument)

@@ -63,7 +63,7 @@ def chat(
     source, output = source or sys.stdin, output or sys.stdout
     history: History = []
     if source.isatty():
-        generate(model, [[0]], max_new_tokens=1)  # logs the messages of a first call before the conversation
+        generate(model, [[0]], max_new_tokens=1)  # the first call may log messages, which would interrupt an answer
         output.write("Each line is a message. /reset clears the conversation, /exit ends it.\n")
     while (question := _next_line(source, output)) is not None:
         if question == "/exit":

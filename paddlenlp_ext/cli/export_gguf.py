@@ -94,7 +94,7 @@ def run_export(arguments: ExportGgufArguments) -> str:
 
 
 def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
-    """Return the path of the GGUF file to write.
+    """Check that the GGUF file can be written, and return its path.
 
     Args:
         arguments: the command line.

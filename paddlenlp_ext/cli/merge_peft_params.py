@@ -69,7 +69,7 @@ def merge_arguments(
 
     Args:
         argv: the command line.
-        description: text whose part before the first colon describes the program in the help text.
+        description: docstring of the script; the help text shows the part before the first colon.
         adapter_argument: name of the argument for the adapter folder, such as "--lora_path".
         output_aliases: other spellings of `--output_path`, from PaddleNLP's documentation.
         usage: first lines of the help text; None: the script's name and `description`.

@@ -1,4 +1,4 @@
-"""Print where the results of a run are, and the commands that use them, ready to paste into a shell."""
+"""Describe where the results of a run are, and the commands that use the results, ready to paste into a shell."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def program() -> list[str]:
 
 
 def quote(words: Sequence[str]) -> str:
-    """Join words to a command line of this system's shell."""
+    """Join words into a command line for this system's shell."""
     return subprocess.list2cmdline(words) if sys.platform == "win32" else shlex.join(words)

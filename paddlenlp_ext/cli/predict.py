@@ -105,7 +105,7 @@ def encode_prompts(template: ChatTemplate, questions: Sequence[Prompt], src_leng
     """Return the ids of each prompt; log how many prompts were truncated to `src_length` tokens.
 
     Raises:
-        ValueError: the template cannot render a row, or its constant text alone exceeds `src_length`.
+        ValueError: the template cannot render a row, or a prompt exceeds `src_length` even without its question.
     """
     encoded = []
     for number, question in enumerate(questions, start=1):

@@ -1,4 +1,4 @@
-"""Answer the prompts of a data file, and write each answer to the output file when it is complete."""
+"""Answer the prompts of a data file; the answers are written in parts, so that an interrupted run can continue."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _audit_only(config: RunConfig) -> None:
     """Audit the rows and write the report.
 
     Raises:
-        ValueError: the audit found errors, or truncation loses too many target tokens.
+        ValueError: the audit found errors, or too many target tokens or rows are lost (`max_lost_targets`).
     """
     if not is_main_rank():
         return

@@ -53,7 +53,9 @@ class RunFolder:
 
 
 def find_run(folder: str) -> RunFolder:
-    """Return the model or adapter in a folder, or in its newest checkpoint. The folder need not be from a run.
+    """Return the model or adapter in a folder, or in its newest checkpoint.
+
+    The folder of a model or adapter that no run has written is also accepted.
 
     Raises:
         ValueError: the folder does not exist, or has neither a model nor an adapter nor a checkpoint.

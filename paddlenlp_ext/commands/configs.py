@@ -40,7 +40,7 @@ class ShippedConfig:
     Attributes:
         path: the file.
         name: path below the folder of the shipped configurations.
-        settings: its keys and values.
+        settings: keys and values in the file.
     """
 
     path: Path
@@ -85,7 +85,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def find_configs(words: Sequence[str]) -> list[ShippedConfig]:
-    """Return the shipped configurations that have all words; only one if the first word is its path.
+    """Return the shipped configurations that have all words, or only the configuration whose path is the first word.
 
     Raises:
         ValueError: no configuration has all words.

@@ -38,7 +38,7 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
 def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> NoReturn:
     """Replace this process by Paddle's launcher; on Windows, run the launcher and exit with its code.
 
-    Without GPUs, the processes share the cores, unless the user has set OMP_NUM_THREADS.
+    Without GPUs, the cores are divided evenly among the processes, unless the user has set OMP_NUM_THREADS.
 
     Args:
         command: name of the command, such as "sft".
@@ -47,7 +47,7 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
         has_gpu: whether the processes communicate over NCCL; otherwise, they communicate over gloo.
     """
     require_paddle()
-    if not has_gpu:  # Paddle would set it to 1 when the launcher imports Paddle
+    if not has_gpu:  # otherwise Paddle, which the launcher imports, sets the variable to 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
     words = launch_words(command, num_processes, argv, has_gpu)
     if sys.platform == "win32":

@@ -1,6 +1,6 @@
 """Commands that read a training configuration: sft, dpo, reward, plan, data show and data audit.
 
-They run the program of llm/run_finetune.py, run_dpo.py or run_reward.py. Files with rows may be passed without
+The commands run the program of llm/run_finetune.py, run_dpo.py or run_reward.py. Files with rows may be passed without
 `--data`. The default of do_train is true.
 """
 

@@ -108,7 +108,7 @@ def predict(argv: Sequence[str]) -> None:
     """Answer a file of rows, or score the rows if the model is a reward model.
 
     Raises:
-        ValueError: no rows are named.
+        ValueError: no rows are named, and the run has no dev rows.
     """
     from paddlenlp_ext.cli.predict_arguments import parse_arguments
 

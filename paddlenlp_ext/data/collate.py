@@ -53,8 +53,8 @@ class PackedBatch:
         document_lengths: lengths of the documents of each batch row, with sum S; trailing padding is the last document.
         row_indices: dataset indices of the rows, in batch order.
         num_tokens: number of positions that are not padding.
-        document_parents: for each document of a batch row, the index of its parent, or None. A document continues its
-            parent and attends to it. The attribute is None if no document of the batch has a parent.
+        document_parents: for each document of a batch row, the index of the document that it continues and attends to,
+            or None. The attribute is None if no document of the batch continues another document.
         padding: number of padding positions at the end of each batch row.
     """
 
@@ -214,8 +214,8 @@ def build_collate(
         rows: the dataset.
         data: `config.data` of a run.
         pad_token_id: token at padding positions.
-        vocab_size: vocabulary size of the model. The returned function raises ValueError for a larger token id, because
-            a sharded embedding would silently return zeros.
+        vocab_size: vocabulary size of the model. The returned function raises ValueError for a token id outside the
+            vocabulary, because a sharded embedding would silently return zeros.
         skips: random position ids of training rows (PoSE); None: consecutive position ids.
         collate_packs: function that collates packs of rows; takes the arguments of `collate`.
     """

@@ -23,8 +23,9 @@ the fraction of filled positions with an upper bound. The gap is below 0.1 % for
 most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
 
 Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
-widely in cost: one long row costs more than twenty short rows. In an optimizer step, all devices wait for the slowest
-device, so packs of similar cost are grouped into steps. The rows of a step do not depend on the number of devices.
+widely in cost: one row of 2,000 tokens costs twenty times as much as twenty rows of 100. In an optimizer step, all
+devices wait for the slowest device, so packs of similar cost are grouped into steps. The rows of a step do not depend
+on the number of devices.
 """
 
 from __future__ import annotations

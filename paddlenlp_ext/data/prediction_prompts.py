@@ -28,7 +28,7 @@ class Prompt:
 
     Attributes:
         conversation: messages before the answer to generate, with the tools and template variables of the row.
-        reference: text of the last answer in the row; None if the row has no last answer.
+        reference: text of the last answer in the row; None if the row does not end with an answer.
     """
 
     conversation: Conversation
@@ -164,7 +164,8 @@ def _is_given(answer: Any) -> bool:
 def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: int) -> tuple[list[int], bool]:
     """Return at most `max_tokens` prompt ids, and whether the prompt was truncated.
 
-    Truncation removes the oldest turns first, then the end of the last message. Template text is never removed.
+    Truncation removes the oldest turns first, then the end of the last message. Template text and the system
+    prompt are never removed.
 
     Raises:
         ValueError: the template text and the system prompt alone exceed `max_tokens`.

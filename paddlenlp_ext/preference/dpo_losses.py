@@ -148,7 +148,8 @@ def sigmoid(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
 def robust(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
     """Return the robust DPO loss (arXiv:2403.00409).
 
-    It estimates the DPO loss of correct labels without bias if `label_smoothing` is the fraction of wrong labels.
+    The loss is an unbiased estimate of the DPO loss with correct labels if `label_smoothing` is the fraction of wrong
+    labels.
     """
     logits_N, wrong = options.beta * pairs.margins, options.label_smoothing
     return (wrong * F.log_sigmoid(-logits_N) - (1 - wrong) * F.log_sigmoid(logits_N)) / (1 - 2 * wrong)

@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Generated answers of a run; `before` and `after` say when, such as "step 40"; None without earlier answers."""
+    """Generated answers of a run; `before` (None without earlier answers) and `after` state when, such as "step 40"."""
 
     rows: list[Answer]
     before: str | None
@@ -153,7 +153,7 @@ def read_run(folder: Path, before: Path | None = None) -> Run:
             answers of the first evaluation during training.
 
     Raises:
-        ValueError: the folder has no run, or a file in it is damaged.
+        ValueError: the folder has no run, a file in it is damaged, or `before` has no answers.
     """
     if not any((folder / name).is_file() for name in _KNOWN_FILES):
         if not folder.is_dir():

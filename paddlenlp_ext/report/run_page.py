@@ -169,7 +169,7 @@ def _audit_counts(run: Run) -> list[tuple[str, int]]:
 
 
 def _changed_keys(run: Run) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each key that differs from its default; in earlier versions, of all keys."""
+    """Return key, value and default of each key that differs from its default; for old runs, of all keys."""
     changed = run.start.get("changed_keys")
     if changed is None:
         return [(key, as_text(value), "") for key, value in without_secrets(run.config).items() if value is not None]

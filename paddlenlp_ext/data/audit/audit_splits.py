@@ -62,7 +62,7 @@ def audit_splits(
     Args:
         splits: the splits, training rows first.
         title: names of the datasets, shown in the report.
-        num_processes: number of processes; None: one per available processor.
+        num_processes: number of processes; None: see `num_workers`.
         max_context: context length of the model, in positions; None: unknown.
 
     Raises:

@@ -150,7 +150,7 @@ class AuditedRow:
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
 
     def target_spans(self) -> Iterator[list[np.ndarray]]:
-        """Yield the spans of target tokens in each sequence of each example; a preference pair has two sequences."""
+        """Yield a list of the spans of target tokens for each part of each example, such as an answer of a pair."""
         for example in self.examples:
             for _, tokens, mask in example.parts:
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))

@@ -183,7 +183,7 @@ def _shared_length(answers: dict[str, Any]) -> int:
     """Return the number of characters or messages that both answers start with.
 
     Raises:
-        InvalidRowError: the answers start differently, or one has nothing after the common start.
+        InvalidRowError: the answers are equal or start differently, or one has nothing after the common start.
     """
     (first_name, first), (second_name, second) = answers.items()
     length = 0

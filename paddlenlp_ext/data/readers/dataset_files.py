@@ -55,7 +55,7 @@ def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: 
     """Return the readers of a split of the configured datasets, or of rows in memory.
 
     A single file holds training rows; a single file that `eval_dataset_path` names holds evaluation rows.
-    `column_mapping` renames columns, and with `dev_ratio` the splits "train" and "dev" are parts of the training rows.
+    `column_mapping` renames columns. With `dev_ratio`, the splits "train" and "dev" are parts of the training rows.
 
     Raises:
         ValueError: `dataset_name_or_path` is not set, a dataset has a dev split in spite of `dev_ratio`, or

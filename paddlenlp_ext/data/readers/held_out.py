@@ -19,7 +19,7 @@ _HASH_BYTES = 8
 
 
 def is_held_out(value: Any, ratio: float) -> bool:
-    """Return whether `dev_ratio` = `ratio` holds out a row, a JSON value. The order of keys does not matter."""
+    """Return whether a row is held out if `dev_ratio` is `ratio`; the order of the row's keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big") < ratio * 256**_HASH_BYTES

@@ -27,7 +27,7 @@ class HubReader(Reader):
     Args:
         name: hub id.
         split: "train", "dev" or "test"; `choose_split` selects a split of the data set.
-        task_name: configuration of the data set; None: the data set has only one configuration.
+        task_name: configuration of the data set; None for a data set with a single configuration.
         is_stream: whether to read rows during the download.
 
     Raises:

@@ -23,7 +23,7 @@ class JsonReader(JsonLinesReader):
     """Reader of a JSON array or of JSON lines; the cursor in an array is the (byte, line, column) of an element."""
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield blocks, starting at a cursor; a syntax error in an array yields a last, fatal `InvalidRow`."""
+        """Yield blocks, starting at a cursor; at a syntax error in an array, the last row is a fatal `InvalidRow`."""
         with open_bytes(self.path) as stream:
             is_array = _begins_array(stream)
         if not is_array:

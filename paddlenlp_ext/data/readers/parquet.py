@@ -42,7 +42,7 @@ class ParquetReader(FileReader):
 
 
 def _text_columns(path: Path, footer: Any) -> list[str]:
-    """Return the paths of columns of strings, which may be stored as indices into a dictionary.
+    """Return the paths of the string columns, which are read as indices into a dictionary.
 
     Raises:
         ValueError: a row group expands to too many bytes or values, according to the footer.

@@ -26,7 +26,7 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
         place: the dataset, for the error message.
 
     Raises:
-        ValueError: the dataset lacks the split, or more than one of its names could mean the split.
+        ValueError: the dataset lacks the split, or several of its splits could be meant.
     """
     for group in SPLITS[split]:
         found = [name for name in group if name in names]

@@ -33,7 +33,7 @@ class InvalidRowError(ValueError):
 
 
 class DataError(ValueError):
-    """Error about the invalid rows of a dataset; `problems` holds all rows, and the message lists the first rows."""
+    """Error about the invalid rows of a dataset; `problems` holds all of them, and the message lists the first ones."""
 
     def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)

@@ -62,7 +62,7 @@ THINK_TAGS = ("<think>", "</think>")
 def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Message]:
     """Parse a list of messages; answers count in the loss unless their loss weight is 0.
 
-    A message with the role of a tool call is merged into the answer before it.
+    A tool-call message without reasoning is merged into the answer before it, if both have the same loss weight.
 
     Raises:
         InvalidRowError: a message has a wrong type or role, an empty answer, or a field that is not supported.

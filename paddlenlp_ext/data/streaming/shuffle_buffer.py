@@ -4,9 +4,9 @@
     source 1 --> blocks --> encoded blocks --+--> window --> window --> ...       `mixture` chooses the next source
                                                   rows of a window are shuffled and packed together
 
-A window holds `shuffle_buffer_size` rows, or fewer if the rows are long. The data files and the cursor at the start of
-a window determine its rows. Checkpoints save the cursor, so a resumed run reads the same windows. Epoch n,
-counted from 1, ends when every source has been read to its end at least n times.
+A window holds `shuffle_buffer_size` rows; fewer if the rows are long, or at the end of an epoch. The data files and the
+cursor at the start of a window determine its rows. Checkpoints save the cursor, so a resumed run reads the same
+windows. Epoch n, counted from 1, ends when every source has been read to its end at least n times.
 """
 
 from __future__ import annotations

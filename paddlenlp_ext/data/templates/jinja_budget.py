@@ -127,7 +127,7 @@ def iterate(iterable: Iterable[Any], work: int = WORK_PER_ITEM) -> Iterator[Any]
 
 
 def charged(value: Any) -> Any:
-    """Charge a new value, and return it; an iterator charges its items when they are consumed."""
+    """Charge a new value, and return it; the items of a generator are charged when they are consumed."""
     budget = BUDGET.get()
     if budget is None:
         return value

@@ -39,7 +39,7 @@ class _Label:
 
 
 def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Mapping[str, Any]) -> None:
-    """Check that the template writes tools, tool calls, tool results, reasoning and system messages.
+    """Check that the template writes tools, tool calls, tool results, reasoning, system messages and answers.
 
     Reasoning and contents of answers are checked only in targets, because templates drop earlier reasoning on purpose.
 

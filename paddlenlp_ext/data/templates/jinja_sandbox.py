@@ -64,7 +64,7 @@ def compile_bounded(environment: Environment, text: str) -> Template:
         text: source text of the template.
 
     Raises:
-        TemplateLimitError: the template is too long.
+        TemplateLimitError: the template is too long or too complex, or uses autoescape.
         jinja2.exceptions.TemplateError: the text is not valid Jinja.
     """
     if len(text) > MAX_TEMPLATE_CHARS:
@@ -84,7 +84,7 @@ def bound_template(text: str) -> str:
     """Compile a template with limits, and return the name under which transformers renders it.
 
     Raises:
-        TemplateLimitError: the template is too long.
+        TemplateLimitError: the template is too long or too complex, or uses autoescape.
         jinja2.exceptions.TemplateError: the text is not valid Jinja.
     """
     from transformers.utils.chat_template_utils import _compile_jinja_template

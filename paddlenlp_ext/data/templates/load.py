@@ -33,7 +33,7 @@ def load_template(option: str | None, tokenizer: Any, options: TemplateOptions |
 
     Raises:
         ValueError: the file is missing or not a template, the tokenizer has no end token, the template does not use a
-            variable in `options.kwargs`, or `options.mask_reasoning` is set and the template is not Jinja.
+            variable in `options.kwargs`, or `options` needs a Jinja template and the template is not Jinja.
     """
     return _checked(_load(option, tokenizer, options or TemplateOptions()), options)
 
@@ -79,7 +79,7 @@ def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
         return template
     logger.info(
         "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; the programs of this "
-        "library can render its prompts, but transformers and vLLM cannot",
+        "library can render prompts with it, but transformers and vLLM cannot",
         config.chat_template,
     )
     tokenizer.chat_template = None

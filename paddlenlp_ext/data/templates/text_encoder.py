@@ -61,7 +61,7 @@ def check_characters(text: str) -> None:
 
 
 class TextEncoder:
-    """Encoder of text fragments, without special tokens.
+    """Encoder of text fragments that adds no special tokens.
 
     Some SentencePiece tokenizers add a dummy prefix ("▁") to every text. A fragment that continues another text must
     not get this prefix. The encoder therefore encodes a line break followed by the fragment, and removes the ids of the

@@ -18,8 +18,8 @@ class Document:
         input_ids: int [T].
         labels: int64 [T], the token that each position should predict, or -100 where no loss is computed.
         first_position: offset in the position ids of the row at which the document starts.
-        parent: index in the row of the document that this document continues and attends to; None: the document
-            attends only to itself.
+        parent: index, among the documents of the row, of the document that this document continues and attends to;
+            None: the document attends only to itself.
         answer: index of the answer in the document, among the answers of a row of preference data; -1: none.
     """
 

@@ -39,7 +39,7 @@ def encode_rows(
 ) -> Iterator[TokenizedRow | InvalidRow]:
     """Parse, render, tokenize and truncate rows in order; yield the examples of each row, or one `InvalidRow`.
 
-    With `autoregressive`, rows are plain text, which is tokenized without a template.
+    With `autoregressive`, rows are plain text, which is tokenized without a chat template.
     """
     encode_chunk = _encode_texts if autoregressive else _encode_conversations
     return in_chunks(rows, lambda chunk: encode_chunk(chunk, template, limits))

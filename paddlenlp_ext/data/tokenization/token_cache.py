@@ -68,7 +68,7 @@ def _build(folder: Path, build: Callable[[Path], DataStats]) -> None:
 
 
 def find_damage(folder: Path) -> str | None:
-    """Return a description of the first missing or changed file of a split, or None.
+    """Return a description of the first missing or changed file of a split; None if all files are unchanged.
 
     Files are compared with their checksums. Caches of earlier versions have no checksums; their files are checked by
     loading them.

@@ -60,7 +60,7 @@ class BlockEncoder(Generic[BlockResultT]):
     """Pool of worker processes that encode blocks; a context manager that stops the workers when it exits.
 
     The constructor forks the workers, so create the pool before a device is initialized. Without worker processes,
-    blocks are encoded in the process of the caller.
+    and on other systems than Linux, blocks are encoded in the process of the caller.
 
     Args:
         encoder: function that encodes a block, such as a `RowEncoder`.

@@ -60,7 +60,7 @@ def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("beyond the context", WARNING, CONTEXT_REMEDY)
 def beyond_context(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows with more positions than the model's context; both answers of a pair start at the same position."""
+    """Yield rows with more positions than the model's context; of a pair, the prompt and the longer answer count."""
     for example in row.examples:
         first, *answers = (len(tokens) for _, tokens, _ in example.parts)
         length = first + max(answers, default=0) - 1
@@ -143,7 +143,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space, in Unicode form NFKC; tokenizers may change both."""
+    """Return a text without white space, in Unicode form NFKC, because tokenizers may change spaces and characters."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
