@@ -126,7 +126,7 @@ def table(configs: Sequence[ShippedConfig]) -> str:
 
 
 def copy_config(config: ShippedConfig, destination: str) -> Path:
-    """Copy a configuration to a file or into a folder; return the path of the copy.
+    """Copy a configuration to a file or into a folder ("": the current folder); return the path of the copy.
 
     Raises:
         ValueError: the file exists, or cannot be written.

@@ -88,7 +88,7 @@ def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, R
 
 
 def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
-    """Return the configuration of a run with these keys.
+    """Return the configuration of a run with these keys; `goal` selects the sections.
 
     Raises:
         ConfigError: a key is invalid.

@@ -14,7 +14,8 @@ and a capacity of 10:
 
 Greedy packing: best-fit decreasing cannot fill space that is smaller than the shortest row. If the shortest row has 60
 tokens, a pack may have up to 59 empty positions. Greedy packing therefore adds rows to a pack until one or two unpacked
-rows fill the remaining space but for at most two positions. Among hundreds of rows, such rows nearly always exist.
+rows fill the remaining space but for at most two positions. Such rows nearly always exist among hundreds of rows of
+many lengths.
 
 The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
 integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few

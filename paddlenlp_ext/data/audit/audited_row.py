@@ -190,7 +190,7 @@ CHECKS: Registry[Check] = Registry("check of the audit", "paddlenlp_ext.data.aud
 
 
 def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], CheckFunction]:
-    """Return a decorator that registers a function as a check."""
+    """Return a decorator that registers a function as a check with this name, severity and remedy."""
 
     def register(find: CheckFunction) -> CheckFunction:
         CHECKS.register(name)(Check(Kind(name, severity, remedy), find))

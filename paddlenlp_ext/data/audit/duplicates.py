@@ -77,7 +77,14 @@ class Duplicate:
 
 
 def record_of(text: str, prompt: str, file: int, line: int) -> np.ndarray:
-    """Return the record of a row, a scalar array of dtype `RECORD`; `DuplicateFinder.append` sets the field `split`."""
+    """Return the record of a row, a scalar array of dtype `RECORD`; `DuplicateFinder.append` sets the field `split`.
+
+    Args:
+        text: texts of the row, without system prompts.
+        prompt: texts before the last answer.
+        file: index of the data file.
+        line: line of the row.
+    """
     words, prompt_words = _WORD.findall(text.lower()), _WORD.findall(prompt.lower())
     hashes = np.array([zlib.crc32(word.encode()) for word in words], np.uint64)
     record = np.zeros((), RECORD)

@@ -201,7 +201,7 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
         looked_for = ", ".join(str(folder / f"{split}{end}") for end in (*known_suffixes(), "/*", "-00000-of-00001.*"))
         otherwise = ", or set do_predict to false" if split == "test" else ""
         raise MissingSplitError(
-            f"{error}; add one of {looked_for}, in {folder} or in {folder / 'data'}{otherwise}"
+            f"{error}; add one of {looked_for}, or the same file in {folder / 'data'}{otherwise}"
         ) from None
     if len(found[name]) > 1:
         named = ", ".join(str(files[0]) for files in found[name])

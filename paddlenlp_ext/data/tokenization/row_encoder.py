@@ -163,7 +163,7 @@ def _last_target(turns: Sequence[EncodedTurn]) -> int:
 def _encode_texts(
     chunk: list[SourceRow | InvalidRow], template: ChatTemplate, limits: LengthLimits
 ) -> Iterator[TokenizedRow | InvalidRow]:
-    """Tokenize plain text as answers to empty prompts, so that every token is a target."""
+    """Tokenize plain text as answers to empty prompts, so that every token except the first is a target."""
     read = [_read_text(row) for row in chunk]
     texts = [(RenderedTurn("", "", "", text),) for text in read if isinstance(text, str)]
     encoded = iter(template.encode_turns(texts))
