@@ -94,7 +94,7 @@ def _unused_folder(folder: Path) -> Path:
 
 
 def _ask(question: str, default: str, takes_default: bool) -> str:
-    """Return the answer of the user, or the default for an empty answer.
+    """Return the answer of the user, or the default for an empty answer or if `takes_default` is true.
 
     Raises:
         ValueError: the input has ended.

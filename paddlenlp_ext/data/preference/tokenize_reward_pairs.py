@@ -76,7 +76,7 @@ class RewardEncoder(PreferenceEncoder):
 
 @dataclass(frozen=True)
 class ScoringEncoder(RewardEncoder):
-    """Encoder of rows to score: preference data, or fine-tuning rows, whose last answer is scored."""
+    """Encoder of rows to score: the answers of preference data, or the last answer of fine-tuning rows."""
 
     def parse(self, value: Any) -> tuple[Answer, ...]:
         """Return the answers of a row: a pair with the chosen answer first, or the last answer.
