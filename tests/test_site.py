@@ -23,10 +23,11 @@ VERSIONS = {old.as_uri(): new.as_uri() for pair in CHINESE.items() for old, new 
 """Address of a page -> address of the same page in the other language."""
 
 
-def listed_pages(index: Path) -> set[str]:
-    """Return the pages in the toctrees of a page."""
+def listed_pages(index: Path, caption: str = "") -> set[str]:
+    """Return the pages in the toctrees of a page; with `caption`, only the pages under this caption."""
     trees = re.findall(r"^```\{toctree\}\n(.*?)^```$", index.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return {line for tree in trees for line in tree.splitlines() if line and not line.startswith(":")}
+    chosen = [tree for tree in trees if f":caption: {caption}" in tree]
+    return {line for tree in chosen for line in tree.splitlines() if line and not line.startswith(":")}
 
 
 def test_site_index_lists_exactly_the_pages_of_docs():
@@ -36,7 +37,11 @@ def test_site_index_lists_exactly_the_pages_of_docs():
 
 @pytest.mark.parametrize(
     ("page", "most"),
-    [(README, 700), *((page, 800) for page in GUIDES)],
+    [
+        (README, 700),
+        *((page, 800) for page in GUIDES),
+        *((DOCS / f"{name}.md", 800) for name in sorted(listed_pages(DOCS / "index.md", "How-to"))),
+    ],
     ids=lambda value: Path(str(value)).stem,
 )
 def test_site_guide_is_short(page, most):
