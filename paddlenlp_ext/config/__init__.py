@@ -1,4 +1,4 @@
-"""Configuration of a run: parse flat JSON or YAML files and the command line into a tree of dataclasses.
+"""Configuration of a run: flat JSON or YAML files and the command line, parsed into dataclasses.
 
 `load_run_config` returns a `RunConfig`; `option` declares a key. This package does not import Paddle.
 """

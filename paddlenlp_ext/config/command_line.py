@@ -39,10 +39,10 @@ def parse_arguments(
         argv: the arguments after the program's name.
         options: the accepted arguments.
         usage: first lines of the help text.
-        compat: arguments of the PaddleNLP program that are accepted with neutral values.
+        compat: arguments of PaddleNLP's program without an effect here; other values are errors or notes.
 
     Returns:
-        Values by attribute for the arguments that were passed, and notes for the user.
+        Field of each passed argument -> value, and notes for the user.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
@@ -75,8 +75,8 @@ def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Split the arguments into files and settings.
 
     Settings are `--key value` or `--key=value`. The value of a boolean key is optional (`--lora`), and the key can be
-    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. If a key is
-    repeated, the last value wins. `null` unsets a key.
+    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. `null` unsets a
+    key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -123,9 +123,9 @@ def _is_switch(key: str, table: OptionTable) -> bool:
 
 
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
-    """Return whether `word`, which follows `--key`, is the key's value rather than a file."""
+    """Return whether the word after `--key` is the value of the key, and not a file."""
     if not value_is_optional:
-        # The value of an unknown key is also consumed, because a value read as a file would be reported a second time.
+        # An unknown key also takes a value, which would otherwise be reported as a missing file.
         return bool(table.find(key)) or not word.endswith(FILE_SUFFIXES)
     takes_text = str in table.options[table.find(key)[0]].kinds
     return (

@@ -18,7 +18,7 @@ MAX_BYTES = 1 << 20
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a file up to the first syntax error, and the problems found in the file.
+    """Return the settings of a file up to the first syntax error, and the problems in the file.
 
     Raises:
         StorageError: the file cannot be read.
@@ -39,7 +39,7 @@ def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
 
 
 def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
-    """Return the settings of a text, and the problems: duplicate keys, and the first syntax error.
+    """Return the settings of a text up to the first syntax error, and the problems: this error and duplicate keys.
 
     Args:
         text: contents of the file; a byte order mark at the beginning is skipped.
@@ -62,7 +62,6 @@ def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
 
 def _read_settings(text: str, path: str, settings: list[Setting]) -> None:
     if _is_yaml(path):
-        # Imported for YAML only: importing PyYAML takes longer than reading a file.
         from paddlenlp_ext.config.yaml_settings import read_yaml_settings
 
         read_yaml_settings(text, Location(path, 1, 1), settings)

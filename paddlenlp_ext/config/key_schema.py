@@ -1,7 +1,6 @@
 """Describe the keys of a program as a JSON schema (2020-12): for editors, `--help` and `pnx help`.
 
-`paddlenlp_ext/config/schema/NAME.schema.json` stores the schemas, so that reading them needs neither Paddle nor the
-adapter methods. docs/make_configuration.py writes the files.
+docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, so that `--help` need not import Paddle.
 
 | annotation of a key | meaning |
 |---|---|
@@ -9,10 +8,10 @@ adapter methods. docs/make_configuration.py writes the files.
 | `x-type` | type and limits in words |
 | `x-aliases` | other names of the key |
 | `x-methods` | switches of the adapter methods that have the key |
-| `x-with` | keys that one rule checks together with the key |
-| `x-idle` | true: the program accepts the key and does not use it |
+| `x-with` | keys that share a rule with the key |
+| `x-idle` | true: the key has no effect in the program |
 | `x-toolkit` | true: a key of another toolkit |
-| `x-means` | value of such a key, as text -> keys and values of this library that mean the same |
+| `x-means` | value of a toolkit key, as text -> equal keys and values of this project |
 """
 
 from __future__ import annotations
@@ -63,7 +62,7 @@ def program_schema(program: Program, methods: Mapping[str, type]) -> Schema:
 
 
 def describe_keys(table: OptionTable, unread: Collection[str] = ()) -> dict[str, Schema]:
-    """Return the schema of every key of a program, in the order of the groups, keys of other toolkits last.
+    """Return key -> schema, in the order of the groups; keys of other toolkits come last.
 
     Args:
         table: keys that the program accepts.
@@ -102,7 +101,7 @@ def _type_and_limits(option: Option) -> str:
 
 
 def _accepted(entry: CompatKey | None, option: Option) -> Schema:
-    """Return the accepted values of a key that is not fully implemented; nothing for keys without effect."""
+    """Return the keyword for the accepted values of an unavailable key; empty if any value is accepted."""
     if entry is None or entry.outcome == "no effect" or entry.needs is not None:
         return {}
     neutral = [value for value in entry.neutral if value is not None]
@@ -114,12 +113,12 @@ def _accepted(entry: CompatKey | None, option: Option) -> Schema:
 
 
 def _from_text(value: str) -> Any:
-    """Return the value whose text is a key of `CompatKey.sets`: texts of JSON constants stand for the constants."""
+    """Convert the text of a boolean to the boolean; return other texts unchanged."""
     return json.loads(value) if value in ("true", "false") else value
 
 
 def _values(option: Option) -> Schema:
-    """Return the keywords that accept the values of an option; null is always accepted."""
+    """Return the keywords of JSON schema for the values of an option, including null."""
     if object in option.kinds:
         return {}
     limits, is_list = option.limits, not option.kinds.isdisjoint((list, tuple))
@@ -148,7 +147,7 @@ def _values(option: Option) -> Schema:
 
 
 def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
-    """Return the keywords that accept choices: as a value, as elements of a list, or as values of an object."""
+    """Return the keywords for choices as a value, as list elements or as values of an object."""
     if is_list:
         return {"anyOf": [{"enum": [*choices, None]}, {"type": "array", "items": {"enum": choices}}]}
     if Mapping in option.kinds:
@@ -159,7 +158,7 @@ def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
 
 @cache
 def _keys_in_rules() -> dict[str, set[str]]:
-    """Return the keys that share a rule with each key."""
+    """Return key -> keys that share a rule with it."""
     found: dict[str, set[str]] = {}
     for keys in keys_of_rules():
         for key in keys:

@@ -1,4 +1,4 @@
-"""Describe the keys of a program in groups, as Markdown tables (docs/configuration.md)."""
+"""Tables of a program's keys in Markdown, for docs/configuration.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ COMPAT_TITLES = {
 
 
 def markdown_tables(table: OptionTable) -> str:
-    """Return all keys in groups, as Markdown tables."""
+    """Return a Markdown table for each group of keys."""
     lines = []
     for title, options in groups(table):
         lines += [f"### {title}", "", "| key | type | default | meaning |", "|---|---|---|---|"]
@@ -47,7 +47,7 @@ def own_aliases(option: Option, table: OptionTable) -> list[str]:
 
 
 def remark(option: Option, table: OptionTable) -> str:
-    """Return how the compatibility table limits a section's key; "" if the key is fully supported."""
+    """Return a remark about the supported values of a section's key; "" if all values are supported."""
     entry = table.compat.get(option.key)
     if entry is None or entry.kind is not None:
         return ""

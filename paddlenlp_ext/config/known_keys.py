@@ -1,4 +1,4 @@
-"""Tables of the accepted keys: keys of the sections, of the adapter methods, and of PaddleNLP for compatibility."""
+"""Tables of the accepted keys: keys of sections, of adapter methods, of PaddleNLP and of other toolkits."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class OptionTable:
     Attributes:
         options: key -> option, in the order of the help text.
         keys: key or alias -> key.
-        compat: key -> entry of the compatibility table.
-        toolkit: keys and aliases of other toolkits; they are not abbreviated, and `--help` does not list them.
+        compat: key -> entry, for keys of PaddleNLP and of other toolkits that are not fully implemented.
+        toolkit: keys and aliases of other toolkits, which have no abbreviations.
     """
 
     options: dict[str, Option]
@@ -37,7 +37,7 @@ class OptionTable:
         object.__setattr__(self, "keys", keys)
 
     def find(self, written: str) -> list[str]:
-        """Return the key that a word names, directly or by an alias; otherwise all keys that the word abbreviates."""
+        """Return the key with this name or alias; otherwise all keys with this prefix."""
         if written in self.keys:
             return [self.keys[written]]
         spellings = [spelling for spelling in self.keys if spelling not in self.toolkit and written]
@@ -79,7 +79,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             assert option.key not in options, f"two sections have the key {option.key}"
             options[option.key] = option
     method_keys: dict[str, list[str]] = {}
-    # A method comes before the methods that refine it, so that shared keys are in its group.
+    # A method precedes its variants (LoRA precedes PiSSA), so that shared keys are in the group of the method.
     for switch, method in sorted(methods.items(), key=lambda item: len(switches_of(*item))):
         options[switch] = _switch_option(switch, method)
         for option in method_options(switch, method):
@@ -88,7 +88,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # A key has no compatibility entry if an adapter method, or a section that only this program has, declares it.
+    # Skip PaddleNLP's entry for a key that an adapter method, or a section of this program alone, declares.
     shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
@@ -119,7 +119,7 @@ def _add_toolkit_keys(options: dict[str, Option], compat: dict[str, CompatKey]) 
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # A dataclass without a docstring gets its signature as the docstring, which is useless as help text.
+    # The default docstring of a dataclass is its signature, which is no help text.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

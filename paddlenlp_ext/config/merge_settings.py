@@ -1,4 +1,4 @@
-"""Merge the settings of files and the command line, convert their values, and suggest corrections of unknown keys.
+"""Merge the settings of files and of the command line, and convert their values.
 
 files, command line  ->  Setting  ->  ParseState.values (key -> value)  ->  sections
 """
@@ -23,11 +23,11 @@ _MOST_SHOWN = 6
 
 @dataclass
 class ParseState:
-    """Settings and converted values by key while a configuration is read; later sources take precedence.
+    """Settings and converted values of a configuration; later sources take precedence.
 
     Attributes:
         table: the known keys.
-        settings: key -> the setting that took precedence.
+        settings: key -> setting with precedence.
         values: key -> converted value; keys with invalid values are absent.
         report: problems and notes found so far.
     """
@@ -67,9 +67,9 @@ class ParseState:
                 self.report.note(f"{setting.key} is read as {key}", key)
 
     def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
-        """Return whether `later` takes precedence over `earlier`, which sets `key` under a different name.
+        """Return whether `later` takes precedence over `earlier`: two settings of `key` under different names.
 
-        Report a problem unless exactly one of the two names is a winning alias.
+        The winning alias takes precedence. Report a problem if none or both of the names are winning aliases.
         """
         winning = self.table.options[key].winning_aliases
         winners = [setting for setting in (earlier, later) if setting.key in winning]
@@ -101,14 +101,14 @@ class ParseState:
         self.report.invalid_keys.add(key)
 
     def _report_unknown(self, setting: Setting, abbreviated: list[str]) -> None:
-        """Report a key that is unknown, or that is an abbreviation of several keys."""
+        """Report an unknown key or an ambiguous abbreviation."""
         message = f"unknown key {setting.key!r}"
         match = nearest(setting.key, self.table.keys, _MIN_SIMILARITY)
         if abbreviated:
             shown = ", ".join(abbreviated[:_MOST_SHOWN]) + (", ..." if len(abbreviated) > _MOST_SHOWN else "")
             message += f" abbreviates several keys: {shown}; write one of them in full"
         elif match is not None:
-            # The intended key counts as invalid, so that it is not also reported as missing.
+            # Mark the intended key as invalid, so that no rule reports it as missing.
             self.report.invalid_keys.add(self.table.keys[match])
             message += f"; did you mean {match!r}?"
         elif isinstance(setting.value, dict):
@@ -118,7 +118,7 @@ class ParseState:
         self.report.problems.append(Problem(setting.key, message, setting.location))
 
     def check_compat(self) -> None:
-        """Report compatibility keys with values that are not neutral: a note for keys without effect, else an error."""
+        """Report unavailable values of keys of PaddleNLP and other toolkits, and note keys without effect."""
         report = self.report
         for key, entry in self.table.compat.items():
             if key not in self.values or key in report.invalid_keys or self.values[key] in entry.neutral:

@@ -13,7 +13,7 @@ class CompatFlags:
         owner: key that enables this kind of parallelism.
         what: name of this kind of parallelism, for messages.
         always: flags for behaviour that is always on.
-        no_effect: flags that select another way to compute the same results; they are ignored.
+        no_effect: flags that are ignored, because they do not change the results.
         unavailable: flag -> reason why the flag is rejected.
     """
 

@@ -1,11 +1,10 @@
-"""PaddleNLP's keys that are accepted but not implemented, so that PaddleNLP's configuration files load unchanged.
+"""PaddleNLP's keys that are not implemented, but that its configuration files may contain.
 
 paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries. An entry describes one or more keys
 (`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section declares the
 keys.
 
-A key that an adapter method declares is skipped, so a new method requires no change of the table. When a feature is
-implemented, delete its entries.
+A key that an adapter method declares is skipped. Delete the entries of a feature when the feature is implemented.
 """
 
 from __future__ import annotations
@@ -23,16 +22,16 @@ Outcome = Literal["not yet", "not here", "no effect"]
 
 @dataclass(frozen=True)
 class CompatKey:
-    """PaddleNLP key that is accepted but not implemented.
+    """Key of PaddleNLP or of another toolkit that is not implemented.
 
     Attributes:
         key: the key.
         neutral: values that change nothing; the first value is the default.
-        reason: end of the message: what is missing, what to use instead, or why the results are the same.
+        reason: end of the message, such as a replacement.
         kind: type of the key (object: any value); None if a section declares the key.
         outcome: effect of any other value: "not yet" and "not here" are errors, "no effect" is a note.
-        needs: switch that enables the key's feature; if it is on, the problem is reported for the switch only.
-        sets: value, as text -> keys and values of this library that mean the same (toolkit_keys.json).
+        needs: switch of the key's feature; if the switch is on, only the switch is reported.
+        sets: value, as text -> equal keys and values of this project (toolkit_keys.json).
     """
 
     key: str
@@ -44,7 +43,7 @@ class CompatKey:
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def translation(self, value: Any) -> Mapping[str, Any] | None:
-        """Return the keys and values that a value of the key stands for; None if there are none."""
+        """Return the equal keys and values of this project for a value; None if there are none."""
         return self.sets.get(value if isinstance(value, str) else json.dumps(value))
 
     def option(self) -> Option:

@@ -11,12 +11,11 @@ from paddlenlp_ext.config.sections.parallel import ParallelConfig
 
 @dataclass(frozen=True)
 class Degrees:
-    """Number of processes along each axis; the product of all but `expert` is the world size.
+    """Number of processes along each axis; the product of all axes except `expert` is the world size.
 
     Attributes:
         data: data-parallel replicas.
-        sharding: replicas that shard the optimizer state (ZeRO stage 1), also the gradients (stage 2), and also the
-            weights (stage 3).
+        sharding: ranks that shard the optimizer state, gradients and weights, depending on the ZeRO stage.
         pipeline: pipeline stages.
         tensor: tensor-parallel ranks.
         expert: number of data and sharding ranks over which the experts of a layer are distributed.
@@ -38,13 +37,12 @@ class Degrees:
 def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
     """Return the degrees of all axes.
 
-    The degrees -1 and 0 switch tensor and pipeline parallelism off. If `sharding` is on, `sharding_parallel_degree: -1`
-    (or 0) selects all remaining processes. Processes that remain after sharding are data-parallel. Experts are
-    distributed over data and sharding ranks, so the expert degree is not a factor of the product.
+    The degrees -1 and 0 turn tensor, pipeline and expert parallelism off. If `sharding` is on, the sharding degrees -1
+    and 0 mean all remaining processes. Processes that remain after sharding are data-parallel.
 
     Raises:
         ValueError: the product of the degrees does not divide `processes`, or the expert degree does not divide the
-            number of data and sharding ranks. The message suggests the nearest valid degrees.
+            number of data and sharding ranks; the message suggests valid degrees.
     """
     tensor, pipeline = max(1, options.tensor_parallel_degree), max(1, options.pipeline_parallel_degree)
     requested_sharding = options.sharding_parallel_degree if options.sharding else 1
@@ -65,7 +63,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
         works = max(degree for degree in range(1, replicas + 1) if replicas % degree == 0 and degree <= expert)
         raise ValueError(
             f"expert_parallel_degree {expert} does not divide the {replicas} data-parallel and sharding ranks "
-            f"({Degrees(processes // product, sharding, pipeline, tensor)}); the largest valid degree below it is "
+            f"({Degrees(processes // product, sharding, pipeline, tensor)}); the largest smaller valid degree is "
             f"{works}"
         )
     return Degrees(processes // product, sharding, pipeline, tensor, expert)
@@ -82,12 +80,12 @@ def describe_degrees(degrees: Degrees) -> str:
 
 
 def nearest_degrees(requested: Degrees, processes: int, max_tensor: int | None = None) -> Degrees:
-    """Return the valid degrees closest, by ratio, to the requested degrees; ties go to the larger tensor degree.
+    """Return the valid degrees nearest to the requested degrees, by ratio; a tie selects the larger tensor degree.
 
     Args:
         requested: degrees whose product does not divide `processes`.
         processes: the world size.
-        max_tensor: largest allowed tensor degree; None for any.
+        max_tensor: maximum tensor degree; None: no maximum.
     """
 
     def distance(degrees: Degrees) -> float:

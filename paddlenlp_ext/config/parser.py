@@ -45,10 +45,10 @@ def load_run_config(
 
     Args:
         argv: the arguments after the script's name.
-        peft_methods: JSON key that selects an adapter method -> config class, for every method.
-        sections: name -> class, for every section of the program, such as `SECTIONS` (config/run_config.py).
+        peft_methods: switch of an adapter method -> config class, for every method.
+        sections: name -> class, for every section of the program (config/run_config.py).
         program: name of the script, for the help text.
-        defaults: keys and values that files and arguments override.
+        defaults: defaults that replace the defaults of the sections.
 
     Raises:
         ConfigError: all problems, each with its location.
@@ -73,12 +73,12 @@ def run_config_from(
     peft_methods: Mapping[str, type],
     sections: Mapping[str, type] = SECTIONS,
 ) -> RunConfig:
-    """Build the configuration of a run from keys passed in Python.
+    """Build the configuration of a run from a dict or file.
 
     Args:
-        config: a dict of keys and values, as in a JSON file, or the path of a JSON or YAML file.
+        config: keys and values, or the path of a JSON or YAML file.
         overrides: keys that override `config`.
-        peft_methods: JSON key that selects an adapter method -> config class, for every method.
+        peft_methods: switch of an adapter method -> config class, for every method.
         sections: name -> class, for every section of the program.
 
     Raises:
@@ -93,7 +93,7 @@ def run_config_from(
 
 
 def _settings_of(keys: Mapping[str, Any], source: str) -> list[Setting]:
-    """Return the settings for keys passed in Python, with the values as JSON types."""
+    """Return the settings of a dict, with values converted to JSON types."""
     location = Location(source)
     return [Setting(key, _as_json(value), location, location) for key, value in keys.items() if key != SCHEMA_KEY]
 
@@ -105,7 +105,7 @@ def _as_json(value: Any) -> Any:
 
 
 def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: Sequence[list[Setting]]) -> RunConfig:
-    """Return the checked configuration. `sources` override the files, and later sources override earlier sources."""
+    """Return the checked configuration; `sources` override files, and later sources override earlier sources."""
     report = state.report
     is_complete = _read_files(state, files)
     for settings in sources:
@@ -128,7 +128,7 @@ def _parse(state: ParseState, known: KnownKeys, files: Sequence[str], sources: S
 
 
 def _read_files(state: ParseState, files: Sequence[str]) -> bool:
-    """Merge the settings of files; later files override earlier files. Return False if a file has a syntax error."""
+    """Merge the settings of files; return False if a file cannot be read completely."""
     is_complete = True
     for path in files:
         settings, problems = read_file(path)
@@ -150,7 +150,7 @@ def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> d
 
 
 def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
-    """Return the switch and the config of the chosen adapter method; (None, None) without a valid choice."""
+    """Return switch and config of the chosen adapter method; (None, None) without a method or with invalid keys."""
     report, methods = state.report, known.methods
     enabled = [switch for switch in methods if state.value(switch) is True]
     refined = {name for switch in enabled for name in switches_of(switch, methods[switch]) if name != switch}
@@ -160,7 +160,7 @@ def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any
             if needed in report.invalid_keys:
                 return None, None
             if needed not in enabled:
-                report.error(f"{switch} needs {needed}: true as well", switch, needed)
+                report.error(f"{switch} also needs {needed}: true", switch, needed)
                 return None, None
     if len(chosen) > 1:
         report.error(f"several adapter methods are on: {', '.join(chosen)}; keep one", *reversed(chosen))
@@ -190,7 +190,7 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
 
 
 def _unavailable_keys(method: type) -> Mapping[str, str]:
-    """Return the keys that a method rejects although the method it refines accepts them: key -> reason."""
+    """Return key -> reason, for the keys of the refined method that this method rejects."""
     return getattr(method, "unavailable_keys", {})
 
 

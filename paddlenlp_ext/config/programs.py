@@ -1,4 +1,4 @@
-"""Training programs and the quantization program: their scripts, sections, and the keys that they do not read."""
+"""Programs that read a `RunConfig`: scripts, sections, and keys without effect."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Program:
         name: short name, such as "sft"; its schema is `config/schema/<name>.schema.json`.
         script: name of the script in llm/.
         sections: name -> class, for every section.
-        has_adapters: whether adapter methods can be selected.
-        unread: keys of sections that the program accepts but does not read.
+        has_adapters: whether the program accepts adapter methods.
+        unread: keys of the sections that the program does not read.
     """
 
     name: str

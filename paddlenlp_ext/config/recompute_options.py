@@ -10,7 +10,7 @@ and up projections; down projection."""
 
 
 def parse_refined(text: str) -> dict[str, int]:
-    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> n: the first n layers save the region's output; -1: all layers.
+    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of first layers that save the region's output; -1: all.
 
     Raises:
         ValueError: a region is unknown or repeated, or the number of layers is not an integer of at least -1.
@@ -24,7 +24,7 @@ def parse_refined(text: str) -> dict[str, int]:
             raise ValueError(f"refined_recompute: region {region} is repeated; keep one")
         if not (number.isdecimal() or number == "-1"):
             raise ValueError(
-                f"refined_recompute: {part!r} has no number of layers; write {region}:-1 (all layers) or {region}:5"
+                f"refined_recompute: {part!r} has no valid number of layers; write {region}:5, or {region}:-1 for all"
             )
         layers_by_region[region] = int(number)
     return layers_by_region

@@ -1,7 +1,7 @@
-"""Check the packages of trackers before Paddle is imported, which takes seconds.
+"""Check the packages of trackers before the slow import of Paddle.
 
-The keys of adapter methods need Paddle, so this check reads only `report_to`, and ignores all other problems. The rules
-of the configuration repeat the check with locations, also for configurations in Python.
+The complete check of the configuration needs Paddle, because adapter methods declare keys. This check reads only
+`report_to`, and ignores all other problems.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from paddlenlp_ext.utils.optional_packages import is_installed, missing_package
 
 
 def check_requested_trackers(argv: Sequence[str]) -> None:
-    """Check that the packages of the trackers are installed that a training command names in files or arguments.
+    """Check that the trackers in `report_to` are installed.
 
     Raises:
         ValueError: a package is not installed; the message contains the installation command.
@@ -30,7 +30,7 @@ def check_requested_trackers(argv: Sequence[str]) -> None:
         return
     try:
         names = convert(table.options["report_to"], written[-1].value, written[-1].from_command_line)
-    except ValueError:  # reported with its location later
+    except ValueError:  # the complete check reports it
         return
     for name in chosen_trackers(names):
         if not is_installed(TRACKER_MODULES[name]):

@@ -63,7 +63,7 @@ class RunConfig:
     peft_switch: str | None = None
     """Switch of the chosen adapter method, such as "lora"."""
     notes: list[str] = field(default_factory=list)
-    """Messages for the user, such as that a key has no effect."""
+    """Messages for the user, for example about keys without effect."""
 
     @property
     def sections(self) -> dict[str, Any]:
@@ -74,7 +74,7 @@ class RunConfig:
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:
-        """Return the flat JSON object that parses to this configuration, without the command section."""
+        """Return the configuration as a flat JSON object, without the section `command`."""
         flat: dict[str, Any] = {}
         for section, values in self.sections.items():
             if section != "command":
@@ -87,12 +87,12 @@ class RunConfig:
 
 
 def method_options(switch: str, method: type) -> list[Option]:
-    """Return the options of a method's config class; their keys begin with the first switch of `switches_of`."""
+    """Return the options of a method's config class, with keys such as `lora_rank`."""
     return options_of(method, switch, prefix=f"{switches_of(switch, method)[0]}_")
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """Return the switches that select a method; the method that it refines comes first (`pissa` refines `lora`)."""
+    """Return the switches that select a method, such as `lora` and `pissa`: a refined method comes first."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -1,10 +1,10 @@
-"""Keys of transformers, TRL, PEFT, LLaMA-Factory, ms-swift and axolotl, and what does the same here.
+"""Keys of transformers, TRL, PEFT, LLaMA-Factory, ms-swift and axolotl, and their counterparts here.
 
 toolkit_keys.json lists the keys in groups of entries. An entry describes one or more keys (`keys`) in one of two ways:
 
     "is": "max_length"              the keys are other names of this key
     "type", "sets", "neutral",      as in `CompatKey`; null is always neutral, and the default outcome is "not here",
-    "outcome", "reason"             an error that names the key or the program that does the same
+    "outcome", "reason"             an error
 
 A key that a section or an adapter method declares is skipped.
 """
@@ -27,4 +27,4 @@ ANSWERED_KEYS = tuple(
         {**_DEFAULTS, **entry, "neutral": [None, *entry.get("neutral", ())]} for entry in _ENTRIES if "is" not in entry
     )
 )
-"""Keys of toolkits that stand for other keys and values, or that an error explains."""
+"""Keys of toolkits that are translated by value, have no effect or are errors."""

@@ -1,4 +1,4 @@
-"""Experiment trackers that `report_to` may name, and the package that each needs."""
+"""Experiment trackers of `report_to`, and their packages."""
 
 from __future__ import annotations
 

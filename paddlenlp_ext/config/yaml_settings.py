@@ -1,7 +1,7 @@
 """Read the settings of a flat YAML file by the core schema of YAML 1.2: `3e-4` is a number, `no` is a string.
 
-PyYAML parses the text. PyYAML's rules for plain scalars are from YAML 1.1, where `no` is false and `3e-4` a string, so
-this module replaces these rules with section 10.3.2 of https://yaml.org/spec/1.2.2. Aliases and tags are not accepted.
+PyYAML parses the text, but this module converts plain scalars, by section 10.3.2 of https://yaml.org/spec/1.2.2. (By
+PyYAML's rules of YAML 1.1, `no` is false and `3e-4` is a string.) Aliases and tags are errors.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _compose(text: str) -> list[yaml.Node]:
 
 
 def _check_events(text: str) -> None:
-    """Check that a text has no aliases and no deep nesting, before PyYAML builds nodes from it."""
+    """Check that a text has no aliases and is not nested too deeply, before PyYAML builds nodes."""
     depth = 0
     for event in yaml.parse(text, Loader=yaml.BaseLoader):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -99,10 +99,10 @@ def _key(node: yaml.Node, text: str) -> str:
 
 
 def _value(node: yaml.Node, text: str) -> Any:
-    """Return the value of a node in the types of JSON."""
+    """Convert a node to JSON types."""
     _check_tag(node, text)
     if isinstance(node, yaml.ScalarNode):
-        # Plain scalars, which have no quotes and no | or >, have types; the others are strings.
+        # A scalar with quotes, | or > is a string.
         return node.value if node.style else _plain_scalar(node, text)
     if isinstance(node, yaml.SequenceNode):
         return [_value(element, text) for element in node.value]

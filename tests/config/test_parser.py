@@ -183,7 +183,7 @@ def test_adapter_refinement_needs_the_method_it_refines(tmp_path):
     assert config.peft == FakePissaConfig(rank=4)
     assert load(write(tmp_path, config.to_flat_dict(), "again.json")).peft == config.peft
     (found,) = problems(write(tmp_path, SMALLEST | {"pissa": True}))
-    assert found.message == "pissa needs lora: true as well"
+    assert found.message == "pissa also needs lora: true"
 
 
 def test_adapter_switches_exclude_each_other(tmp_path):

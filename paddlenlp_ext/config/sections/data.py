@@ -107,5 +107,5 @@ class DataConfig(OptionGroup):
         return self.lazy
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the dataset keys that training, evaluation or both need, with their values."""
+        """Return the dataset keys that a run needs for training and evaluation, with their values."""
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

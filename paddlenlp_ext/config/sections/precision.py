@@ -40,19 +40,19 @@ class PrecisionConfig(OptionGroup):
 
     @property
     def scales_loss(self) -> bool:
-        """Return whether the loss is scaled before the backward pass, because float16 gradients underflow otherwise."""
+        """Return whether the loss is scaled before the backward pass, so that float16 gradients do not underflow."""
         return self.compute_dtype == "float16"
 
     @property
     def float32_gradients(self) -> bool:
-        """Return whether half-precision weights have float32 gradients; float16 gradients underflow when unscaled."""
+        """Return whether half-precision weights have float32 gradients."""
         return self.amp_master_grad or self.scales_loss
 
     @property
     def compute_dtype(self) -> str:
-        """Return the dtype of matmuls; float32 with O0.
+        """Return the dtype of matmuls.
 
-        CPUs have no float16 matmuls: there, `fp16` means bfloat16 if the processor supports it, otherwise float32.
+        With `fp16` on a CPU, the dtype is bfloat16 if the processor supports bfloat16, and otherwise float32.
         """
         if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
             return "float32"

@@ -51,7 +51,7 @@ class PTQConfig(OptionGroup):
 
     @property
     def methods(self) -> list[str]:
-        """Switches of the methods that are on; do_ptq is ignored if another method is on."""
+        """Switches of the methods that are on, without do_ptq if another method is on."""
         refined = [switch for switch in ("do_gptq", "do_awq") if getattr(self, switch)]
         return refined or (["do_ptq"] if self.do_ptq else [])
 

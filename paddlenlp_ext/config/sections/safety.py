@@ -53,10 +53,10 @@ class SafetyConfig(OptionGroup):
 
 
 def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
-    """Parse intervals of steps: a list of pairs, or the JSON text of such a list from the command line.
+    """Parse intervals of steps: a list of pairs, or its JSON text from the command line.
 
     Raises:
-        ValueError: an interval is not a pair of step numbers from 1 in ascending order.
+        ValueError: an interval is not [first, last] with 1 <= first <= last.
     """
     intervals = value
     if isinstance(value, str):
@@ -70,8 +70,8 @@ def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
         is_pair = isinstance(interval, list) and len(interval) == 2 and all(type(step) is int for step in interval)
         if not (is_pair and 1 <= interval[0] <= interval[1]):
             raise ValueError(
-                f"skip_data_intervals: {interval!r} is not an interval; write the first and the last step, counted "
-                "from 1, for example [[100, 120]]"
+                f"skip_data_intervals: {interval!r} is not an interval [first, last] of steps, counted from 1; "
+                "write for example [[100, 120]]"
             )
     return tuple((first, last) for first, last in intervals)
 
@@ -80,7 +80,7 @@ def parse_time(value: float | str) -> float:
     """Convert a time to seconds: a number, "HH:MM:SS" or "D-HH:MM:SS".
 
     Raises:
-        ValueError: the time has another form, or is not above 0.
+        ValueError: the time has a different form, or is at most 0.
     """
     seconds = 0.0
     if not isinstance(value, str):
@@ -90,7 +90,7 @@ def parse_time(value: float | str) -> float:
         seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
     if seconds <= 0.0:
         raise ValueError(
-            f'max_train_time: {value!r} is not a time above 0; write seconds, "HH:MM:SS" or "D-HH:MM:SS", for example '
+            f'max_train_time: {value!r} is not a positive time; write seconds, "HH:MM:SS" or "D-HH:MM:SS", for example '
             '"23:30:00"'
         )
     return seconds

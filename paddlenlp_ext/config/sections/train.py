@@ -119,7 +119,7 @@ class TrainConfig(OptionGroup):
 
     @property
     def patience(self) -> int | None:
-        """Return the number of consecutive evaluations without improvement that stops the run; None: no limit."""
+        """Return the number of consecutive evaluations without improvement that end the run; None: no limit."""
         if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):
             return None
         return self.early_stopping_patience or 4

@@ -17,9 +17,9 @@ SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
 
 
 def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
-    """Add the problems and notes of all rules to `report`.
+    """Apply all rules, and add problems and notes to `report`.
 
-    The order matters: a rule is skipped if an earlier rule rejected one of its keys.
+    A rule is skipped if an earlier rule rejected one of its keys.
     """
     arguments = {**sections, "adapter": adapter}
     for rules in (
@@ -32,17 +32,17 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
 
 
 def keys_of_rules() -> list[tuple[str, ...]]:
-    """Return the keys of each rule, in every program."""
+    """Return the keys of each rule of the training programs."""
     modules = (training, long_context, precision, safety, parallel, preference)
     registries = (registry for module in modules for registry in vars(module).values() if isinstance(registry, Rules))
     return [keys for registry in registries for keys in registry.keys]
 
 
 def check_trainer_config(config: RunConfig) -> None:
-    """Check the rules that training relies on, for a configuration created in Python.
+    """Check a configuration that was created in Python.
 
     Raises:
-        ConfigError: the configuration violates rules; the message lists all problems.
+        ConfigError: the configuration violates rules; the message lists all violations.
     """
     report = Report(default_location=Location())
     arguments = config.sections

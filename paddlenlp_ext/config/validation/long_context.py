@@ -52,7 +52,7 @@ def _linear_biases_exclude_other_positions(model: ModelConfig, data: DataConfig,
         return
     if data.use_pose_convert:
         report.error(
-            f"use_pose_convert cannot be used with strategy_name {_ALIBI}, whose biases need no training at long "
+            f"use_pose_convert cannot be used with strategy_name {_ALIBI}, which needs no training at long "
             "distances; set use_pose_convert: false",
             "use_pose_convert",
             "strategy_name",

@@ -71,7 +71,7 @@ def _check_sharding(sharding: str, degrees: Degrees, processes: int, report: Rep
     stages = [word for word in sharding.split() if word.startswith("stage")]
     if len(stages) != 1:
         report.error(
-            f"sharding {sharding!r} names {len(stages) or 'no'} stages; name one of stage1, stage2, stage3", "sharding"
+            f"sharding {sharding!r} names {len(stages) or 'no'} stages; set one of stage1, stage2, stage3", "sharding"
         )
     elif processes == 1:
         report.note(f"sharding {stages[0]} has no effect: there is one process", "sharding")

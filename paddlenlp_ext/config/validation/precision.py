@@ -43,8 +43,8 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
 def _float16_weights_need_copies(precision: PrecisionConfig, report: Report) -> None:
     if precision.scales_loss and precision.fp16_opt_level == "O2" and not precision.master_weight:
         report.error(
-            "with master_weight: false, weights are rounded stochastically, which only bfloat16 supports; with fp16 "
-            "and fp16_opt_level: O2, leave master_weight: true, or use bf16: true",
+            "master_weight: false rounds weights stochastically, which needs bfloat16; set master_weight: true, or "
+            "bf16: true in place of fp16",
             "master_weight",
         )
 
@@ -99,8 +99,8 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
             report.error(f"{key} {size} is odd, but two 4-bit codes share a byte; set an even number", key)
     if algorithms and train.do_train and not adapter.is_requested:
         report.error(
-            "with weight_quantize_algo, the model's weights are frozen, so nothing would train; choose an adapter "
-            "(lora: true), or leave weight_quantize_algo out to train all weights",
+            "with weight_quantize_algo, nothing would train, because the weights are frozen; set an adapter such as "
+            "lora: true, or leave weight_quantize_algo out to train all weights",
             "weight_quantize_algo",
         )
     if not algorithms and adapter.switch is not None and getattr(adapter.method, "needs_quantized_base", False):
@@ -117,7 +117,7 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
 
 
 def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
-    """Return the formats that a value of weight_quantize_algo names, for all layers or by layer pattern."""
+    """Return the formats in a value of weight_quantize_algo, without null."""
     named = written.values() if isinstance(written, Mapping) else [written]
     return {algorithm for algorithm in named if algorithm is not None}
 

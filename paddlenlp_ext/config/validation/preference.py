@@ -29,7 +29,7 @@ UNREAD_KEYS = frozenset(
         *(option.key for option in options_of(GenerationConfig, "")),
     }
 )
-"""Keys that programs with preference data do not read: a value other than the default is an error or has no effect."""
+"""Keys that programs with preference data do not read."""
 _USED_BY = {
     "label_smoothing": ("sigmoid", "simpo", "robust"),
     "simpo_gamma": ("simpo",),
@@ -61,8 +61,8 @@ def _rows_are_named_once(data: PreferenceDataConfig, report: Report) -> None:
 def _there_are_no_test_rows(train: TrainConfig, report: Report) -> None:
     if train.do_predict:
         report.error(
-            "do_predict: preference training does not read test rows; to evaluate on a test file, set dev_dataset_path "
-            "to this file and set do_eval",
+            "do_predict: this program reads no test rows; to evaluate on a test file, set dev_dataset_path to the "
+            "file, and do_eval: true",
             "do_predict",
         )
 
@@ -73,8 +73,7 @@ def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
         report.note("lazy has no effect: preference data is tokenized once and memory-mapped", "lazy")
     if data.train_dataset_prob is not None:
         report.error(
-            "train_dataset_prob: preference data cannot be mixed by weights yet; leave the key out to read every row "
-            "once per epoch",
+            "train_dataset_prob: preference data cannot be mixed by weights yet; leave the key out",
             "train_dataset_prob",
         )
 
@@ -124,8 +123,8 @@ def _kto_needs_several_rows(
 ) -> None:
     if preference.loss_type == "kto" and train.per_device_train_batch_size == 1 and not data.zero_padding:
         report.error(
-            "loss_type: kto compares each prompt with the answer of another row, but the micro-batch has one row; "
-            "set per_device_train_batch_size to at least 2, or zero_padding: true",
+            "loss_type: kto needs several rows in a micro-batch; set per_device_train_batch_size to at least 2, or "
+            "zero_padding: true",
             "per_device_train_batch_size",
             "loss_type",
         )

@@ -1,4 +1,4 @@
-"""Rules about post-training quantization, which replace the rules about training."""
+"""Rules about post-training quantization."""
 
 from __future__ import annotations
 
@@ -28,8 +28,6 @@ _ACTIVATION_KEYS = {
 
 def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], report: Report) -> None:
     """Check the configuration of a quantization, and add problems and notes to `report`.
-
-    PaddleNLP's keys for quantized activations are errors.
 
     Args:
         sections: the sections by name.

@@ -1,4 +1,4 @@
-"""Register rules between keys, and apply them unless one of their keys is already invalid."""
+"""Register and apply rules between keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AdapterChoice:
     Attributes:
         switch: switch of the method; None without an adapter.
         method: config class of the method; None without an adapter.
-        is_requested: whether the user set any method's switch, valid or not.
+        is_requested: whether the user set the switch of a method, even to an invalid value.
     """
 
     switch: str | None
@@ -30,7 +30,7 @@ class AdapterChoice:
 class Rules:
     """Rules of one module, registered with the decorator `@rules("key", ...)`.
 
-    A rule gets its arguments by parameter name: sections (such as `train` and `optim`), `adapter` and `report`.
+    The names of a rule's parameters select its arguments: sections (such as `train`), `adapter` and `report`.
     """
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ rules = Rules()
 
 @run_rules()
 def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, report: Report) -> None:
-    # A switch with an invalid value counts as on, so that the keys it needs are reported too.
+    # Also report the keys that a switch with an invalid value needs.
     switches = ("do_train", "do_eval", "do_predict")
     on = [switch for switch in switches if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
@@ -48,7 +48,7 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
 
 @rules("use_gradient_checkpointing")
 def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None:
-    if train.use_gradient_checkpointing:  # true and "unsloth" were replaced with the keys that they imply
+    if train.use_gradient_checkpointing:  # not true or "unsloth", which config/implied_keys.py replaces
         report.error(
             f"use_gradient_checkpointing: {train.use_gradient_checkpointing!r} is not true, false or unsloth; set "
             "recompute",
@@ -67,8 +67,8 @@ def _trackers_are_installed(train: TrainConfig, report: Report) -> None:
 def _resume_needs_training(train: TrainConfig, report: Report) -> None:
     if train.resume_from_checkpoint and not train.do_train:
         report.error(
-            "resume_from_checkpoint needs do_train: true; to evaluate a trained model, set model_name_or_path to "
-            "its folder, or for an adapter set the path of the method (lora_path)",
+            "resume_from_checkpoint needs do_train: true; to evaluate a trained model, set model_name_or_path, or for "
+            "an adapter the path of the method, such as lora_path",
             "resume_from_checkpoint",
             "do_train",
         )
@@ -107,7 +107,7 @@ def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
 
 @rules("src_length", "max_length")
 def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
-    # A note, not an error: PaddleNLP's own configs for LoKr (512, 512) and ReFT (1024, 512) have such lengths.
+    # A note, not an error, because PaddleNLP's configs for LoKr and ReFT have such lengths.
     if data.src_length >= data.max_length:
         report.note(
             f"src_length {data.src_length} leaves no tokens for the answer of a long row within max_length "
@@ -126,7 +126,7 @@ def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
 @rules("lazy", "max_steps")
 def _stream_has_a_number_of_steps(data: DataConfig, train: TrainConfig, report: Report) -> None:
     if data.is_stream and train.do_train and train.max_steps < 0:
-        report.error("lazy needs max_steps: the rows of a stream are not counted in advance", "lazy", "max_steps")
+        report.error("lazy: the rows of a stream are not counted; set max_steps", "lazy", "max_steps")
 
 
 @rules("max_steps", "warmup_steps")
@@ -170,7 +170,7 @@ def _generation_needs_answers(data: DataConfig, generation: GenerationConfig, re
 def _generation_metric_needs_generation(
     data: DataConfig, train: TrainConfig, generation: GenerationConfig, report: Report
 ) -> None:
-    if train.evaluation_strategy == "no":  # there is no best evaluation
+    if train.evaluation_strategy == "no":
         return
     metric = best_metric(train, dev_set_names(data)).metric
     if metric in GENERATION_METRICS and not generation.eval_with_do_generation:
@@ -201,7 +201,7 @@ def _label_metric_needs_labels(
 def _eval_rows_have_one_source(data: DataConfig, report: Report) -> None:
     if data.dev_ratio and data.eval_dataset_path is not None:
         report.error(
-            "dev_ratio holds out training rows for evaluation, and eval_dataset_path names other eval rows; keep one",
+            "dev_ratio and eval_dataset_path both select eval rows; keep one",
             "dev_ratio",
             "eval_dataset_path",
         )
@@ -255,7 +255,7 @@ def _schedules_except(*names: str) -> tuple[str, ...]:
     return tuple(name for name in SCHEDULES if name not in names)
 
 
-# (keys without effect, key that disables them, its values, reason)
+# (keys without effect, other key, values of the other key that disable them, reason)
 _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
     (
         ("eval_labels", "save_generation_output", "compute_metrics", "max_new_tokens", *_SAMPLING),

@@ -66,7 +66,7 @@ CONTRADICTIONS = [
         'report_to: "comet" is not one of: none, all, visualdl, tensorboard, wandb, swanlab, mlflow',
     ),
     ({"report_to": "swanlab"}, "swanlab: needs the package swanlab, which is not installed; run: pip install"),
-    ({"lazy": True}, "lazy needs max_steps"),
+    ({"lazy": True}, "lazy: the rows of a stream are not counted"),
 ]
 
 
