@@ -1,4 +1,4 @@
-"""Train a LoRA adapter with a training loop of your own, compare it with its base, and merge it.
+"""Train a LoRA adapter in a custom training loop, compare the answers, and merge the adapter.
 
 python examples/lora_in_python.py                # under a minute on two CPU cores
 """
@@ -9,7 +9,7 @@ import argparse
 
 from paddlenlp_ext import configure_runtime
 
-configure_runtime()  # threads and allocator; before Paddle is imported
+configure_runtime()  # set threads and allocator before Paddle is imported
 
 import paddle
 

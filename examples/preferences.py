@@ -1,4 +1,4 @@
-"""Train on preferences with DPO through TRL's interface, and compare the rewards before and after.
+"""Train with DPO through TRL's interface, and compare the rewards of the first and last step.
 
 python examples/preferences.py                   # under a minute on two CPU cores
 """
@@ -9,7 +9,7 @@ import argparse
 
 from paddlenlp_ext import configure_runtime
 
-configure_runtime()  # threads and allocator; before Paddle is imported
+configure_runtime()  # set threads and allocator before Paddle is imported
 
 from paddlenlp_ext import DPOConfig, DPOTrainer, LoraConfig
 

@@ -1,6 +1,6 @@
-"""Fine-tune a real model on this machine: evaluate, train, evaluate again, merge, and query the merged model.
+"""Fine-tune SmolLM2: evaluate, train, evaluate again, merge, and query the merged model.
 
-Each step runs a command that a user would type. The script then reads the results from the files of these commands.
+Each step runs a command, which is printed. At the end, the script prints the results of these commands.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ console = Console(highlight=False)
 
 
 def run(title: str, *command: object) -> None:
-    """Print one command and run it in the project's root; exit with its code if it fails."""
+    """Print and run a Python command in the root of the project; exit with its code if it fails."""
     words = [str(word) for word in command]
     console.print(f"\n[bold]{title}[/bold]\n[dim]$ python {' '.join(words)}[/dim]")
     code = subprocess.run([sys.executable, *words], cwd=ROOT, check=False).returncode
@@ -36,7 +36,7 @@ def run(title: str, *command: object) -> None:
 
 
 def read_results(folder: Path) -> tuple[dict[str, float], list[dict[str, str]]]:
-    """Return the scores of an evaluation, and the generated answers in the order of the eval rows."""
+    """Return the scores of an evaluation, and the answers with their rows."""
     scores = json.loads((ROOT / folder / "eval_results.json").read_text(encoding="utf-8"))
     lines = (ROOT / folder / "generated_output.json").read_text(encoding="utf-8").splitlines()
     return scores, [json.loads(line) for line in lines]
@@ -72,12 +72,11 @@ def show(seconds: float) -> None:
 
 
 def fraction_with_right_word(answers: list[dict[str, str]]) -> float:
-    """Return the fraction of answers that contain the right word, full sentences included."""
+    """Return the fraction of answers that contain the right word."""
     return sum(row["tgt"].lower() in re.findall(r"[a-z]+", row["output"].lower()) for row in answers) / len(answers)
 
 
 def shorten(text: str, limit: int = 80) -> str:
-    """Return the text in one line of at most `limit` characters."""
     text = " ".join(text.split())
     return text if len(text) <= limit else text[: limit - 1] + "…"
 

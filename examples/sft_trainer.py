@@ -1,4 +1,4 @@
-"""Fine-tune with the interface of TRL, and watch the answer to one question change.
+"""Fine-tune with TRL's interface, and print the answer to a question during training.
 
 python examples/sft_trainer.py                   # under a minute on two CPU cores
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from paddlenlp_ext import configure_runtime
 
-configure_runtime()  # threads and allocator; before Paddle is imported
+configure_runtime()  # set threads and allocator before Paddle is imported
 
 from paddlenlp_ext import LoraConfig, SFTConfig, SFTTrainer, TrainerCallback, load_dataset
 
@@ -34,7 +34,6 @@ class Answers(TrainerCallback):
 
 
 def question(verb: str) -> str:
-    """Return the question about a verb."""
     return f'What is the past tense of the verb "{verb}"? Answer with one word.'
 
 

@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the GGUF file, check the written file, and print a summary."""
+    """Write and check the GGUF file, and print a summary."""
     print(run_export(export_arguments(argv)))
 
 

@@ -19,7 +19,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the help text, or translate the command line into arguments of run_finetune.py and run the program."""
+    """Print the help text, or translate the arguments and run the program of run_finetune.py."""
     print_requested_help(argv, "sft", "finetune_generation.py --config")
     require_paddle()
     arguments = run_finetune_arguments(argv)

@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Merge the adapter, compare logits before and after, and print a summary."""
+    """Merge the adapter, check the logits of the merged model, and print a summary."""
     arguments = merge_arguments(argv, __doc__, "--lora_path", ("--merge_lora_model_path", "--merge_model_path"))
     print(run_merge(arguments))
 

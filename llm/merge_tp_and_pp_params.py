@@ -1,6 +1,6 @@
 """Merge a PaddleNLP model with one file per rank: merge_tp_and_pp_params.py --model_name_or_path DIR --tp 2 --pp 2.
 
-Models saved by this project do not need a merge, because their files do not depend on the number of ranks.
+Models that this project writes are not divided by ranks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Score a model on tasks, with or without its adapter: python llm/run_evaluation.py --help."""
+"""Score a model, or compare it with its adapter: python llm/run_evaluation.py --help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parse the command line and the task files before the slow import of Paddle, then evaluate."""
+    """Evaluate; errors in arguments and task files are reported before Paddle is imported."""
     arguments, tasks = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.cli.run_evaluation import run_evaluation

@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the help text, or check that Paddle is installed, then import and run the program."""
+    """Print the help text, or run the program."""
     print_requested_help(argv, "sft", "run_finetune.py")
     check_requested_trackers(argv)
     require_paddle()

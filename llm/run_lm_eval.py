@@ -1,10 +1,9 @@
 """Run lm-evaluation-harness on a model of this project: python llm/run_lm_eval.py run --model paddlenlp_ext ...
 
     --model_args pretrained=MODEL[,lora_path=ADAPTER][,max_length=N][,dtype=DTYPE]
-    --device cpu, cuda or cuda:N; unset: the first GPU. Without a GPU, the CPU is used
+    --device cpu, cuda or cuda:N; unset: the first GPU, or the CPU without a GPU
 
-The other arguments are the arguments of lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an
-example.
+Other arguments are passed to lm-eval (pip install 'paddlenlp-ext[lm-eval]'); docs/evaluation.md has an example.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Register the model class with lm-eval, then run the command-line program of lm-eval."""
+    """Register the model class with lm-eval, and run the command line of lm-eval."""
     sys.argv[1:] = argv
     if {"-h", "--help"}.intersection(argv):
         print(__doc__)

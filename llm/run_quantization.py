@@ -1,7 +1,6 @@
 """Quantize a trained model for serving: python llm/run_quantization.py CONFIG.json [--key value ...]
 
-`--help` lists every key. transformers, vLLM and llm/predict/predictor.py can load the quantized model, and QLoRA can
-train an adapter on it.
+`--help` lists every key. `transformers`, vLLM and this project load the quantized model.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the help text, or check that Paddle is installed, then import and run the program."""
+    """Print the help text, or run the program."""
     print_requested_help(argv, "quantize", "run_quantization.py")
     require_paddle()
     from paddlenlp_ext.cli.run_quantization import run_quantization

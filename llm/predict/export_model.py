@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parse the command line before the slow import of Paddle, then export and print a summary."""
+    """Export the model and print a summary; errors in the arguments are reported before Paddle is imported."""
     arguments = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.cli.export_model import export_model

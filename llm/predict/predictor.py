@@ -1,4 +1,4 @@
-"""Generate answers for a file of rows, or chat, with a base or fine-tuned model: llm/predict/predictor.py --help."""
+"""Answer a file of rows, or chat in the terminal: llm/predict/predictor.py --help."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Parse the command line before the slow import of Paddle, then predict."""
+    """Answer or chat; errors in the arguments are reported before Paddle is imported."""
     arguments = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.cli.predict import predict

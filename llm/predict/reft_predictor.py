@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Translate the command line of PaddleNLP's ReFT predictor to arguments of predictor.py, then predict."""
+    """Translate the arguments of PaddleNLP's ReFT predictor, and run the program of predictor.py."""
     arguments = parse_arguments(predictor_arguments(argv))
     require_paddle()
     from paddlenlp_ext.cli.predict import predict

@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Check that Paddle is installed, then import and run the program."""
+    """Run the program."""
     require_paddle()
     from paddlenlp_ext.cli.reward_predictor import reward_predictor
 
