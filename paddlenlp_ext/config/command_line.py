@@ -39,7 +39,7 @@ def parse_arguments(
         argv: the arguments after the program's name.
         options: the accepted arguments.
         usage: first lines of the help text.
-        compat: arguments of PaddleNLP's program without an effect here; other values are errors or notes.
+        compat: arguments of PaddleNLP's program that are not implemented; their neutral values are accepted.
 
     Returns:
         Field of each passed argument -> value, and notes for the user.

@@ -91,7 +91,8 @@ class BestMetric:
             known = (*METRICS, *SPELLINGS)
             raise ValueError(
                 f"metric_for_best_model: {self.metric!r} is not a metric{did_you_mean(self.metric, known)} Use one of "
-                f"{', '.join(METRICS)}, or set compute_metrics"
+                f"{', '.join(METRICS)}, or set compute_metrics and "
+                "eval_with_do_generation"
             )
 
 
