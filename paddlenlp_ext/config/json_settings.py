@@ -19,7 +19,7 @@ _STRING_OR_LAST_COMMA = re.compile(rf"{_STRING}|(?<=[^\s,\[{{:])(?P<blank>\s*,)(
 
 
 def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> None:
-    """Append the settings of a JSON text to `settings`; after a syntax error, `settings` has the settings before it.
+    """Append the settings of a JSON text to `settings`; an error leaves the settings before the error.
 
     Raises:
         JsonError: the text is not JSON, is not one object, or has a value that `read_value` rejects.

@@ -67,7 +67,7 @@ class ParseState:
                 self.report.note(f"{setting.key} is read as {key}", key)
 
     def _resolve_conflict(self, key: str, earlier: Setting, later: Setting) -> bool:
-        """Return whether `later` takes precedence over `earlier`: two settings of `key` under different names.
+        """Choose between two settings of `key` under different names; return whether `later` takes precedence.
 
         The winning alias takes precedence. Report a problem if none or both of the names are winning aliases.
         """
