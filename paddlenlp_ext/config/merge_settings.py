@@ -27,7 +27,7 @@ class ParseState:
 
     Attributes:
         table: the known keys.
-        settings: key -> setting with precedence.
+        settings: key -> setting that takes precedence.
         values: key -> converted value; keys with invalid values are absent.
         report: problems and notes found so far.
     """

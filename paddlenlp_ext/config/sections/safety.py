@@ -43,7 +43,7 @@ class SafetyConfig(OptionGroup):
 
     @property
     def skipped_intervals(self) -> tuple[tuple[int, int], ...]:
-        """Return `skip_data_intervals` as (first step, last step)."""
+        """Return `skip_data_intervals` as pairs (first step, last step)."""
         return parse_intervals(self.skip_data_intervals)
 
     @property
