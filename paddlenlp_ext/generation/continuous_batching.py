@@ -27,7 +27,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import paddle
@@ -66,40 +66,34 @@ class AdapterModels(Protocol):
 
 
 class _Batch:
-    """Rows of one adapter group, and their cache.
-
-    A row is complete after the prefill of its prompt. Complete rows come first.
-    """
+    """Rows of one adapter group, and their cache."""
 
     def __init__(self) -> None:
         self.cache = SlotCache()
         self.rows: list[RunningRow] = []
-        self.num_complete = 0
 
-    def add(self, row: RunningRow) -> None:
-        self.cache.add_row()
-        self.rows.append(row)
+    def prompt(self, row: RunningRow) -> _Batch:
+        """Return a batch with one new row, for the prefill of its prompt; both batches have the same derived tensors.
 
-    def complete(self, row: RunningRow) -> None:
-        """Move a row to the complete rows after its prompt is prefilled."""
-        index, target = self.rows.index(row), self.num_complete
-        self.cache.swap_rows(index, target)
-        self.rows[index], self.rows[target] = self.rows[target], self.rows[index]
-        self.num_complete += 1
+        The separate cache has the size of the prompt. Prefill therefore does not enlarge the cache of the other rows.
+        """
+        batch = _Batch()
+        batch.cache = SlotCache(self.cache.derived_tensors)
+        batch.cache.add_row()
+        batch.rows.append(row)
+        return batch
+
+    def add(self, prompt: _Batch) -> None:
+        """Move the row of a batch that `prompt` has returned to the end of this batch."""
+        self.cache.take_row(prompt.cache)
+        self.rows += prompt.rows
 
     def remove(self, index: int) -> None:
-        """Remove a row; the last complete row takes its index, and the last row takes the index that becomes free."""
-        if index < self.num_complete:
-            self.num_complete -= 1
-            self._move(self.num_complete, index)
-            index = self.num_complete
-        self._move(len(self.rows) - 1, index)
+        """Remove a row; the last row takes its index."""
+        self.cache.move_row(len(self.rows) - 1, index)
+        self.rows[index] = self.rows[-1]
         self.cache.remove_last_row()
         self.rows.pop()
-
-    def _move(self, source: int, target: int) -> None:
-        self.cache.move_row(source, target)
-        self.rows[target] = self.rows[source]
 
     def forward(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
@@ -149,12 +143,12 @@ class Engine:
         self._ropes = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
         self._queues, self._shares = ClientQueues(), TimeShares()
         self._batches: dict[Hashable, _Batch] = {}
-        self._incomplete: dict[str, RunningRow] = {}
+        self._prompts: dict[str, _Batch] = {}  # client -> the row whose prompt is prefilled
 
     @property
     def num_rows(self) -> int:
         """Number of requests in the batch."""
-        return sum(len(batch.rows) for batch in self._batches.values())
+        return sum(1 for _ in self._rows())
 
     @property
     def num_waiting(self) -> int:
@@ -173,16 +167,16 @@ class Engine:
 
     def fail(self, error: Exception) -> None:
         """End all requests with an error."""
-        rows = [*self._queues.clear(), *(row for batch in self._batches.values() for row in batch.rows)]
+        rows = [*self._queues.clear(), *self._rows()]
         self._batches.clear()
-        self._incomplete.clear()
+        self._prompts.clear()
         for row in rows:
             if not row.request.is_cancelled:
                 row.request.on_end(error)
 
     @paddle.no_grad()
     def step(self) -> bool:
-        """Prefill prompt tokens, then decode one token of complete rows; return False if no request is left."""
+        """Prefill prompt tokens, then decode one token of each row; return False if no request is left."""
         self._queues.drop_cancelled()
         self._remove_ended()
         counts = self._requests_with_work()
@@ -190,7 +184,7 @@ class Engine:
             return False
         client, started = self._shares.choose(counts), time.perf_counter()
         budget = self._prompt_tokens if len(counts) == 1 else max(1, self._prompt_tokens // _SHARED_STEP_DIVISOR)
-        while budget > 0 and (client in self._incomplete or self._admit(client)):
+        while budget > 0 and (client in self._prompts or self._admit(client)):
             budget -= max(self._run_prompt(client, budget), self._prompt_tokens // _MAX_PROMPTS_PER_STEP)
             self._remove_ended()
         self._shares.charge(client, time.perf_counter() - started, counts[client])
@@ -205,53 +199,58 @@ class Engine:
         return {client: running[client] + waiting.get(client, 0) for client in clients}
 
     def _running_rows(self) -> Counter[str]:
-        return Counter(row.request.client for batch in self._batches.values() for row in batch.rows)
+        return Counter(row.request.client for row in self._rows())
+
+    def _rows(self) -> Iterator[RunningRow]:
+        for batch in (*self._batches.values(), *self._prompts.values()):
+            yield from batch.rows
 
     def _may_join(self, client: str) -> bool:
         """Return whether the batch has room for a request of the client."""
         return self.num_rows < self._max_rows + (client not in self._running_rows())
 
     def _admit(self, client: str) -> bool:
-        """Move a client's first waiting request to its batch; return False if no request waits or the batch is full."""
+        """Start with a client's first waiting request; return False if no request waits or the batch is full."""
         if client not in self._queues.counts() or not self._may_join(client):
             return False
-        row = self._incomplete[client] = self._queues.take(client)
+        row = self._queues.take(client)
         group = self._models.group_of(row.request.adapter)
-        self._batches.setdefault(group, _Batch()).add(row)
+        self._prompts[client] = self._batches.setdefault(group, _Batch()).prompt(row)
         return True
 
     def _run_prompt(self, client: str, budget: int) -> int:
-        """Prefill prompt tokens of the client's incomplete row at a cost of up to `budget`; return the cost."""
-        row = self._incomplete[client]
+        """Prefill prompt tokens of the client at a cost of up to `budget`, and return the cost.
+
+        After the prefill, the row joins the rows that are decoded unless it has ended.
+        """
+        prompt = self._prompts[client]
+        (row,), (start,) = prompt.rows, prompt.cache.lengths
         request, group = row.request, self._models.group_of(row.request.adapter)
-        batch, model = self._batches[group], self._models.prepare(group, [row.request.adapter])
-        index = batch.rows.index(row)
-        start, total = batch.cache.lengths[index], len(row.tokens)
+        model, total = self._models.prepare(group, [request.adapter]), len(row.tokens)
         # A prompt whose chunks would have different rotary frequencies is not split, even if it exceeds the budget.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
         cost = 1 if request.on_prompt is None else _COST_WITH_LOGPROBS
         end = min(start + max(1, budget // cost), total) if has_parts else total
-        hidden_BSD, _ = batch.forward(model, index, [row.tokens[start:end]])
+        hidden_BSD, _ = prompt.forward(model, 0, [row.tokens[start:end]])
         if request.on_prompt is not None:
             following = row.tokens[start + 1 : end + 1]
             row.prompt_logprobs += sequence_logprobs(model, hidden_BSD[0], following, request.num_top or 0)
         if end == total:
-            del self._incomplete[client]
-            batch.complete(row)
             if request.on_prompt is not None:
                 request.on_prompt(row.prompt_logprobs)
             logits_1V = model.logits(hidden_BSD[:, -1])
             if bool(paddle.isnan(logits_1V).all()):
-                batch.cache.wipe_row(batch.rows.index(row))
                 row.ended = ValueError(ALL_NAN_LOGITS)
             elif request.max_new_tokens == 0:
                 row.ended = LENGTH
             else:
                 take_tokens([row], logits_1V)
+            if row.ended is None:
+                self._batches[group].add(self._prompts.pop(client))
         return (end - start) * cost
 
     def _decode_all(self, counts: Mapping[str, int]) -> None:
-        """Decode one token of every complete row of the given clients, and charge each client for its rows."""
+        """Decode one token of every row of the given clients, and charge each client for its rows."""
         started = time.perf_counter()
         decoded = Counter[str]()
         for group, batch in self._batches.items():
@@ -261,12 +260,12 @@ class Engine:
             self._shares.charge(client, seconds * num_rows, counts[client])
 
     def _decode(self, group: Hashable, batch: _Batch, clients: Collection[str]) -> list[str]:
-        """Run the newest token of every complete row of the clients, and choose the next tokens.
+        """Run the newest token of every row of the clients, and choose the next tokens.
 
         Returns:
             Client of each decoded row.
         """
-        rows = batch.rows[: batch.num_complete]
+        rows = batch.rows
         keys = [(row.request.client in clients, self._frequency_key(len(row.tokens))) for row in rows]
         for (is_decoded, _), run in itertools.groupby(range(len(rows)), keys.__getitem__):
             if not is_decoded:
@@ -290,13 +289,12 @@ class Engine:
         return tuple(rope.constant_until(length) for rope in self._ropes)
 
     def _remove_ended(self) -> None:
-        for batch in self._batches.values():
+        for batch in (*self._batches.values(), *self._prompts.values()):
             for index in reversed(range(len(batch.rows))):
                 row = batch.rows[index]
                 if row.ended is None and not row.request.is_cancelled:
                     continue
-                if row is self._incomplete.get(row.request.client):
-                    del self._incomplete[row.request.client]
                 batch.remove(index)
                 if not row.request.is_cancelled and row.ended is not None:
                     row.request.on_end(row.ended)
+        self._prompts = {client: prompt for client, prompt in self._prompts.items() if prompt.rows}

@@ -31,7 +31,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
 )
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 
-_ROW_BLOCK = 4  # rows are allocated in blocks of 4, so that the stored keys and values are rarely copied
+_ROW_BLOCK = 4  # several rows are allocated in blocks of 4, so that the stored keys and values are rarely copied
 
 
 class _Layer:
@@ -43,19 +43,22 @@ class _Layer:
         self.stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
         self._rows, self._columns = 0, 0
 
-    def reserve(self, rows: int, columns: int, like: KeyValuePrefix) -> tuple[paddle.Tensor, paddle.Tensor]:
+    def reserve(
+        self, rows: int, columns: int, heads: Sequence[Sequence[int]], dtype: paddle.dtype
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Grow the stored tensors to at least `rows` rows of `columns` columns, and return them.
 
         Args:
             rows: minimum number of rows.
             columns: minimum number of columns.
-            like: keys [B, S, K, H] and values [B, S, K, E] with the dtype and the head sizes of the stored tensors.
+            heads: (K, H) of the keys and (K, E) of the values.
+            dtype: dtype of keys and values.
         """
         if self.stored is not None and rows <= self._rows and columns <= self._columns:
             return self.stored
-        rows = max(-(-rows // _ROW_BLOCK) * _ROW_BLOCK, self._rows)
+        rows = max(1 if rows == 1 else -(-rows // _ROW_BLOCK) * _ROW_BLOCK, self._rows)
         columns = max(-(-columns // BLOCK) * BLOCK, self._columns)
-        k_new, v_new = (paddle.zeros([rows, x.shape[2], columns, x.shape[3]], x.dtype) for x in like)
+        k_new, v_new = (paddle.zeros([rows, number, columns, size], dtype) for number, size in heads)
         for index, store in enumerate((k_new, v_new)):
             if self.prefix is not None:
                 store[:, :, : self.prefix_length] = self.prefix[index].transpose([1, 0, 2]).astype(store.dtype)
@@ -67,25 +70,31 @@ class _Layer:
     def grow(self, rows: int, columns: int) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Grow the stored tensors of a layer that is not empty, and return them."""
         assert self.stored is not None, "the layer is empty"
-        if rows <= self._rows and columns <= self._columns:
-            return self.stored
-        k_RKCH, v_RKCE = self.stored
-        return self.reserve(rows, columns, (k_RKCH.transpose([0, 2, 1, 3]), v_RKCE.transpose([0, 2, 1, 3])))
+        return self.reserve(rows, columns, *self.kind)
+
+    @property
+    def kind(self) -> tuple[list[list[int]], paddle.dtype]:
+        """Heads and dtype of the stored tensors, as arguments of `reserve`."""
+        assert self.stored is not None, "the layer is empty"
+        return [[store.shape[1], store.shape[3]] for store in self.stored], self.stored[0].dtype
 
 
 class SlotCache:
     """Keys and values of rows that join and leave, without gradients.
 
+    Args:
+        derived_tensors: results of `RowsOfCache.derived` by key, which several caches of a model can share.
+
     Attributes:
         lengths: number of stored positions of each row in use, excluding the prefix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, derived_tensors: dict[Hashable, Any] | None = None) -> None:
         self.lengths: list[int] = []
         self.frequency_sets: list[tuple[bool, ...] | None] = []
         self.layers: dict[int, _Layer] = {}
         self.has_prefix = False
-        self.derived_tensors: dict[Hashable, Any] = {}
+        self.derived_tensors: dict[Hashable, Any] = {} if derived_tensors is None else derived_tensors
 
     def add_row(self) -> int:
         """Add an empty row after the rows in use; return its index."""
@@ -93,19 +102,28 @@ class SlotCache:
         self.frequency_sets.append(None)
         return len(self.lengths) - 1
 
+    @paddle.no_grad()
+    def take_row(self, other: SlotCache) -> None:
+        """Move the only row of another cache of the same model to the end of this cache; `other` cannot be used later.
+
+        An empty cache takes the tensors of `other`; otherwise, the row is copied.
+        """
+        (length,), is_empty = other.lengths, not self.lengths
+        row = self.add_row()
+        self.lengths[row], self.frequency_sets[row] = length, other.frequency_sets[0]
+        self.has_prefix = other.has_prefix
+        if is_empty:
+            self.layers = other.layers
+            return
+        for index, source in other.layers.items():
+            end = source.prefix_length + length
+            stored = self.layers[index].reserve(row + 1, end, *source.kind)
+            for store, own in zip(stored, source.stored or (), strict=True):
+                store[row, :, :end] = own[0, :, :end]
+
     def clear_row(self, row: int) -> None:
         """Remove all positions of a row. The row stays in use."""
         self.lengths[row], self.frequency_sets[row] = 0, None
-
-    @paddle.no_grad()
-    def wipe_row(self, row: int) -> None:
-        """Overwrite a row that contains NaN with zeros.
-
-        Backends other than C++ multiply unused slots by 0, so a NaN in a slot would reach later rows.
-        """
-        for layer in self.layers.values():
-            for store in layer.stored or ():
-                store[row, :, layer.prefix_length :] = 0.0
 
     @paddle.no_grad()
     def move_row(self, source: int, target: int) -> None:
@@ -115,21 +133,6 @@ class SlotCache:
             for store in layer.stored or ():
                 store[target, :, :end] = store[source, :, :end]
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
-
-    @paddle.no_grad()
-    def swap_rows(self, first: int, second: int) -> None:
-        """Exchange two rows."""
-        if first == second:
-            return
-        for layer in self.layers.values():
-            end = layer.prefix_length + max(self.lengths[first], self.lengths[second])
-            for store in layer.stored or ():
-                kept = store[first, :, :end].clone()
-                store[first, :, :end] = store[second, :, :end]
-                store[second, :, :end] = kept
-        lengths, sets = self.lengths, self.frequency_sets
-        lengths[first], lengths[second] = lengths[second], lengths[first]
-        sets[first], sets[second] = sets[second], sets[first]
 
     def remove_last_row(self) -> None:
         """Remove the last row in use. The memory is freed when no row is left."""
@@ -213,7 +216,7 @@ class RowsOfCache(ReservingCache):
         num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
         # The first chunk reserves the columns of the full prompt, because growing copies the stored keys and values.
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(num_new, self.prompt_end)).max())
-        k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, (k_BSKH, v_BSKE))
+        k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, [k_BSKH.shape[2:], v_BSKE.shape[2:]], k_BSKH.dtype)
         views = k_RKCH[self._rows], v_RKCE[self._rows]
         store_positions(k_BSKH, views[0], starts_B)
         store_positions(v_BSKE, views[1], starts_B)

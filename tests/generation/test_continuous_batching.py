@@ -90,6 +90,21 @@ def test_engine_runs_other_rows_between_parts_of_a_long_prompt():
     assert len(counts) == 7 and set(np.diff(counts)) == {1}
 
 
+def test_engine_prefill_of_a_long_prompt_leaves_the_cache_of_other_rows_in_place():
+    """Decode a row beside a prompt that ends without a new token; the keys of the decoded row must not move."""
+    model = tiny_model("llama_grouped_heads")
+    short, long = Answer([1, 2, 3], 30), Answer(random_prompts((600,))[0], 0, num_top=0)
+    engine = engine_of(model, max_rows=2, prompt_tokens_per_step=200)
+    engine.submit(short.request)
+    engine.step()
+    (batch,) = engine._batches.values()
+    keys = batch.cache.layers[0].stored
+    engine.submit(long.request)
+    while not long.ended:
+        engine.step()
+    assert batch.cache.layers[0].stored is keys and short.ended == []
+
+
 def test_engine_logprobs_equal_a_direct_forward_pass():
     """Compare prompt and new tokens, over several parts of a prompt, with the model's log-softmax."""
     model, prompt = tiny_model("gemma2_softcaps"), random_prompts((19,))[0]

@@ -20,3 +20,30 @@ def test_first_chunk_of_a_prompt_reserves_the_slots_of_all_chunks():
         stored.append(cache.layers[0].stored)
     assert cache.lengths == [prompt_length]
     assert all(each is stored[0] for each in stored)
+
+
+def _cache_of_one_row(value: float, length: int) -> SlotCache:
+    cache = SlotCache()
+    cache.add_row()
+    view = cache.rows(0, 1, [length])
+    view.note_frequency_sets((True,))
+    view.append(0, paddle.full([1, length, 2, 4], value), paddle.full([1, length, 2, 3], -value), None)
+    view.advance(length)
+    return cache
+
+
+def test_take_row_keeps_the_stored_rows_and_appends_the_longer_row():
+    cache, longer = _cache_of_one_row(1.0, 3), _cache_of_one_row(2.0, 300)
+    cache.take_row(longer)
+    assert cache.lengths == [3, 300] and cache.frequency_sets == [(True,), (True,)]
+    for store, sign, size in zip(cache.layers[0].stored or (), (1.0, -1.0), (4, 3), strict=True):
+        assert store[0, :, :3].sum().item() == sign * 3 * 2 * size
+        assert store[1, :, :300].sum().item() == 2.0 * sign * 300 * 2 * size
+        assert store.sum().item() == sign * (3 + 600) * 2 * size
+
+
+def test_take_row_into_an_empty_cache_copies_nothing():
+    cache, other = SlotCache(), _cache_of_one_row(1.0, 3)
+    stored = other.layers[0].stored
+    cache.take_row(other)
+    assert cache.lengths == [3] and cache.layers[0].stored is stored
