@@ -29,19 +29,19 @@ KEYS = {
     "lora_target_modules load_in_4bit gradient_checkpointing loss_type beta max_prompt_length "
     "eval_strategy padding_free",
 }
-"""Toolkit -> the 15 keys that its examples and documentation use most."""
+"""Toolkit -> common keys."""
 
 
 def key_tables(toolkit: str) -> str:
-    """Return what the keys of a toolkit are called here: a list of equal keys, and a table of the others."""
+    """Return a list of the equal keys of a toolkit, and a table of its other keys."""
     answers, known = _answers(ALL_KEYS.read_text(encoding="utf-8")), known_keys(peft_methods())
     equal, lines = [], ["| key | here |", "|---|---|"]
     for key in KEYS[toolkit].split():
         if key in answers:
-            lines.append(f"| `{key}` | {answers[key].replace('error: ', '')} |")
+            lines.append(f"| `{key}` | {answers[key]} |")
         elif key in known.compat:
             entry = known.compat[key]
-            lines.append(f"| `{key}` | {'no effect: ' if entry.outcome == 'no effect' else ''}{entry.reason} |")
+            lines.append(f"| `{key}` | {'no effect' if entry.outcome == 'no effect' else 'error'}: {entry.reason} |")
         elif known.keys[key] == key:
             equal.append(f"`{key}`")
         else:
@@ -50,7 +50,7 @@ def key_tables(toolkit: str) -> str:
 
 
 def _answers(page: str) -> Mapping[str, str]:
-    """Return the tables of other toolkits' keys: key -> what it means here."""
+    """Return the tables of toolkit keys as key -> meaning."""
     tables = page.split("<!-- toolkits: ")[1].split("<!-- end of toolkits -->")[0]
     rows = re.findall(r"^\| (`.+?`) \| (.+) \|$", tables, re.MULTILINE)
     return {key: answer for keys, answer in rows for key in re.findall(r"`([^`]+)`", keys)}

@@ -5,7 +5,7 @@ python docs/make_configuration.py
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,24 @@ def _here(entry: Mapping[str, Any]) -> str:
         return f"`{entry['is']}`"
     if entry.get("outcome") == "no effect":
         return f"no effect: {entry['reason']}"
-    meanings = [f"`{show_default(value)}`: accepted" for value in entry.get("neutral", ()) if value not in ("", [], {})]
+    accepted = [value for value in entry.get("neutral", ()) if value not in ("", [], {})]
+    values_by_meaning: dict[str, list[str]] = {"": [_shown(value) for value in accepted]}
     for value, keys in entry.get("sets", {}).items():
-        pairs = ", ".join(f"`{key}: {show_default(each)}`" for key, each in keys.items())
-        meanings.append(f"`{value}`: {pairs or 'accepted'}")
-    otherwise = "otherwise: " if meanings else ""
-    return "; ".join([*meanings, f"{otherwise}error: {entry['reason']}"])
+        meaning = " and ".join(f"`{key}: {show_default(each)}`" for key, each in keys.items())
+        values_by_meaning.setdefault(meaning, []).append(_shown(value))
+    accepted_words = values_by_meaning.pop("")
+    clauses = [f"{_listed(words)} {'set' if words[1:] else 'sets'} {what}" for what, words in values_by_meaning.items()]
+    if accepted_words:
+        clauses.append(f"{_listed(accepted_words)} {'are' if accepted_words[1:] else 'is'} accepted")
+    return "; ".join([*clauses, f"{'other values are errors' if clauses else 'error'}: {entry['reason']}"])
+
+
+def _shown(value: Any) -> str:
+    return f"`{value if isinstance(value, str) else show_default(value)}`"
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), words[-1])))
 
 
 def _replace(page: str, markers: tuple[str, str], text: str) -> str:

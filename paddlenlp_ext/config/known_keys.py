@@ -119,7 +119,7 @@ def _add_toolkit_keys(options: dict[str, Option], compat: dict[str, CompatKey]) 
 def _switch_option(switch: str, method: type) -> Option:
     needed = [name for name in switches_of(switch, method) if name != switch]
     doc = (method.__doc__ or "").strip()
-    # The default docstring of a dataclass is its signature, which is no help text.
+    # The default docstring of a dataclass is its signature, which is useless as help.
     summary = (
         ""
         if not doc or doc.startswith(f"{method.__name__}(")

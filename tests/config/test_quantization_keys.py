@@ -67,7 +67,7 @@ def test_weight_quantize_algo_with_unknown_names_is_refused(tmp_path, word):
 def test_quantized_base_without_adapter_is_refused(tmp_path):
     values = SMALLEST | {"weight_quantize_algo": "nf4"}
     (found,) = problems(write(tmp_path, values))
-    assert "choose an adapter (lora: true)" in found.message
+    assert "set an adapter such as lora: true" in found.message
     (found,) = problems(write(tmp_path, values | LORA | {"lora_rank": 0}))
     assert found.key == "lora_rank", "an invalid adapter config is not reported as a missing adapter as well"
     load(write(tmp_path, values | {"do_train": False, "do_eval": True}))

@@ -129,7 +129,7 @@ def test_preference_rules_are_reported_together():
     )
     assert "keep one of them" in found["train_dataset_path"]
     assert "for plain text" in found["autoregressive"]
-    assert "has one row" in found["per_device_train_batch_size"]
+    assert "needs several rows" in found["per_device_train_batch_size"]
     assert "reads preference data" in refused(eval_with_do_generation=True)["eval_with_do_generation"]
 
 
@@ -138,7 +138,7 @@ def test_preference_data_is_neither_a_stream_nor_a_mixture():
     (note,) = config.notes
     assert note.startswith("lazy has no effect") and not config.data.is_stream
     assert "cannot be mixed by weights" in refused(train_dataset_prob="0.5,0.5")["train_dataset_prob"]
-    assert "does not read test rows" in refused(do_predict=True)["do_predict"]
+    assert "reads no test rows" in refused(do_predict=True)["do_predict"]
 
 
 def test_preference_run_needs_the_files_of_its_splits():

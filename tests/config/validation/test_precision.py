@@ -46,7 +46,7 @@ def test_fp16_on_gpu_scales_the_loss_and_needs_fp32_copies_of_weights(tmp_path, 
     assert config.precision.scales_loss and not config.notes
     assert not load(path, "--fp16_opt_level", "O2").notes
     (found,) = problems(path, "--fp16_opt_level", "O2", "--master_weight", "false")
-    assert found.key == "master_weight" and "use bf16: true" in found.message
+    assert found.key == "master_weight" and "bf16: true in place of fp16" in found.message
     config = load(path, "--fp16", "false", "--bf16")
     assert not config.precision.scales_loss and "scale_loss has no effect" in config.notes[0]
     (found,) = problems(path, "--scale_loss", "0.5")

@@ -20,7 +20,7 @@ CONTRADICTIONS = [
         "offload_recompute_inputs needs recompute_granularity: full",
     ),
     ({"eval_with_do_generation": True, "autoregressive": True}, "rows are plain text"),
-    ({"dev_ratio": 0.1, "eval_dataset_path": "dev.jsonl"}, "names other eval rows; keep one"),
+    ({"dev_ratio": 0.1, "eval_dataset_path": "dev.jsonl"}, "both select eval rows; keep one"),
     ({"min_learning_rate": 1.0}, "min_learning_rate 1 is above learning_rate"),
     ({"lr_end": 1.0, "lr_scheduler_type": "polynomial"}, "lr_end 1 is above learning_rate"),
     (
@@ -246,8 +246,8 @@ def test_recompute_options_are_parsed(tmp_path):
     ("keys", "words"),
     [
         ({"refined_recompute": "mlp_ln:5"}, "unknown region 'mlp_ln'; use one of attention_column_ln"),
-        ({"refined_recompute": "mlp_row_ln"}, "write mlp_row_ln:-1 (all layers)"),
-        ({"refined_recompute": "mlp_row_ln:-2"}, "write mlp_row_ln:-1 (all layers)"),
+        ({"refined_recompute": "mlp_row_ln"}, "or mlp_row_ln:-1 for all"),
+        ({"refined_recompute": "mlp_row_ln:-2"}, "or mlp_row_ln:-1 for all"),
         ({"refined_recompute": "mlp_row_ln:1,mlp_row_ln:2"}, "region mlp_row_ln is repeated"),
         ({"refined_recompute": "mlp_row_ln:1", "recompute_granularity": "core_attn"}, "leave out one of the two"),
         ({"no_recompute_layers": [0, "last"]}, "'last' is not a layer index"),
