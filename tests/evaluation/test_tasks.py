@@ -149,8 +149,8 @@ def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path
     ("row", "message"),
     [
         ({"src": "a"}, "the row has no answer"),
-        ({"src": "a", "tgt": "four"}, "the metric number needs a number"),
-        ({"src": "a", "tgt": "of 7 apples: four"}, "the metric number needs a number"),
+        ({"src": "a", "tgt": "four"}, "a reference answer contains no number"),
+        ({"src": "a", "tgt": "of 7 apples: four"}, "a reference answer contains no number"),
     ],
 )
 def test_generation_rows_without_an_answer_are_named(tmp_path, row, message):
