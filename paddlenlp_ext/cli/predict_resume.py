@@ -70,7 +70,6 @@ class IncompleteFile:
         return len(complete)
 
     def complete(self) -> None:
-        """Rename the file to its final name."""
         self.path.replace(self._output)
         self._inputs_file.unlink(missing_ok=True)
 

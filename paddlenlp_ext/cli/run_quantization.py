@@ -88,7 +88,6 @@ def options_of_section(ptq: PTQConfig) -> tuple[PostTrainingOptions, PackedLayou
 
 
 def _batches(rows: Any, config: RunConfig) -> list[list[np.ndarray]]:
-    """Return the tokens of the first rows, in batches."""
     assert config.ptq is not None and rows is not None
     size = config.train.per_device_train_batch_size
     count = min(len(rows), size * config.ptq.num_batches)

@@ -54,7 +54,6 @@ class ShippedConfig:
 
     @property
     def command(self) -> str:
-        """Return the command that reads the file."""
         return _PROGRAMS.get(self.method.partition("_")[0], "sft")
 
     @property

@@ -189,7 +189,6 @@ class _LengthIndex:
         return row
 
     def has(self, length: int) -> bool:
-        """Return whether there is an unpacked row of this length."""
         return bool(self._present >> length & 1)
 
     def longest_within(self, room: int) -> int:

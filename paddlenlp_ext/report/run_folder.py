@@ -79,7 +79,6 @@ class Run:
 
     @property
     def name(self) -> str:
-        """Return the name of the folder."""
         return self.folder.resolve().name
 
     @property

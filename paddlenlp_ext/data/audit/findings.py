@@ -76,7 +76,6 @@ class Findings:
         return sorted(self.counts, key=lambda kind: (SEVERITIES.index(kind.severity), -self.counts[kind], kind.name))
 
     def count(self, severity: str) -> int:
-        """Return the number of findings with a severity."""
         return sum(number for kind, number in self.counts.items() if kind.severity == severity)
 
     def to_json(self) -> list[dict[str, Any]]:

@@ -95,7 +95,6 @@ class AuditReport:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows that were read."""
         return sum(split.rows.stats.num_read for split in self.splits)
 
     @property
@@ -104,7 +103,6 @@ class AuditReport:
         return sum(split.rows.stats.num_tokens for split in self.splits)
 
     def count(self, severity: str) -> int:
-        """Return the number of findings with a severity."""
         return sum(split.rows.findings.count(severity) for split in self.splits)
 
     @property

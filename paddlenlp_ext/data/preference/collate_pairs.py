@@ -48,7 +48,6 @@ class PreferenceBatch(PackedBatch):
 
     @property
     def num_answers(self) -> int:
-        """Number of answers of the batch, A."""
         return len(self.is_desirable)
 
     @property

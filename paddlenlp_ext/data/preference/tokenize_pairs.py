@@ -44,7 +44,6 @@ class PairRow(TokenizedRow):
 
     @property
     def parts(self) -> list[tuple[str, np.ndarray, np.ndarray]]:
-        """Name, tokens and loss mask of the prompt and of each answer."""
         return self.pair.parts
 
     @property
@@ -229,7 +228,6 @@ def _render_answer(answer: Answer, template: ChatTemplate) -> tuple[RenderedTurn
 
 
 def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
-    """Split the token ids and loss masks of the answers of a row into the common prompt and the answers."""
     length = min(mask.index(True) if True in mask else len(mask) for _, mask in sequences)
     first = sequences[0][0]
     while any(ids[:length] != first[:length] for ids, _ in sequences):

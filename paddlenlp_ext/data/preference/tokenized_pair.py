@@ -60,7 +60,6 @@ class TokenizedPair(EncodedRow):
 
     @property
     def answers(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Tokens and loss mask of each answer."""
         ends = (*self.answer_starts[1:], len(self.tokens))
         spans = [slice(start, end) for start, end in zip(self.answer_starts, ends, strict=True)]
         return [(self.tokens[span], self.loss_mask[span]) for span in spans]
@@ -74,7 +73,6 @@ class TokenizedPair(EncodedRow):
 
     @property
     def documents(self) -> tuple[Document, ...]:
-        """Documents of the row, in the order of their positions."""
         if self.share_prompt and len(self.answer_starts) > 1:
             return self._branches()
         return tuple(self._answer_document(self.prompt, number) for number in range(len(self.answer_starts)))

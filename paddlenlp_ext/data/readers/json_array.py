@@ -71,7 +71,6 @@ class _ArrayText:
 
     @property
     def cursor(self) -> Cursor:
-        """Cursor of the current position."""
         assert self.location.line is not None and self.location.column is not None
         return self.byte, self.location.line, self.location.column
 
@@ -96,7 +95,6 @@ class _ArrayText:
             yield InvalidRow(location, error.reason, f"{error}; the rest of the file cannot be read", fatal=True)
 
     def _enter(self) -> None:
-        """Move past the opening bracket."""
         while not self.text and self._grow():
             pass
         if self.text.startswith("\ufeff"):

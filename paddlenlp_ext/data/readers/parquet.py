@@ -69,7 +69,6 @@ def _text_columns(path: Path, footer: Any) -> list[str]:
 
 
 def _batches(file: Any, row: int) -> Iterator[Any]:
-    """Yield the record batches of a file, starting at a row."""
     first = 0
     for index in range(file.num_row_groups):
         group = file.metadata.row_group(index)

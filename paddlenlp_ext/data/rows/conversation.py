@@ -55,7 +55,6 @@ class Message:
 
     @property
     def is_answer(self) -> bool:
-        """True for messages of the assistant."""
         return self.role == ASSISTANT
 
 
@@ -103,7 +102,6 @@ class Conversation:
 
     @property
     def answers(self) -> tuple[Message, ...]:
-        """Messages of the assistant."""
         return tuple(message for message in self.messages if message.is_answer)
 
     def with_system(self, text: str) -> Conversation:

@@ -196,7 +196,6 @@ def _turn(row: dict[str, Any], question_key: str, answer_key: str) -> tuple[str,
 
 
 def _history(row: dict[str, Any]) -> list[tuple[str, str]]:
-    """Return the (question, answer) turns in the field `history`."""
     turns = []
     for index, pair in enumerate(read_list(row.get("history") or [], ("history",))):
         path = ("history", index)

@@ -113,7 +113,6 @@ class TokenStream:
         self._held = self._held[self._held.index(window) :]
 
     def close(self) -> None:
-        """Stop the worker processes."""
         self._workers.close()
 
     def order_settings(self) -> dict[str, Any]:

@@ -74,7 +74,6 @@ class Renderings:
         self._work = 0
 
     def text(self, count: int) -> str:
-        """Return the text of the first `count` messages."""
         return self._render(count, False)
 
     def prompt(self, count: int) -> str:

@@ -120,14 +120,12 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
         return template
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Apply an operator after charging its operands, and charge its result."""
         budget = BUDGET.get()
         if budget is not None:
             budget.spend(operator_cost(operator, left, right))
         return charged(super().call_binop(context, operator, left, right))
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N805
-        """Call a macro, a function or a method after charging its arguments, and charge its result."""
         args = charge_call(__obj, args, kwargs)
         if isinstance(__obj, LoopContext) and args:  # the call renders the next level of a recursive loop
             args = (iterate(args[0], __self.num_written), *args[1:])

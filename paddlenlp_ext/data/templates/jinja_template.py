@@ -59,14 +59,12 @@ class JinjaTemplate(ChatTemplate):
         return f"{self.text}\n{probe.text}{options}"
 
     def render(self, conversation: Conversation) -> list[Example]:
-        """Render a conversation; see `ChatTemplate.render`."""
         renderings = self._renderings(conversation)
         if _needs_check(conversation, renderings.text(len(conversation.messages))):
             check_all_written(self.renderer, conversation, renderings.kwargs)
         return unfold(renderings)
 
     def encode_prompt(self, conversation: Conversation) -> list[int]:
-        """Encode the prompt of a conversation; see `ChatTemplate.encode_prompt`."""
         renderings = self._renderings(conversation)
         text = renderings.prompt(len(conversation.messages))
         if _needs_check(conversation, text):

@@ -26,7 +26,6 @@ class EncodedTurn:
 
     @property
     def length(self) -> int:
-        """Number of tokens of the turn."""
         return len(self.prompt) + len(self.answer) + sum(map(len, self.lead))
 
     @property
@@ -37,12 +36,10 @@ class EncodedTurn:
 
     @property
     def tokens(self) -> list[int]:
-        """All tokens of the turn."""
         return [*self.prompt, *(token for ids in self.lead for token in ids), *self.answer]
 
     @property
     def loss_mask(self) -> list[bool]:
-        """Mask of the target tokens, True for each token included in the loss."""
         is_target = self.text.is_target
         mask = [False] * len(self.prompt)
         for ids, lead in zip(self.lead, self.text.lead, strict=True):

@@ -79,7 +79,6 @@ class PaddleNLPTemplate(ChatTemplate):
         self.stop_token_ids = stop_token_ids(self._end, special, tokenizer)
 
     def render(self, conversation: Conversation) -> list[Example]:
-        """Render a conversation; see `ChatTemplate.render`."""
         head = self._render_system(conversation.system)
         turns = []
         for number, (question, answer) in enumerate(turns_of(conversation, "PaddleNLP's chat_template.json")):
@@ -91,7 +90,6 @@ class PaddleNLPTemplate(ChatTemplate):
         return [Example(conversation, tuple(turns))]
 
     def encode_prompt(self, conversation: Conversation) -> list[int]:
-        """Encode the prompt of a conversation; see `ChatTemplate.encode_prompt`."""
         history = conversation.until(len(conversation.messages) - 1)
         asked = replace(conversation, messages=(*conversation.messages, Message(ASSISTANT, "")))
         question, _ = turns_of(asked, "PaddleNLP's chat_template.json")[-1]

@@ -37,7 +37,6 @@ class PlainTemplate(ChatTemplate):
         self.stop_token_ids = self.answer_end_ids
 
     def render(self, conversation: Conversation) -> list[Example]:
-        """Render a conversation; see `ChatTemplate.render`."""
         system = f"{conversation.system}\n" if conversation.system else ""
         turns = [
             RenderedTurn("" if number else system, question, "", answer.content, (), answer.is_target, number)
@@ -46,7 +45,6 @@ class PlainTemplate(ChatTemplate):
         return [Example(conversation, tuple(turns))]
 
     def encode_prompt(self, conversation: Conversation) -> list[int]:
-        """Encode the prompt of a conversation; see `ChatTemplate.encode_prompt`."""
         asked = replace(conversation, messages=(*conversation.messages, Message(ASSISTANT, "")))
         (turns,) = self.encode_turns([example.turns for example in self.render(asked)])
         before, _ = join_turns(turns[:-1])

@@ -124,7 +124,6 @@ class TextEncoder:
         return [list(ids) for ids in encoded["input_ids"]]
 
     def _ids_before_text(self) -> list[int]:
-        """Return the ids of special tokens that the tokenizer adds before a text."""
         alone = self._encode(["x"])[0]
         full = list(self.tokenizer("x", return_attention_mask=False)["input_ids"])
         starts = range(len(full) - len(alone) + 1)

@@ -88,7 +88,6 @@ class _PlainKeys:
         self._rest = b""
 
     def observe(self, content: bytes) -> None:
-        """Scan the next chunk of the text."""
         if not self.are_plain:
             return
         text, end = self._rest + content, 0

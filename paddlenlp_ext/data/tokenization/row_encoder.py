@@ -153,7 +153,6 @@ def _num_targets(turns: Sequence[EncodedTurn]) -> int:
 
 
 def _last_target(turns: Sequence[EncodedTurn]) -> int:
-    """Return the index of the last turn with a target answer."""
     for index in reversed(range(len(turns))):
         if turns[index].text.is_target:
             return index
@@ -260,7 +259,6 @@ class RowEncoder:
         return unknown_fields(row, self.autoregressive)
 
     def __call__(self, block: Block) -> EncodedBlock:
-        """Encode and count the rows of a block."""
         results, stats = self.encode_and_count(block.rows())
         valid = [row for row in results if not isinstance(row, InvalidRow)]
         arrays = TokenArrays.from_rows(valid, self.files, self.num_answers, self.num_values)

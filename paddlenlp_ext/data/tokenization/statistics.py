@@ -65,7 +65,6 @@ class DataStats:
 
     @property
     def num_dropped(self) -> int:
-        """Number of dropped rows."""
         return sum(self.dropped.values())
 
     @property

@@ -128,7 +128,6 @@ class TokenWriter:
             file.close()
 
     def append(self, arrays: TokenArrays) -> None:
-        """Append rows to the files."""
         # Skip the first offset if rows were written before: it equals the last offset in the file.
         offsets = arrays.offsets[bool(self._files) :] + self.num_tokens
         self.num_tokens += len(arrays.tokens)
@@ -150,7 +149,6 @@ class _GrowingArray:
         self._header_size = self._file.tell()
 
     def append(self, array: np.ndarray) -> None:
-        """Append rows to the file."""
         assert array.dtype == self._dtype and array.shape[1:] == self._row_shape
         self._file.write(np.ascontiguousarray(array).data)
         self._num_rows += len(array)

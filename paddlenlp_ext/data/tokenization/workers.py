@@ -87,7 +87,6 @@ class BlockEncoder(Generic[BlockResultT]):
         self.close()
 
     def close(self) -> None:
-        """Stop the workers."""
         if self._executor is not None:
             self._executor.shutdown(cancel_futures=True)
             self._executor = None
