@@ -47,5 +47,5 @@ def test_text_metrics_missing_library_names_the_extra(monkeypatch):
 
 
 def test_text_metrics_different_lengths_are_an_error():
-    with pytest.raises(ValueError, match="got 1 and 2"):
+    with pytest.raises(ValueError, match="got 1 outputs and 2 references"):
         text_metrics(["a"], ["a", "b"])
