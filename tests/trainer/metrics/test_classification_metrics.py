@@ -54,5 +54,5 @@ def test_label_report_without_a_known_answer_is_zero():
 
 
 def test_label_report_different_lengths_are_an_error():
-    with pytest.raises(ValueError, match="as many outputs as references, got 1 outputs and 2 references"):
+    with pytest.raises(ValueError, match="got 1 outputs and 2 references"):
         label_report(["a"], ["a", "b"])
