@@ -229,7 +229,7 @@ def _paddlenlp_tensors(folder: Path, array: str | None, allow_pickle: bool) -> d
     """Return the tensors of a PaddleNLP folder, renamed to start with "model."; or the array in the file `array`."""
     if array is not None:
         if not (folder / array).is_file():
-            raise ValueError(f"{folder}: {array}, which contains the adapter, is missing; add the file to the folder")
+            raise ValueError(f"{folder}: {array} is missing; add this file, which contains the adapter, to the folder")
         return {array: np.load(folder / array, allow_pickle=False).astype(np.float32)}
     index = folder / "peft_model.safetensors.index.json"
     single, pickled = sorted(folder.glob("*.safetensors")), sorted(folder.glob("*.pdparams"))
