@@ -110,7 +110,13 @@ def _here(entry: Mapping[str, Any]) -> str:
     clauses = [f"{_listed(words)} {'set' if words[1:] else 'sets'} {what}" for what, words in values_by_meaning.items()]
     if accepted_words:
         clauses.append(f"{_listed(accepted_words)} {'are' if accepted_words[1:] else 'is'} accepted")
-    return "; ".join([*clauses, f"{'other values are errors' if clauses else 'error'}: {entry['reason']}"])
+    shown = {*accepted_words, *(_shown(value) for value in entry.get("sets", {}))}
+    refused = [word for word in ("`true`", "`false`") if word not in shown] if entry["type"] == "bool" else []
+    if clauses and refused:
+        clauses.append(f"{refused[0]} is an error: {entry['reason']}")
+    elif entry["type"] != "bool" or not clauses:
+        clauses.append(f"{'other values are errors' if clauses else 'error'}: {entry['reason']}")
+    return "; ".join(clauses)
 
 
 def _shown(value: Any) -> str:

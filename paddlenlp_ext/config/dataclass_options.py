@@ -53,7 +53,7 @@ class Limits:
         if self.choices is not None:
             text = "one of " + ", ".join(self.choices)
         if self.flags is not None:
-            text = "words of " + ", ".join(self.flags)
+            text = f"one or more of {', '.join(self.flags)}, separated by spaces"
         return text
 
     def check(self, value: Any) -> None:

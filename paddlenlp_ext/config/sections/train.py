@@ -76,7 +76,7 @@ class TrainConfig(OptionGroup):
     )
     recompute: bool = option(False, help="recompute activations in the backward pass: slower, less memory")
     use_gradient_checkpointing: bool | str | None = option(
-        None, help="true: recompute; unsloth: recompute and offload_recompute_inputs"
+        None, help="true sets recompute; unsloth sets recompute and offload_recompute_inputs"
     )
     recompute_granularity: str = option(
         "full",
