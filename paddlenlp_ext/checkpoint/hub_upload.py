@@ -30,8 +30,12 @@ UPLOADED = (
 logger = get_logger(__name__)
 
 
+class UploadError(ValueError):
+    """Failed upload of a completed run. All results of the run are on disk."""
+
+
 def check_hub_login(repo_id: str, needed_by: str) -> None:
-    """Check, without a request to the hub, that an upload is possible: valid name, not offline, and a token.
+    """Check that the name is valid, that uploads are allowed and that a token is stored, without a request to the hub.
 
     Args:
         repo_id: `organisation/name`, or a name in the user's own namespace.
@@ -70,7 +74,7 @@ def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_
         needed_by: key, function or command; the error message begins with it.
 
     Raises:
-        ValueError: the folder has no weights, `check_hub_login` raises a ValueError, or the upload failed.
+        ValueError: see `check_hub_login`; or the folder has no weights, or the upload failed.
     """
     import huggingface_hub
     from huggingface_hub.errors import HTTPError
@@ -78,7 +82,7 @@ def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_
     check_hub_login(repo_id, needed_by)
     files = _files_to_upload(Path(folder), needed_by)
     api = huggingface_hub.HfApi()
-    # RuntimeError: connections of the library for large files. ValueError: the metadata in README.md is invalid.
+    # RuntimeError: the library for large files cannot connect. ValueError: the metadata in README.md is invalid.
     try:
         url = api.create_repo(repo_id, private=private, exist_ok=True)
         logger.info("uploading %s to %s: %s", folder, url, ", ".join(files))
@@ -111,20 +115,22 @@ def repo_of_run(output_dir: str | os.PathLike[str], hub_model_id: str | None) ->
     return hub_model_id or Path(output_dir).resolve().name
 
 
-def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None) -> None:
-    """Upload the result of a completed run.
+def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None) -> str:
+    """Upload the result of a completed run, and return the address of the repository.
 
     Raises:
-        ValueError: the upload failed; the message says that the run is saved, and how to repeat the upload.
+        UploadError: the upload failed; the message says that the run is saved, and how to repeat the upload.
     """
     repo_id = repo_of_run(output_dir, hub_model_id)
     try:
-        logger.info("uploaded to %s", upload_model(output_dir, repo_id, private, "push_to_hub"))
+        url = upload_model(output_dir, repo_id, private, "push_to_hub")
     except ValueError as error:
         command = ["pnx", "push", str(output_dir), "--repo", repo_id, *(["--private"] if private else [])]
-        raise ValueError(
+        raise UploadError(
             f"{error}; training is complete and saved in {output_dir}; to repeat the upload: {shlex.join(command)}"
         ) from error
+    logger.info("uploaded to %s", url)
+    return url
 
 
 class PushToHub:
@@ -140,7 +146,7 @@ class PushToHub:
             private: whether a new repository is private; None: the default of the organisation, usually public.
 
         Raises:
-            ValueError: no token is stored, or the upload failed.
+            ValueError: the name is not valid, HF_HUB_OFFLINE is set, no token is stored, or the upload failed.
         """
         check_hub_login(repo_id, "push_to_hub")  # before the files are written
         with tempfile.TemporaryDirectory() as folder:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.hub_upload import UploadError
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.cli.next_steps import next_steps
 from paddlenlp_ext.config import RunConfig, load_run_config
@@ -54,9 +55,17 @@ def run_program(config: RunConfig) -> None:
     elif config.command.dry_run:
         _dry_run(config)
     else:
-        result = run_training(config)
-        if config.train.do_train and is_main_rank():
-            print(next_steps(result.output_dir, _kind_of_result(config)))
+        try:
+            run_training(config)
+        except UploadError:
+            _print_next_steps(config)
+            raise
+        _print_next_steps(config)
+
+
+def _print_next_steps(config: RunConfig) -> None:
+    if config.train.do_train and is_main_rank():
+        print(next_steps(Path(str(config.train.output_dir)), _kind_of_result(config)), flush=True)
 
 
 def _kind_of_result(config: RunConfig) -> str:

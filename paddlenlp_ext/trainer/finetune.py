@@ -9,11 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paddlenlp_ext.checkpoint.hub_upload import check_hub_login, repo_of_run, upload_run
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
-from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
@@ -21,6 +19,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run
+from paddlenlp_ext.trainer.hub import check_push, push_run
 from paddlenlp_ext.trainer.load_data import Dataset, check_training_rows, dataset_keys, load_data, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
@@ -166,7 +165,7 @@ def run_training(
     with locked_output_dir(config):
         if is_main_rank():
             check_output_dir(config)
-            _check_push(config.train)
+            check_push(config.train)
         data = load_data(config, train_rows, eval_rows)
         check_training_rows(config, data)
         trainer = build_trainer(config, data)
@@ -178,27 +177,20 @@ def run_training(
         return train_and_evaluate(trainer, data.test_rows)
 
 
-def _check_push(train: TrainConfig) -> None:
-    """Check before the data is read that the result can be uploaded (`push_to_hub`)."""
-    if train.push_to_hub:
-        check_hub_login(repo_of_run(str(train.output_dir), train.hub_model_id), "push_to_hub")
-
-
 def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:
     """Train and save the model (`do_train`), evaluate it (`do_eval`), test it, and upload it (`push_to_hub`).
 
     Raises:
-        ValueError: the upload failed (`push_to_hub`); all other results are saved.
+        UploadError: the upload failed (`push_to_hub`); all other results are saved.
     """
     metrics: dict[str, float] = {}
     if trainer.config.train.do_train:
-        metrics |= trainer.train()
+        metrics |= trainer.train_without_upload()
         trainer.save_model()
     if trainer.config.train.do_eval:
         metrics |= trainer.evaluate()
     if test_rows is not None:
         metrics |= trainer.predict(test_rows)
-    train = trainer.config.train
-    if train.push_to_hub and is_main_rank():
-        upload_run(trainer.output_dir, train.hub_model_id, train.hub_private_repo)
+    if trainer.config.train.push_to_hub and is_main_rank():
+        push_run(trainer.config.train)
     return FinetuneResult(trainer.output_dir, metrics, trainer)

@@ -34,6 +34,7 @@ from paddlenlp_ext.trainer.checkpoints.resume import begin_or_resume, checkpoint
 from paddlenlp_ext.trainer.checkpoints.save_and_restore import restore_checkpoint, save_finished
 from paddlenlp_ext.trainer.evaluate_dev_sets import TEST, Evaluator
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, SequentialSchedule
+from paddlenlp_ext.trainer.hub import check_push, push_run
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule, num_warmup_steps
 from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
@@ -96,6 +97,7 @@ class Trainer:
         objective: Objective | None = None,
     ) -> None:
         check_trainer_config(config)
+        check_push(config.train)
         self.model, self.config, self.tokenizer = model, config, tokenizer
         self.train_rows = train_rows
         self.process_group = process_group or SingleProcess()
@@ -149,7 +151,22 @@ class Trainer:
         self._added_callbacks.append(added)
 
     def train(self) -> dict[str, float]:
-        """Start or resume training.
+        """Start or resume training; with `push_to_hub`, then upload the model.
+
+        Returns:
+            The contents of train_results.json.
+
+        Raises:
+            UploadError: the upload failed; the trained model is saved.
+            ValueError: `train_without_upload` raises a ValueError.
+        """
+        results = self.train_without_upload()
+        if self.config.train.push_to_hub:
+            self.push_to_hub()
+        return results
+
+    def train_without_upload(self) -> dict[str, float]:
+        """Start or resume training, for callers that evaluate before they upload the model (`push_to_hub`).
 
         Returns:
             The contents of train_results.json.
@@ -210,6 +227,20 @@ class Trainer:
     def save_model(self, folder: str | Path | None = None) -> None:
         """Write the finished model or adapter and the tokenizer to `folder`, by default `output_dir`."""
         save_finished(Path(folder or self.output_dir), self.model, self.tokenizer, self.process_group)
+
+    def push_to_hub(self) -> str | None:
+        """Write the model or adapter to `output_dir`, and upload it with its results to the Hugging Face hub.
+
+        The keys `hub_model_id` and `hub_private_repo` select the repository.
+
+        Returns:
+            The address of the repository; None in the other processes of a run.
+
+        Raises:
+            UploadError: the upload failed; the model is saved.
+        """
+        self.save_model()
+        return push_run(self.config.train) if self.process_group.is_main else None
 
     def _load_best(self) -> None:
         """Load the weights of the best evaluation."""

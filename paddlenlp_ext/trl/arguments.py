@@ -49,10 +49,10 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
         ),
         ((), ""),
     ),
-    **dict.fromkeys(
-        ("push_to_hub", "hub_model_id", "hub_token", "hub_strategy", "hub_private_repo"),
-        (OFF, "is not available; after training, call trainer.model.push_to_hub(REPO)"),
-    ),
+    "hub_token": (OFF, "is not read; set the environment variable HF_TOKEN, or run `hf auth login`"),
+    "hub_strategy": ((*OFF, "end"), "is not available; push_to_hub uploads once, after training"),
+    "hub_always_push": (OFF, "is not available; push_to_hub uploads once, after training"),
+    "hub_revision": ((*OFF, "main"), "is not available; push_to_hub uploads to the branch main"),
     "logging_strategy": (("steps",), "is not available; entries are logged every logging_steps"),
     "logging_nan_inf_filter": ((True,), "is not available; nan_policy decides (run_keys)"),
     "packing_strategy": (("bfd",), "is not available; packs are filled by best fit"),
@@ -170,6 +170,9 @@ class TrainingArguments:
     neftune_noise_alpha: float | None = None
     disable_tqdm: bool | None = None
     report_to: Any = None
+    push_to_hub: bool = False
+    hub_model_id: str | None = None
+    hub_private_repo: bool | None = None
     dataset_num_proc: int | None = None
     max_length: int | None = 1024
     chat_template_path: str | None = None

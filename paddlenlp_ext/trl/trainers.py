@@ -29,6 +29,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
+from paddlenlp_ext.trainer.hub import check_push
 from paddlenlp_ext.trainer.load_data import dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
@@ -80,8 +81,7 @@ class _TaskTrainer:
         keys = {"model_name_or_path": name or IN_MEMORY, **self.args.to_run_keys(), **run_keys}
         keys |= dataset_keys(train_dataset, eval_dataset)
         config = _with_adapter(keys, self.args.sections, adapter)
-        if config.train.push_to_hub:
-            raise ValueError("run_keys: push_to_hub is not available; after training, call model.push_to_hub(REPO)")
+        check_push(config.train)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):
@@ -123,7 +123,7 @@ class _TaskTrainer:
         return self.trainer.state
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
-        """Train, or resume from a checkpoint.
+        """Train, or resume from a checkpoint; with `push_to_hub`, then upload the model.
 
         Args:
             resume_from_checkpoint: path of a checkpoint; True: the newest checkpoint in `output_dir`; None: as in
@@ -147,6 +147,10 @@ class _TaskTrainer:
     def save_model(self, output_dir: str | os.PathLike[str] | None = None) -> None:
         """Write the model or its adapter, and the tokenizer, to `output_dir`; None: the folder in `args.output_dir`."""
         self.trainer.save_model(None if output_dir is None else os.fspath(output_dir))
+
+    def push_to_hub(self) -> str | None:
+        """Write the model or adapter and upload it with its results; see `Trainer.push_to_hub`."""
+        return self.trainer.push_to_hub()
 
     def add_callback(self, callback: Any) -> None:
         """Add a `TrainerCallback` or `Callback`; see `Trainer.add_callback`."""

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
+from paddlenlp_ext.checkpoint.hub_upload import UploadError
 from paddlenlp_ext.cli import run_finetune as module
 from paddlenlp_ext.cli.run_finetune import run_program
 from paddlenlp_ext.config import RunConfig
@@ -16,12 +15,12 @@ from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.peft.methods.lora import LoraConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig
 
-TRAINED = RunConfig(train=TrainConfig(do_train=True))
+TRAINED = RunConfig(train=TrainConfig(output_dir="out", do_train=True))
 
 
 @pytest.fixture(autouse=True)
 def run(monkeypatch):
-    monkeypatch.setattr(module, "run_training", lambda config: SimpleNamespace(output_dir=Path("out")))
+    monkeypatch.setattr(module, "run_training", lambda config: None)
     monkeypatch.setattr("paddlenlp_ext.cli.next_steps.program", lambda: ["pnx"])
 
 
@@ -45,3 +44,13 @@ def test_run_program_prints_no_commands_on_other_ranks_or_without_training(confi
     monkeypatch.setenv("PADDLE_TRAINER_ID", rank)
     run_program(config)
     assert capsys.readouterr().out == ""
+
+
+def test_run_program_after_a_failed_upload_prints_the_commands_and_raises(monkeypatch, capsys):
+    def fail(config: RunConfig) -> None:
+        raise UploadError("push_to_hub: the upload failed")
+
+    monkeypatch.setattr(module, "run_training", fail)
+    with pytest.raises(UploadError, match="push_to_hub: the upload failed"):
+        run_program(TRAINED)
+    assert capsys.readouterr().out.startswith("Results: out\nNext:\n  pnx chat out\n")

@@ -10,6 +10,9 @@ import huggingface_hub
 import pytest
 
 import paddlenlp_ext
+from paddlenlp_ext.checkpoint.hub_upload import UploadError
+from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.hub import FakeHub
 from tests.trainer.test_finetune import keys_of
 
@@ -40,3 +43,13 @@ def test_finetune_with_failing_upload_keeps_the_run(hub: FakeHub, run_folders: P
     out = run_folders / "out"
     assert "eval_loss" in json.loads((out / "all_results.json").read_text())
     assert paddlenlp_ext.AutoPeftModelForCausalLM.from_pretrained(out)
+
+
+def test_trainer_with_push_to_hub_uploads_the_model_at_the_end_of_train(hub: FakeHub, run_folders: Path):
+    config = paddlenlp_ext.load_config(push_keys(run_folders, do_eval=False))
+    trainer = build_trainer(config, load_data(config))
+    trainer.train()
+    assert {"adapter_model.safetensors", "train_results.json"} <= set(hub.files["org/name"])
+    hub.failure = ConnectionError("no route")
+    with pytest.raises(UploadError, match="push_to_hub: the upload to org/name failed"):
+        trainer.push_to_hub()

@@ -21,6 +21,7 @@ from paddlenlp_ext import (
     SFTTrainer,
     get_peft_model,
 )
+from tests.common.hub import FakeHub
 
 CHATS = [
     {"messages": [{"role": "user", "content": "red blue"}, {"role": "assistant", "content": "blue red"}]},
@@ -72,6 +73,23 @@ def test_sft_trainer_with_peft_config_trains_and_saves_an_adapter(model_id: str)
     trainer.save_model("adapter")
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_id), "adapter")
     assert changed(weights(loaded), weights(trainer.model)) == set()
+
+
+def test_sft_trainer_with_push_to_hub_uploads_after_train_and_again_with_results(hub: FakeHub, model_id: str):
+    keys = {"push_to_hub": True, "hub_model_id": "org/name", "hub_private_repo": True}
+    trainer = SFTTrainer(model_id, arguments(SFTConfig, "out", **keys), CHATS, CHATS[:1], peft_config=LoraConfig(r=2))
+    trainer.train()
+    assert hub.repositories == {"org/name": True}
+    assert {"adapter_model.safetensors", "train_results.json"} <= set(hub.files["org/name"])
+    trainer.evaluate()
+    assert trainer.push_to_hub() == "https://huggingface.co/org/name"
+    assert "eval_results.json" in hub.files["org/name"]
+
+
+def test_sft_trainer_with_push_to_hub_without_token_raises_before_the_model_is_loaded(hub: FakeHub, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
+    with pytest.raises(ValueError, match="push_to_hub: no token"):
+        SFTTrainer("no-such-model", arguments(SFTConfig, "out", push_to_hub=True), CHATS)
 
 
 def test_sft_trainer_with_a_loaded_model_equals_the_one_with_its_name(model_id: str):
