@@ -6,6 +6,7 @@ from pathlib import Path
 
 from paddlenlp_ext.checkpoint.hub_upload import check_hub_login, repo_of_run, upload_run
 from paddlenlp_ext.config.sections.train import TrainConfig
+from paddlenlp_ext.report.model_card import write_model_card
 
 
 def check_push(train: TrainConfig) -> None:
@@ -19,9 +20,12 @@ def check_push(train: TrainConfig) -> None:
 
 
 def push_run(train: TrainConfig) -> str:
-    """Upload the model or adapter in output_dir with its results, and return the address of the repository.
+    """Upload the model or adapter in output_dir with a model card and results, and return the repository's address.
 
     Raises:
         UploadError: the upload failed.
+        ValueError: the model card cannot be written.
     """
-    return upload_run(Path(str(train.output_dir)), train.hub_model_id, train.hub_private_repo)
+    folder = Path(str(train.output_dir))
+    write_model_card(folder, folder, repo_of_run(folder, train.hub_model_id))
+    return upload_run(folder, train.hub_model_id, train.hub_private_repo)

@@ -36,3 +36,10 @@ def test_push_reads_the_repository_from_the_run_and_arguments_override_it(hub: F
     pnx.run(["push", str(run_folder), "--repo", "org/other"])
     pnx.run(["push", str(run_folder), "--repo", "org/third", "--private"])
     assert hub.repositories == {"org/named": True, "org/other": None, "org/third": True}
+
+
+def test_push_writes_a_model_card_beside_the_weights(hub: FakeHub, run_folder):
+    start = {"event": "start", "step": 0, "time": 0.0, "kind": "sft", "changed_keys": {"lora_rank": [4, 8]}}
+    (run_folder / "history.jsonl").write_text(json.dumps(start) + "\n")
+    pnx.run(["push", str(run_folder), "--repo", "org/name"])
+    assert b'"lora_rank": 4' in hub.files["org/name"]["README.md"]

@@ -27,6 +27,7 @@ def test_finetune_with_push_to_hub_uploads_adapter_tokenizer_and_results(hub: Fa
     uploaded = hub.files["org/name"]
     assert {"adapter_config.json", "adapter_model.safetensors", "tokenizer.json"} <= set(uploaded)
     assert json.loads(uploaded["all_results.json"])["eval_loss"] == result.metrics["eval_loss"]
+    assert b"| `eval_loss` |" in uploaded["README.md"] and str(run_folders).encode() not in uploaded["README.md"]
     assert not [name for name in uploaded if "/" in name or name.startswith(("run_config", "trainer", "history"))]
 
 
