@@ -89,7 +89,7 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
 
 
 def _sha256_or_error(path: Path) -> str | OSError:
-    """Return the SHA-256 sum of a file, or the error if it cannot be read; a PermissionError is raised."""
+    """Return the SHA-256 sum of a file, or the error of reading the file; raise only PermissionError."""
     try:
         return file_sha256(path)
     except PermissionError:

@@ -50,8 +50,8 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
     Args:
         folder: folder of the model, created if absent.
         config: contents of the file.
-        dtype: dtype of the weights, which replaces the dtype in `config`; None: keep the dtype in `config`. The key is
-            `dtype` (transformers 5) if `config` has this key, otherwise `torch_dtype` (older versions).
+        dtype: dtype of the weights, which replaces the dtype in `config`; None: keep the dtype in `config`. The
+            file's key is `dtype` (transformers 5) if `config` has this key, otherwise `torch_dtype` (older versions).
     """
     if dtype is not None:
         key = "dtype" if "dtype" in config else "torch_dtype"
@@ -61,7 +61,7 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # transformers would read the first entry of the list; null means no end token
+    if config.get("eos_token_id") == []:  # null: no end token; transformers reads the first entry of a list
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 
@@ -69,15 +69,15 @@ def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str,
 def read_generation_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the special tokens and sampling options of a model.
 
-    As in transformers, a key of generation_config.json overrides the same key of config.json, even with a null value.
-    For a GGUF file, the special tokens come from the metadata.
+    Special tokens that generation_config.json does not set come from config.json; as in transformers, null in
+    generation_config.json means no token. For a GGUF file, the special tokens come from the metadata.
 
     Args:
         path: a Hugging Face folder or a .gguf file.
 
     Returns:
-        The keys of generation_config.json if the file exists. The result always contains `eos_token_id` (a list,
-        possibly empty), `bos_token_id` and `pad_token_id` (an id or None).
+        The contents of generation_config.json, if the file exists, and always `eos_token_id` (a list, possibly empty),
+        `bos_token_id` and `pad_token_id` (an id or None).
 
     Raises:
         ValueError: a file is damaged or has an invalid value.

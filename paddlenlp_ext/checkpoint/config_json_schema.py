@@ -27,7 +27,7 @@ _LAYER = whole(0, 1024)
 _TOKEN = whole(-1, 2**31 - 1)  # -1: no token, in the first Llama checkpoints
 _POSITIVE, _FRACTION = number(above=0), number(minimum=0, maximum=1)
 _FACTOR = number(minimum=1e-6, maximum=1e6)
-_ROPE_BASE = number(above=1).or_null()  # above 1, because rotary frequencies are powers of the base
+_ROPE_BASE = number(above=1).or_null()  # with base 1, all rotary frequencies would be equal
 _POSITIONS = number(minimum=2, maximum=2**31).or_null()
 _ROTARY_FRACTION = number(above=0, maximum=1).or_null()
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
@@ -69,7 +69,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "model_type"),
     (list_of(TEXT).or_null(), "architectures"),
     (one_of(*_DTYPES, *(f"torch.{name}" for name in _DTYPES), "auto").or_null(), "dtype torch_dtype"),
-    # Sizes: 0 and null mean that the model lacks the component; `DecoderConfig` rejects both if the component exists.
+    # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects it for required components.
     (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts"),
     (whole(0, 10**8).or_null(), "vocab_size"),
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),

@@ -83,7 +83,7 @@ def cast(values: np.ndarray, stored: str, target: str) -> np.ndarray:
         return values
     if (stored in FLOATING) != (target in FLOATING):
         raise ValueError(
-            f"a tensor of dtype {stored} cannot be read as {target}; only floating-point dtypes can be converted"
+            f"a tensor of dtype {stored} cannot be read as {target}; integers and floats are not interchangeable"
         )
     assert target not in _FLOAT8, "FP8 is not written"
     if stored in _FLOAT8:

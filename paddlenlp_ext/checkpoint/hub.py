@@ -68,6 +68,6 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Suggest the built-in model with this name, which is not used automatically, because its weights are quantized."""
+    """Return the end of a message that suggests the built-in model of this name; empty if there is none."""
     name = hub_id.rpartition("/")[2].lower()
     return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""

@@ -19,7 +19,7 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 SOURCE_VARIABLE = "DOWNLOAD_SOURCE"
-_DUPLICATES = ["*/*", "consolidated*"]  # excluded: copies of the weights in other layouts
+_DUPLICATES = ["*/*", "consolidated*"]  # copies of the weights in other layouts
 _FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
 _PATTERNS = {"allow_patterns": _FILES, "ignore_patterns": _DUPLICATES}  # excludes pickles
 
@@ -30,7 +30,7 @@ class ModelHub:
 
     Attributes:
         title: name for messages.
-        snapshot: function that imports the hub's package. Its argument is a model name for error messages. Its results
+        snapshot: function that imports the hub's package. The argument is a model name for error messages. The results
             are a function from a hub id to the folder with the downloaded model, and the package's exceptions.
     """
 

@@ -174,7 +174,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             with safe_open(path, framework="np"):
                 pass
         except SafetensorError as error:
-            raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); download it again") from error
+            raise ValueError(f"{path}: damaged, truncated or not safetensors ({error}); use another copy") from error
         header_bytes = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(header_bytes))
     header.pop("__metadata__", None)

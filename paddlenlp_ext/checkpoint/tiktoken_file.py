@@ -81,7 +81,7 @@ def _merges(ranks: dict[bytes, int]) -> list[tuple[bytes, bytes]]:
 
 
 def _letters() -> list[str]:
-    """Return the printable character that stands for each byte in vocabularies of byte-level tokenizers."""
+    """Return, for each byte 0 to 255, its printable character in vocabularies of byte-level tokenizers."""
     kept = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in kept]
     letters = {byte: chr(byte) for byte in kept} | {byte: chr(256 + index) for index, byte in enumerate(others)}

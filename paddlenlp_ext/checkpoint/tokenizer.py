@@ -106,7 +106,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         return tokenizer_from_tiktoken(folder)
     if not found:
         raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
-    # transformers would log that PyTorch is missing, which is intended.
+    # Hide the warning of transformers that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 

@@ -141,13 +141,13 @@ def _num_bytes(text: Any) -> int:
 
 
 def _longest_replacement(charsmap: Any) -> int:
-    """Return the length of the longest text in a character map of SentencePiece.
+    """Return the length in bytes of the longest text in a character map of SentencePiece.
 
     The map consists of the size of its trie in four bytes, the trie, and zero-terminated texts.
     """
     try:
         data = base64.b64decode(charsmap or "")
     except (TypeError, ValueError, binascii.Error):
-        return 1  # the tokenizers library reports the error
+        return 1  # the tokenizers library reports invalid base64
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return max(map(len, texts.split(b"\0")))

@@ -73,8 +73,8 @@ class CausalLM(TrainableModel, PushToHub):
         quantization: quantization of the linear layers; None for floating-point weights.
         vocab_parallel: sharded lm_head; None if lm_head is not sharded.
         remote_parameters: names of parameters that only other ranks hold.
-        generation_config: settings in generation_config.json, also readable as attributes. Accepts a dict or
-            transformers' `GenerationConfig`.
+        generation_config: settings in generation_config.json, also readable as attributes. A dict or transformers'
+            `GenerationConfig` can be assigned.
     """
 
     def __init__(self, config: DecoderConfig) -> None:
@@ -135,8 +135,8 @@ class CausalLM(TrainableModel, PushToHub):
         Args:
             input_ids, position_ids, document_lengths, cache: see `forward`.
             document_parents: for each document of a row, the index of the document that it continues, or None
-                (ops/attention/document_layout.py). Several answers to one prompt can share the computation of the
-                prompt.
+                (ops/attention/document_layout.py). Answers that continue the same prompt document share its
+                computation.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
@@ -144,7 +144,7 @@ class CausalLM(TrainableModel, PushToHub):
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Return the logits of new tokens from one C++ call; None if the model cannot run in one (`run_cpp_model`)."""
+        """Compute the logits of new tokens in one C++ call; return None if it is unavailable (`run_cpp_model`)."""
         return run_cpp_model(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -294,7 +294,7 @@ class CausalLM(TrainableModel, PushToHub):
             tensors: tensors to write, such as tensors gathered from shards; None: `tensors_to_save()`.
 
         Raises:
-            ValueError: a projection of a fused layer is quantized.
+            ValueError: the projections of a fused layer are quantized in a format that cannot be joined.
         """
         dtype = self.dtype_name
         written = self.config.to_files(self.tensors_to_save() if tensors is None else tensors)

@@ -47,7 +47,7 @@ class PipelineStage(Protocol):
         ...
 
     def union(self, values: dict[str, Any]) -> dict[str, Any]:
-        """Merge the dictionaries of all stages."""
+        """Merge the dictionaries `values` of all stages."""
         ...
 
 
@@ -132,7 +132,7 @@ class Decoder(nn.Layer):
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
             # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. With a
-            # frozen embedding, x_BSD does not require one.
+            # frozen embedding, x_BSD requires no gradient.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -156,7 +156,8 @@ class Decoder(nn.Layer):
 
         Raises:
             ValueError: both document lengths and a cache are given, the lengths do not sum to the row length, the
-                parents do not match the documents, or the model has ALiBi and the position ids have gaps.
+                parents do not match the documents, or the model has ALiBi and the position ids of a document do not
+                count from 0.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:

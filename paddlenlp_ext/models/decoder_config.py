@@ -121,7 +121,7 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict; see the attribute `config_overrides`.
+        """Read a config.json dict, to which `config_overrides` have already been applied.
 
         Raises:
             ValueError: `model_type`, activation or rope type is unknown, or a value is missing or invalid.
@@ -308,7 +308,7 @@ class DecoderConfig:
         """Convert decoder tensors to the names and shapes of checkpoints.
 
         Raises:
-            ValueError: a projection of a fused layer is quantized.
+            ValueError: the projections of a fused layer are quantized in a format that cannot be joined.
         """
         return self.file_layout.to_files(join_fused(tensors, self.fused_layers))
 

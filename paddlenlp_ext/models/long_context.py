@@ -125,7 +125,7 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Changes:
-    """Return the config.json overrides of the long-sequence strategy of a run.
+    """Return the keys of config.json that a run's long-sequence strategy changes; {} without a strategy.
 
     If config.json has rope settings per layer type, only the settings of full attention change, because layers with a
     sliding window do not see a longer context.
@@ -133,9 +133,6 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     Args:
         config: the model's config.json.
         options: `config.model` of the run.
-
-    Returns:
-        {} without a strategy.
 
     Raises:
         ValueError: the model already has a rope scaling, or parameters of the strategy are unknown, missing or invalid.
@@ -167,7 +164,7 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     settings = strategy.settings(extension)
     overrides = {
         "max_position_embeddings": trained if strategy.keeps_length else extension.target,
-        **({_TRAINED: trained} if _TRAINED in config else {}),  # the top-level key overrides the RoPE settings
+        **({_TRAINED: trained} if _TRAINED in config else {}),  # overrides the key in the RoPE settings
         **_in_form_of(config, stored, settings, by_layer),
     }
     # Raise an error for invalid parameters before any row is read.

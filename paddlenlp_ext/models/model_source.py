@@ -80,8 +80,7 @@ class ModelSource:
         """Find the files of a run's `model_name_or_path`, with the options of its config.
 
         Raises:
-            ValueError: `resolve` raises a ValueError, or the quantization, long-sequence strategy or router options are
-                invalid.
+            ValueError: see `resolve`; or the quantization, long-sequence strategy or router options are invalid.
         """
         assert config.model_name_or_path is not None, "validation requires model_name_or_path"
         quantization = None
@@ -130,8 +129,8 @@ class ModelSource:
         """Open the stored tensors under the decoder's parameter names, with embeddings resized to `vocab_size`.
 
         Raises:
-            ValueError: `path` has no readable weights, the config is not supported, or `DecoderConfig.from_files`
-                raises a ValueError.
+            ValueError: see `DecoderConfig.from_files`; or `path` has no readable weights, or the config is not
+                supported.
         """
         config = DecoderConfig.from_dict(self.config, self.name)
         weights = config.from_files(open_weights(self.path))

@@ -54,8 +54,8 @@ def quantize_after_training(
         report: function that receives a progress line per decoder layer.
 
     Raises:
-        ValueError: the model is stored quantized, a pattern of `skipped` matches no layer, the group size does not
-            divide the input features of a layer, or `quantize_matrix` raises a ValueError.
+        ValueError: see `quantize_matrix`; or the model is stored quantized, a pattern of `skipped` matches no layer, or
+            the group size does not divide the input features of a layer.
     """
     if source.stored_quantization is not None:
         raise ValueError(

@@ -62,7 +62,7 @@ class SequenceClassifier(CausalLM):
         """Return the scores of all tokens, [B, S, 1]; see `CausalLM.forward` for the arguments.
 
         Raises:
-            ValueError: labels are given, or `CausalLM.forward` raises a ValueError.
+            ValueError: see `CausalLM.forward`; or labels are given.
         """
         if labels is not None:
             raise ValueError("labels: a reward model has no loss for labels; train the model with paddlenlp_ext.reward")

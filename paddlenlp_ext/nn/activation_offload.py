@@ -29,7 +29,7 @@ def offload(x: paddle.Tensor) -> OffloadedTensor:
     """Copy a tensor off its device. Deleting the returned object frees the copy.
 
     Raises:
-        ValueError: the temporary folder has no space for the tensor.
+        ValueError: the tensor cannot be written to the temporary folder.
     """
     return _PinnedTensor(x) if x.place.is_gpu_place() else _FileTensor(x)
 

@@ -186,7 +186,7 @@ class AttentionLayer(nn.Layer):
         layout: AttentionLayout,
         shared: int,
     ) -> paddle.Tensor:
-        """Run the attention op. All documents of the row also attend to its first `shared` positions."""
+        """Run the attention op; all documents also attend to the first `shared` positions of the row."""
         prefix = None
         if prefix_tensors:
             prefix = (prefix_tensors[0].astype(k_BSKH.dtype), prefix_tensors[1].astype(v_BSKH.dtype))

@@ -36,7 +36,7 @@ class FeedForward(nn.Layer):
         return self.from_projections(recompute_region("mlp_column_ln", self._gate_and_up, x))
 
     def from_projections(self, projected: Sequence[paddle.Tensor]) -> paddle.Tensor:
-        """Map the outputs of `gate_proj` and `up_proj` to [..., hidden_size]. The outputs may be overwritten."""
+        """Map the outputs of `gate_proj` and `up_proj` to [..., hidden_size]. The call may overwrite `projected`."""
         gate, up = projected
         return recompute_region("mlp_row_ln", self.down_proj, self.gate(gate, up, reuse_inputs=True))
 

@@ -192,7 +192,10 @@ class _Observe(PyLayer):
 
 
 class _AttachLoss(PyLayer):
-    """Identity function of hidden states that also returns the loss. In the backward pass it runs before all layers."""
+    """Identity function of hidden states that also returns the loss.
+
+    Its backward pass precedes the backward pass of every layer.
+    """
 
     @staticmethod
     def forward(ctx, hidden_BSD, balance, current):

@@ -149,7 +149,7 @@ def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> 
 
 @dataclass(frozen=True)
 class _RegionRecord:
-    """Saved forward pass of a region: autograd graph from copied inputs to outputs, and the random state after it."""
+    """Saved forward pass of a region: autograd graph from copied inputs to outputs, and the final random state."""
 
     inputs: tuple[paddle.Tensor, ...]
     outputs: tuple[paddle.Tensor, ...]

@@ -38,7 +38,7 @@ class FileLayout:
         return values
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return where a stored tensor is in memory; return None unless the tensor belongs to a single expert."""
+        """Return the place in memory of a stored tensor of a single expert; return None for other tensors."""
         return None
 
     def name_in_memory(self, name: str) -> str:
@@ -79,6 +79,6 @@ def locate_matrix(layer: str) -> tuple[str, int, int] | None:
 
 
 def split_layer(name: str) -> tuple[str, str]:
-    """Split a name into the prefix "model.layers.N.", empty for tensors outside the layers, and the remaining name."""
+    """Split a name into "model.layers.N." and the rest; outside the layers, the first string is empty."""
     found = re.match(r"model\.layers\.\d+\.", name)
     return (found[0], name[found.end() :]) if found else ("", name)

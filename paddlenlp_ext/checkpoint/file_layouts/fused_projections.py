@@ -72,9 +72,6 @@ class SplitWeights(WeightSource):
         source: the stored tensors.
         layers: the family's fused layers.
 
-    Attributes:
-        layers: the family's fused layers.
-
     Raises:
         ValueError: the number of rows of a fused layer differs from the sum over its projections.
     """
@@ -145,7 +142,7 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
 
     Raises:
         ValueError: a projection is quantized in a format that cannot be joined, or the projections of a layer have
-            different formats.
+            different formats, or only some of them are quantized.
     """
     written: dict[str, Any] = {}
     groups: dict[str, dict[str, LazyTensor]] = {}
@@ -176,7 +173,7 @@ def _stacked(name: str, parts: Mapping[str, LazyTensor], layers: FusedLayers) ->
     sizes = {tensor.shape[1:] for tensor in tensors}
     if len(sizes) > 1 or any(tensor.dtype != first.dtype for tensor in tensors):
         raise ValueError(
-            f"{name}: its projections ({', '.join(expected)}) are quantized in several formats; use one format"
+            f"{name}: the formats of its projections ({', '.join(expected)}) differ; use one format for all"
         )
     if name.endswith(".weight_shape"):
         return LazyTensor((2,), first.dtype, lambda: _joined_shape([tensor.read() for tensor in tensors]))

@@ -44,7 +44,7 @@ class RenamedTensors(FileLayout):
 
 
 class _RenamedWeights(WeightSource):
-    """Stored tensors under other names: name in memory -> name in the source."""
+    """Stored tensors under other names; `names` maps each name in memory to the name in `source`."""
 
     def __init__(self, source: WeightSource, names: Mapping[str, str]) -> None:
         self.path, self._source, self._names = source.path, source, names

@@ -1,4 +1,4 @@
-"""Layout of files with separate tensors for each expert, which the model stacks in one parameter per layer.
+"""Layout of files with separate tensors for each expert; the model stacks the tensors of all experts.
 
     in memory                                    in files
     mlp.experts.gate_up_proj.weight [E, 2F, D]   mlp.experts.0.gate_proj.weight [F, D],
@@ -7,7 +7,7 @@
 
 Tensors are converted one at a time, while they are read or written.
 
-Quantized experts are not stacked: each projection is a separate tensor in files and in memory. Only the names differ:
+Quantized experts are not stacked: each projection is a separate tensor in files and in memory. The names differ:
 
     mlp.experts.gate_up_proj.3.1.weight          mlp.experts.3.up_proj.weight          expert 3, projection 1
     mlp.experts.gate_up_proj.3.1.weight.absmax   mlp.experts.3.up_proj.weight.absmax
@@ -81,7 +81,7 @@ class StackedExperts(FileLayout):
         return self.stacks[f"{stack}.weight"][projection].format(expert) + suffix
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return where a stored tensor is in memory; return None unless the tensor belongs to a single expert."""
+        """Return the place in memory of a stored tensor of a single expert; return None for other tensors."""
         prefix, local_name = split_layer(name)
         for stacked, files in self.stacks.items():
             for projection, file in enumerate(files):
@@ -159,7 +159,7 @@ class _StackedWeights(WeightSource):
             self._check(stack, of_stack, next(iter(of_stack.values())).num_projections)
 
     def _check(self, stack: str, found: Collection[tuple[int, int]], num_projections: int) -> None:
-        """Check that all projections of all experts are stored.
+        """Check that all projections are stored for each expert up to the last stored expert.
 
         Args:
             stack: name of the stacked parameter.

@@ -43,7 +43,7 @@ class Key:
 
     Attributes:
         name: metadata key without the prefix of the architecture.
-        kind: type of the value: int, float or bool.
+        kind: type of the value (int, float or bool).
         default: value of a missing key; None: the key is required.
         minimum: smallest valid value, for an int.
     """
@@ -67,7 +67,7 @@ class Key:
         return file.require(key, bool) if self.default is None else file.get(key, bool, self.default)
 
     def stored(self, value: Any) -> Any:
-        """Convert a value of config.json to a metadata value; return None if the key is omitted from the file."""
+        """Convert a value of config.json (None: use `default`) to a metadata value; return None to omit the key."""
         value = self.default if value is None else value
         return None if value is None else self.kind(value)
 
@@ -177,7 +177,7 @@ def attention_bias(file: GgufFile) -> dict[str, bool]:
     """Return `attention_bias` of config.json, which applies to all attention projections.
 
     Raises:
-        ValueError: only some of the projections have a bias.
+        ValueError: only one of the query and output projections has a bias.
     """
     if has_bias(file, "attn_q") != has_bias(file, "attn_output"):
         raise ValueError(f"{file.path}: only some attention projections have a bias, which config.json cannot express")

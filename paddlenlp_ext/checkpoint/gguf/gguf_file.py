@@ -92,7 +92,7 @@ class GgufFile:
     def _checked(self, key: str, value: Any, kind: type[T]) -> T:
         if type(value) not in _ACCEPTED[kind]:
             raise ValueError(f"{self.path}: {key} is {_shown(value)}, not {_KINDS[kind]}; the file is damaged")
-        if kind is float and not abs(value) <= _LARGEST_FLOAT32:  # `not <=` instead of `>`, to be true for NaN too
+        if kind is float and not abs(value) <= _LARGEST_FLOAT32:  # also true for NaN
             raise ValueError(f"{self.path}: {key} is {value}, not a finite float32; the file is damaged")
         return value
 
@@ -112,7 +112,7 @@ def require_gguf() -> None:
 
 
 def open_gguf(path: str | os.PathLike[str]) -> GgufFile:
-    """Read the headers of all files of a model; the result is cached until a file changes.
+    """Read the headers of all files of a model; cache the last two models until their files change.
 
     Args:
         path: the file, or any file of a split model.
@@ -175,7 +175,7 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
     Raises:
         ValueError: the metadata have a different index or a different number of files.
     """
-    stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp writes 0 after joining the parts
+    stored_count = max(header.get("split.count", int, 1), 1)  # 0 if llama.cpp joined the parts
     stored_number = header.get("split.no", int, 0) + 1
     if (stored_number, stored_count) == (number, count):
         return

@@ -41,10 +41,11 @@ _BOTH, _KEYS, _VALUES = (f"self_attn.{name}.weight" for name in ("kv_b_proj", "k
 def latent_settings(file: GgufFile) -> dict[str, Any]:
     """Return the keys of config.json that specify the sizes of latent attention.
 
-    In files with separate key and value tensors, the metadata `key_length` and `value_length` are latent sizes.
+    In files with separate key and value tensors, the metadata `key_length` and `value_length` are latent sizes;
+    `key_length_mla` and `value_length_mla` are the sizes of a head.
 
     Raises:
-        ValueError: all key channels are rotated.
+        ValueError: the rotated channels are not fewer than the key channels, or metadata are damaged.
     """
     heads, rotated = count(file, "attention.head_count"), count(file, "rope.dimension_count")
     keys = count(file, "attention.key_length_mla", count(file, "attention.key_length"))

@@ -53,7 +53,8 @@ class ChatDelimiters:
         answer_lead: text between `before_answer` and an earlier answer, such as a space. In a new answer, the model
             generates this text.
         between: text between an answer and the next user message.
-        tools: text around tools, calls and results; None: the template does not write tools and calls as JSON.
+        tools: text around tools, calls and results; None: the template does not support tools, or its prompts with
+            tools cannot be reproduced.
     """
 
     first: str
@@ -140,7 +141,7 @@ def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> 
 
 
 def _with_tools(delimiters: ChatDelimiters, write: WriteChat) -> ChatDelimiters:
-    """Add the text around tools, if the result reproduces the template's prompts (except for spaces in JSON)."""
+    """Add the text around tools if the result reproduces the template's prompts, apart from the format of JSON."""
     tools = find_tool_delimiters(write, delimiters.before_answer, delimiters.system is not None)
     found = replace(delimiters, tools=tools)
     if tools is None:

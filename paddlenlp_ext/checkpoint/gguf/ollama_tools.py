@@ -57,9 +57,9 @@ class ToolDelimiters:
         prefix_with_system: `prefix` of a chat with a system prompt; None: the template does not support a system
             prompt.
         between_tools: text between two tools.
-        field: field of a tool that the template writes: "" for all fields, ".Function" for the function.
+        field: field of a tool that the template writes, such as ".Function"; "": the template writes all fields.
         content: texts before and after the text of an answer with calls; None: the template omits the text.
-        before_call: text between `before_answer`, or `content`, and the first call.
+        before_call: text before the first call, after `before_answer` or `content`.
         call: first call, as the template writes it.
         between_calls: text between two calls.
         before_result: text between the last call and the first result.
@@ -90,7 +90,7 @@ class ToolDelimiters:
         return "".join(values[part] if isinstance(part, Place) else part for part in parts)
 
     def write_call(self, content: str) -> str:
-        """Return an answer with the call `self.call`."""
+        """Return an answer with the text `content` and the call `self.call`."""
         text = content.join(self.content) if content and self.content is not None else ""
         return text + self.before_call + self.call
 
@@ -147,7 +147,7 @@ def _result(content: str, is_quoted: bool) -> str:
 
 
 def compact_json(text: str) -> str:
-    """Return a text in which each JSON object has sorted keys and no spaces between its tokens."""
+    """Sort the keys of each JSON object in a text, and remove the spaces between its tokens."""
     parts, place = [], _find_json(text, lambda found: True)
     while place is not None:
         parts += [text[: place.start], json.dumps(json.loads(text[place]), sort_keys=True, separators=(",", ":"))]
@@ -157,7 +157,10 @@ def compact_json(text: str) -> str:
 
 
 def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool) -> ToolDelimiters | None:
-    """Derive the delimiters of a chat template from rendered prompts; return None if tools or calls are not JSON.
+    """Derive the delimiters of a chat template from rendered prompts.
+
+    Return None if the template rejects tools, does not write tools and calls as JSON, or writes text around calls that
+    a Modelfile cannot contain.
 
     Args:
         write: function that renders the template.
@@ -202,7 +205,9 @@ def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool)
 
 
 def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] | None:
-    """Return the text before and after the content of an answer with calls; None if the template rejects such content.
+    """Return the text before and after the content of an answer with calls.
+
+    Return None if the template rejects or omits such content.
 
     Args:
         write: function that renders the template.
@@ -231,7 +236,7 @@ def _between_calls(write: WriteChat) -> str:
 
 
 def _parts(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str | Place, ...]:
-    """Return the texts and places of the text before the first user message."""
+    """Split the text before the first user message into constant texts and places of variable text."""
     first, second = _spans(text, tools) or (slice(0), slice(0))
     parts: list[str | Place] = []
     for index, part in enumerate((text[: first.start], text[second.stop :])):
@@ -241,18 +246,18 @@ def _parts(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str | Place, ...
 
 
 def _spans(text: str, tools: Sequence[dict[str, Any]]) -> tuple[slice, slice] | None:
-    """Return the places of the JSON of both tools in a text."""
+    """Return the slices of a text that contain the JSON of the two tools; None if either tool is missing."""
     first, second = (_find(text, tool) for tool in tools)
     return (first, second) if first and second else None
 
 
 def _find(text: str, value: dict[str, Any]) -> slice | None:
-    """Return the first place of a JSON object that equals `value`."""
+    """Return the slice of the first JSON object that equals `value`; None if no object does."""
     return _find_json(text, lambda found: found == value)
 
 
 def _find_call(text: str) -> slice | None:
-    """Return the place of the JSON of the first call in a text."""
+    """Return the slice of the JSON of the first call in a text; None if the text has no call."""
     return _find_json(text, lambda found: _ARGUMENTS in found.values() and set(_NAMES) & set(map(str, found.values())))
 
 

@@ -37,7 +37,7 @@ _DEEPSEEK_LLM = (
     r"[一-龥ࠀ-一가-퟿]+",
     r"\p{N}+",
 )
-_DEFAULT = (  # used by llama.cpp for files without tokenizer.ggml.pre
+_DEFAULT = (  # default of llama.cpp for files without tokenizer.ggml.pre
     r"[\p{P}\$\+<=>\^~\|]+",
     r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)",
     r"\p{N}+",
@@ -55,7 +55,7 @@ class WordRule:
         single_digits: whether each digit becomes a word before the GPT-2 pattern is applied.
         ignores_merges: whether a word in the vocabulary becomes one token without applying merges.
         adds_bos: whether llama.cpp adds bos to a text if the file has no `add_bos_token`.
-        normalizes: whether text is normalized to NFC; llama.cpp does not normalize text.
+        normalizes: whether the original tokenizer normalizes text to NFC, unlike llama.cpp.
     """
 
     names: tuple[str, ...]

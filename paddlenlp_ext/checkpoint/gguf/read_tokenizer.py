@@ -39,7 +39,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
 
 def as_transformers_tokenizer(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
     """Wrap a tokenizer in the class of transformers; `options` are arguments of the class, such as `eos_token`."""
-    # transformers would log that PyTorch is missing, which is intended.
+    # Hide the warning of transformers that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import PreTrainedTokenizerFast
 
@@ -139,7 +139,7 @@ def _add_special_tokens(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
 
 
 def _add_bos_and_eos(tokenizer: Tokenizer, fields: TokenizerFields) -> None:
-    """Make the tokenizer add bos before and eos after every text, if the flags in the file say so."""
+    """Make the tokenizer add bos before and eos after every text, as the two flags in the file specify."""
     ends = {name: fields.special[name] for name, is_added in fields.adds.items() if is_added}
     if not ends:
         return

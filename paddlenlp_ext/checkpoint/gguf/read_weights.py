@@ -28,7 +28,7 @@ _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # tensors for RoPE scaling;
 
 
 class _Place(NamedTuple):
-    """Name of a stored tensor, and the index of an expert along the first axis of the tensor; None: the full tensor."""
+    """Name of a stored tensor, and the index of an expert along its first axis (None: the full tensor)."""
 
     stored: str
     expert: int | None
@@ -98,14 +98,14 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a GGUF model with the names and shapes of the Hugging Face checkpoint.
 
     Raises:
-        ValueError: `GgufWeights` raises a ValueError, or a tensor is missing.
+        ValueError: the file is damaged, its architecture is unknown, or a tensor is missing or unknown.
     """
     source = GgufWeights(path)
     return architecture_of(source.file).restore(source)
 
 
 def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None) -> np.ndarray:
-    """Read a stored tensor; a quantized tensor is dequantized to float32, bfloat16 is returned as its bits in uint16.
+    """Read a stored tensor; quantized values become float32, and bfloat16 is returned as bits (uint16).
 
     Args:
         file: the model.
@@ -129,7 +129,7 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
         shape, start = shape[1:], start + expert * num_bytes
     raw = np.fromfile(tensor.path, np.uint8, count=num_bytes, offset=start)
     if raw.size != num_bytes:
-        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; download it again")
+        raise ValueError(f"{tensor.path}: the file ends inside tensor {stored_name}; download the file again")
     if tensor.type in _PLAIN:
         return raw.view({"F32": "<f4", "F16": "<f2", "BF16": "<u2"}[tensor.type]).reshape(shape)
     blocks = raw.reshape(*shape[:-1], -1)
@@ -186,7 +186,7 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
 
 
 def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
-    """Return the Hugging Face name within a layer of the GGUF tensor `base.kind`; None for an unknown tensor."""
+    """Convert the GGUF name `base.kind` to the Hugging Face name within a layer; None for an unknown tensor."""
     if base in architecture.in_block:
         return f"{architecture.in_block[base]}.{kind}"
     return architecture.in_block.get(f"{base}.{kind}")

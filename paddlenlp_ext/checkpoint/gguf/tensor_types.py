@@ -43,7 +43,7 @@ def type_of(name: str, shape: Sequence[int], outtype: str, has_output: bool) -> 
 
 
 def rounding_bound(rows: np.ndarray, kind: str) -> np.ndarray:
-    """Return the maximum rounding error in a format, broadcastable to [rows, width].
+    """Return an upper bound of the rounding error of each value, broadcastable to [rows, width].
 
     Args:
         rows: float32 [rows, width].

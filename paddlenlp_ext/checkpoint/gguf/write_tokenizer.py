@@ -90,7 +90,8 @@ def _vocabulary(
         row = added["id"]
         types[row] = int(TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED)
         if is_sentencepiece and not added["special"]:
-            tokens[row] = added["content"].replace(WORD_MARK, " ")  # llama.cpp matches it before replacing spaces
+            # llama.cpp matches user-defined tokens before it replaces spaces with word marks.
+            tokens[row] = added["content"].replace(WORD_MARK, " ")
     unknown = parts["model"].get("unk_token")
     if is_sentencepiece and unknown is not None:
         types[vocabulary[unknown]] = int(TokenType.UNKNOWN)

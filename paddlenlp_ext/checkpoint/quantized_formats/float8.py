@@ -75,7 +75,7 @@ def _compressed_block(source: WeightSource, options: Mapping[str, Any]) -> tuple
 
 
 def _checked(source: WeightSource, key: str, block: Any) -> tuple[int, int] | None:
-    """Check `block`, the value of `key`, and return its rows and columns; None if it is null."""
+    """Check `block`, the value of `key`; return the rows and columns of a block, or None if `block` is None."""
     if block is None:
         return None
     if not isinstance(block, list) or len(block) != 2 or not all(type(size) is int and size > 0 for size in block):

@@ -156,7 +156,7 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
     """Return the integer value of a key of `quantization_config`.
 
     Raises:
-        ValueError: the value is not an integer.
+        ValueError: the value is missing or not an integer.
     """
     value = options.get(key)
     if type(value) is not int:

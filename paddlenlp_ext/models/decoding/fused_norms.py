@@ -70,9 +70,9 @@ class FusedLayer:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Run the layer. Hidden states [B, S, D] are passed and returned as two terms, x and addend.
+        """Run the layer on the hidden states `x_BSD` + `addend_BSD` (None: zero), each [B, S, D].
 
-        The next layer adds the two returned terms. None means an addend of zero.
+        Return the result as two terms, which the next layer adds.
         """
         if addend_BSD is not None and not self._attention.is_fused:
             x_BSD, addend_BSD = x_BSD + addend_BSD, None

@@ -22,7 +22,7 @@ def latent_experts(
     """Return the `DecoderConfig` attributes of latent attention, with experts in the layers chosen by `is_sparse`.
 
     Raises:
-        ValueError: `moe_layer_freq` is not 1, or `expert_differences` raises a ValueError.
+        ValueError: see `expert_differences`; or `moe_layer_freq` is not 1.
     """
     require(config, "moe_layer_freq", None, 1)
     latent = {**latent_differences(config), **changes}

@@ -15,7 +15,7 @@ def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
     """Return the differences from the common decoder.
 
     Raises:
-        ValueError: attention is bidirectional, or `windows_by_type` raises a ValueError.
+        ValueError: see `windows_by_type`; or attention is bidirectional.
     """
     if config.value("use_bidirectional_attention"):
         raise ValueError("use_bidirectional_attention in config.json is not supported: attention is causal")
@@ -74,7 +74,7 @@ def gemma2_settings(file: GgufFile, largest: int) -> dict[str, Any]:
     """Return the keys of config.json that are computed from several keys of a GGUF file.
 
     GGUF files do not store the scale of the attention scores. In the largest model of a Gemma family, the scale is
-    1 / sqrt(hidden_size / num_attention_heads). In smaller models of the family, it is
+    1 / sqrt(hidden_size / num_attention_heads). In smaller models of the family, the scale is
     1 / sqrt(head_dim).
 
     Args:

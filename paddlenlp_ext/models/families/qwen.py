@@ -50,7 +50,7 @@ _GATE_AND_UP = "gate_and_up_size"
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     common = {key: config[own] for key, own in _KEYS.items() if config.get(own) is not None}
     is_extended = any(config.get(key) for key in ("rope_scaling", "rope_parameters", "rope_theta"))
-    if is_extended:  # by a long-sequence strategy, which sets the common keys
+    if is_extended:  # a long-sequence strategy has set the common keys
         common = {key: common[key] for key in common if config.get(key) is None or key not in _KEYS_OF_STRATEGIES}
     # `intermediate_size` in files is the sum of the output sizes of gate and up.
     outputs = config["intermediate_size"]

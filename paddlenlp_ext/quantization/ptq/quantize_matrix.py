@@ -23,9 +23,9 @@ class PostTrainingOptions:
     Attributes:
         method: rtn (round to nearest), gptq or awq.
         integers: format of the weights.
-        act_order: GPTQ: round the columns with the largest inputs first.
-        damping: GPTQ: the mean of the Hessian's diagonal, times `damping`, is added to the diagonal.
-        clips: AWQ: search a clipping factor for each group's range.
+        act_order: whether GPTQ rounds the columns with the largest inputs first.
+        damping: GPTQ adds the mean of the Hessian's diagonal, times `damping`, to the diagonal.
+        clips: whether AWQ searches a clipping factor for each group's range.
         skipped: patterns of linear layers that stay in full precision.
     """
 
@@ -86,7 +86,8 @@ def quantize_matrix(
         errors: totals to which the output error of the matrix is added.
 
     Raises:
-        ValueError: the weight does not fit the format (`IntegerFormat`), or the inputs are not suitable for GPTQ.
+        ValueError: the weight does not fit the format (`IntegerFormat`), an input is not finite, or the second moments of
+            the inputs are not positive definite (GPTQ).
     """
     integers = options.integers
     with prefix_errors(name):
