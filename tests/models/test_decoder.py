@@ -62,7 +62,7 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
     assert float(packed) == pytest.approx(alone, rel=1e-6)
     for name, gradient in gradients(model).items():
         difference = np.linalg.norm(packed_gradients[name] - gradient)
-        assert difference <= 2e-6 * np.linalg.norm(gradient), name
+        assert difference <= 4e-6 * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize("changes", [{}, WINDOWED, PARTIAL], ids=["full", "window", "partial"])

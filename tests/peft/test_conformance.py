@@ -141,10 +141,10 @@ def test_enable_recompute_keeps_gradients(case: Case):
 
 
 def test_forward_packed_documents_match_single_documents(case: Case):
-    packed = paddle.to_tensor(INPUT_IDS.reshape(1, -1))
+    model, packed = case.trained, paddle.to_tensor(INPUT_IDS.reshape(1, -1))
     length = INPUT_IDS.shape[1]
     with paddle.no_grad():
-        together = case.trained(packed, document_lengths=((length, length),)).numpy()
+        together = model(packed, document_lengths=((length, length),)).numpy()
     np.testing.assert_allclose(together.reshape(case.trained_logits.shape), case.trained_logits, rtol=0, atol=TOLERANCE)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, prepared
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, max_positions, prepared
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -25,7 +25,6 @@ from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
@@ -70,7 +69,7 @@ class CppLayers:
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
-        self._starts, self._firsts = ((ctypes.c_int64 * SMALL_BATCH_ROWS)() for _ in range(2))
+        self._starts, self._firsts = ((ctypes.c_int64 * max_positions())() for _ in range(2))
         first = self._attentions[0]
         self.sizes = struct("DecodeSizes")(
             starts=ctypes.addressof(self._starts),

@@ -21,11 +21,10 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.models.decoding.cpp_layers import CppLayers
-from paddlenlp_ext.models.decoding.eligibility import fits_cpp, model_reason, prepared
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, max_positions, model_reason, prepared
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 
 
 def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
@@ -62,7 +61,7 @@ class CppModel:
         self._layers, self._rotary = CppLayers(decoder.layers), decoder.rotary
         self._ropes = (struct("DecodeRope") * len(self._rotary.distinct))()
         sizes = [settings.rotary_dim for settings in self._rotary.distinct]
-        self._tables = [np.empty([2, SMALL_BATCH_ROWS, size], np.float32) for size in sizes]  # cosines and sines
+        self._tables = [np.empty([2, max_positions(), size], np.float32) for size in sizes]  # cosines and sines
         for rope, (cos, sin), size in zip(self._ropes, self._tables, sizes, strict=True):
             rope.cos, rope.sin, rope.rotated = cos.ctypes.data, sin.ctypes.data, size
         by_layer = [self._ropes[index] for index in self._rotary.index_by_layer]
@@ -79,8 +78,8 @@ class CppModel:
             logit_scale=decoder.logit_scale,
             is_bf16=table_VD.dtype == paddle.bfloat16,
         )
-        self._ids = (ctypes.c_int64 * SMALL_BATCH_ROWS)()
-        self._logits = np.empty(SMALL_BATCH_ROWS * self._vocab_size, np.float32)
+        self._ids = (ctypes.c_int64 * max_positions())()
+        self._logits = np.empty(max_positions() * self._vocab_size, np.float32)
         self._kept = model, head_VD, table_VD
         self._run = partial(
             library.function("decode_tokens"),

@@ -22,7 +22,7 @@ _bf16_matmuls = False
 def bf16_matmuls() -> AbstractContextManager[None]:
     """Return a context in which C++ matmuls round their inputs to bfloat16, even with float32 weights.
 
-    With at most `library.SMALL_BATCH_ROWS` rows, the forward pass of linear layers still reads float32 inputs.
+    With at most `library.small_batch_rows` rows, the forward pass of linear layers still reads float32 inputs.
     """
     return _set_bf16_matmuls(True)
 

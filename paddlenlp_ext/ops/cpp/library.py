@@ -21,9 +21,6 @@ from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
-SMALL_BATCH_ROWS = 8
-"""Largest number of rows for the small-batch matmuls; with so few rows, reading the weight takes most of the time."""
-
 _ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
@@ -110,6 +107,22 @@ def empty(shape: list[int], dtype: str = "float32") -> paddle.Tensor:
     except MemoryError as error:
         raise MemoryError(f"cannot allocate a tensor of shape {shape} in {dtype}") from error
     return paddle.utils.dlpack.from_dlpack(_capsule(address, b"dltensor", None))
+
+
+@functools.cache
+def small_batch_rows(in_bf16: bool) -> int:
+    """Return the largest number of rows for which the small-batch matmuls are at least as fast as oneDNN's.
+
+    The result is 0 if the library is unavailable.
+
+    Args:
+        in_bf16: whether oneDNN's matmul would round its inputs to bfloat16.
+    """
+    if library() is None:
+        return 0
+    rows = ctypes.c_int64()
+    function("small_batch_rows")(in_bf16, ctypes.byref(rows))
+    return rows.value
 
 
 def threads() -> int:

@@ -268,6 +268,10 @@ Status layer_norm_weight_backward(const float* gradient, const float* x, const f
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                       bool is_bf16);
 
+// Sets `rows` to the largest number of rows for which the functions for a few rows are at least as fast as the others.
+// `is_bf16` refers to the inputs that the others read.
+Status small_batch_rows(bool is_bf16, i64* rows);
+
 // Computes linear_forward for a few rows. `is_bf16` refers to the weight; x is always float.
 Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                           bool is_bf16);

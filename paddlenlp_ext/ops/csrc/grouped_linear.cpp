@@ -6,8 +6,6 @@
 namespace plx {
 namespace {
 
-constexpr i64 SMALL_GROUP = 8;  // maximum number of rows for which reading the weight limits the speed
-
 // Calls body(weight of the group, first row, number of rows) for every group with rows.
 template <class Value, class Body>
 void for_each_group(const Value* weight, const i64* starts, i64 groups, i64 stride, Body&& body) {
@@ -27,7 +25,7 @@ Status grouped_linear_forward(const void* x, const void* weight, float* y, const
                                const Value* from = static_cast<const Value*>(x) + first * in;
                                float* to = y + first * out;
                                if constexpr (std::is_same_v<Value, float>)
-                                   if (rows <= SMALL_GROUP) return small_batch(from, own, nullptr, to, rows, in, out);
+                                   if (rows <= MAX_ROWS) return small_batch(from, own, nullptr, to, rows, in, out);
                                gemm(false, true, rows, out, in, 1.0f, from, in, own, in, 0.0f, to, out);
                            });
         });

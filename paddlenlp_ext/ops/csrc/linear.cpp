@@ -23,6 +23,10 @@ Status linear_forward(const void* x, const void* weight, const float* bias, floa
     });
 }
 
+Status small_batch_rows(bool is_bf16, i64* rows) {
+    return guarded([&] { *rows = is_bf16 ? MAX_ROWS_IN_BF16 : MAX_ROWS; });
+}
+
 Status linear_small_batch(const float* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                           bool is_bf16) {
     return guarded([&] {

@@ -9,6 +9,14 @@
 
 namespace plx {
 
+// Largest number of rows for which these products are at least as fast as oneDNN's: with float inputs, and with inputs
+// that oneDNN would round to bfloat16. Without AVX-512, the sums of a block do not fit into the registers.
+#if defined(__AVX512F__)
+constexpr i64 MAX_ROWS = 64, MAX_ROWS_IN_BF16 = 16;
+#else
+constexpr i64 MAX_ROWS = 2, MAX_ROWS_IN_BF16 = 2;
+#endif
+
 // y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight. Each load of x is used for OUT
 // rows of the weight. The weight is converted to float in registers. `out` is the row stride of y. The function is not
 // inlined, because GCC would keep the sums of an inlined copy in memory.

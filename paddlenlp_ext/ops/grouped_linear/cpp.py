@@ -10,7 +10,6 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, unavailable_reason, uses_bf16
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
@@ -32,7 +31,7 @@ class GroupedCpp:
     @classmethod
     def forward(cls, x: paddle.Tensor, weight: paddle.Tensor, starts: np.ndarray, parts: int) -> tuple:
         weight = _readable(weight)
-        is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
+        is_small = int(np.diff(starts).max(initial=0)) <= library.small_batch_rows(uses_bf16(weight))
         in_bf16 = uses_bf16(weight) and not is_small
         x = cached_bf16(contiguous(x)) if in_bf16 else contiguous(x)
         operand = as_bf16(weight) if in_bf16 else weight

@@ -12,7 +12,6 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, matmul_operand, uses_bf16
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.recompute_functions import recompute_function
 from paddlenlp_ext.ops.tensor_utils import contiguous, requires_grad
 
@@ -38,8 +37,10 @@ def _forward(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None
             f"linear: shapes do not match: x {list(x.shape)} with a weight of shape {list(weight.shape)}{bias_part}"
         )
     y = library.empty([*leading, weight.shape[0]])
-    name = "linear_small_batch" if math.prod(leading) <= SMALL_BATCH_ROWS else "linear_forward"
-    in_bf16 = name == "linear_forward" and uses_bf16(weight)
+    in_bf16 = uses_bf16(weight)
+    name = "linear_forward"
+    if math.prod(leading) <= library.small_batch_rows(in_bf16):
+        name, in_bf16 = "linear_small_batch", False
     operand = as_bf16(weight) if in_bf16 else weight
     _call(name, (cached_bf16(x) if in_bf16 else x, operand, bias, y), weight, operand.dtype == paddle.bfloat16)
     return y

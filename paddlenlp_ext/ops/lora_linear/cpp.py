@@ -13,7 +13,6 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.ops.recompute_functions import recompute_function
@@ -31,7 +30,7 @@ def lora_linear_cpp(
         )
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
-    if math.prod(x.shape[:-1]) <= SMALL_BATCH_ROWS:
+    if math.prod(x.shape[:-1]) <= library.small_batch_rows(in_bf16=True):
         return base(x).add_(linear(linear(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
 

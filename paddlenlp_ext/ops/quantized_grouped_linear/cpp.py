@@ -12,7 +12,6 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, uses_bf16
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.grouped_linear.reference import groups_with_rows
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack
 from paddlenlp_ext.ops.quantized_weight.cpp import packed
@@ -24,7 +23,7 @@ def quantized_grouped_linear_cpp(
 ) -> tuple[paddle.Tensor, ...]:
     """Compute `quantized_grouped_linear` for float32 rows without autograd."""
     x = contiguous(x_NI)
-    is_small = int(np.diff(starts).max(initial=0)) <= SMALL_BATCH_ROWS
+    is_small = int(np.diff(starts).max(initial=0)) <= library.small_batch_rows(uses_bf16(stack.matrices))
     operand = cached_bf16(x) if uses_bf16(stack.matrices) and not is_small else x
     results = tuple(library.empty([len(x), stack.matrices.shape[0]]) for _ in range(stack.parts))
     run = library.function("quantized_linear_small_batch" if is_small else "quantized_linear_forward")

@@ -8,7 +8,6 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, uses_bf16
-from paddlenlp_ext.ops.cpp.library import SMALL_BATCH_ROWS
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed
 from paddlenlp_ext.ops.quantized_weight.zero_points import input_gradient_with_zero_points, linear_with_zero_points
@@ -29,7 +28,7 @@ def quantized_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight) -> paddle.Te
         return linear_with_zero_points(quantized_linear_cpp, x, weight)
     x, rows = contiguous(x), math.prod(x.shape[:-1])
     y = library.empty([*x.shape[:-1], weight.shape[0]])
-    if rows <= SMALL_BATCH_ROWS:
+    if rows <= library.small_batch_rows(uses_bf16(weight)):
         run = library.function("quantized_linear_small_batch")
         run(library.pointer(x), packed(weight), library.pointer(y), rows)
         return y

@@ -15,6 +15,7 @@ from paddlenlp_ext.generation.padded_kv_cache import BLOCK, KVCache, _LayerKeyVa
 from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoding.eligibility import max_positions
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -200,7 +201,7 @@ def test_cpp_model_of_adapters_and_hooks_runs_in_separate_calls():
 def test_cpp_model_of_many_positions_runs_in_separate_calls():
     model = tiny_model("llama_grouped_heads")
     with paddle.no_grad():
-        for num_rows, in_one_call in ((8, True), (9, False)):
+        for num_rows, in_one_call in ((max_positions(), True), (max_positions() + 1, False)):
             cache, _ = prefill(model, random_prompts((3,) * num_rows))
             assert isinstance(step(model, [[7]] * num_rows, cache), np.ndarray) == in_one_call
 
