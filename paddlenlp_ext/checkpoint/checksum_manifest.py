@@ -48,7 +48,11 @@ def find_damage(folder: Path) -> list[str]:
     """Compare the files of a folder with the sizes and SHA-256 sums in its manifest.
 
     Returns:
-        One message for each problem, such as a damaged, missing or foreign file; empty for an intact folder.
+        One message for each problem: a damaged or missing file, a weight file that is not in the manifest, or a wrong
+        step in the folder's name. The list is empty for an intact folder.
+
+    Raises:
+        PermissionError: a file may not be read.
     """
     try:
         content = read_json_object(folder / MANIFEST_FILE)

@@ -96,7 +96,7 @@ class AutoModelForCausalLM:
             name_or_path: name of the model in messages and saved adapters; None: unnamed.
 
         Raises:
-            ValueError: the decoder does not support the config.
+            ValueError: the decoder does not support the config or the dtype.
 
         Example:
             >>> from paddlenlp_ext import AutoModelForCausalLM
@@ -210,7 +210,7 @@ def _load(
 ) -> CausalLM:
     model = build_skeleton(source, dtype, use_flash_attention)
     load_values(model, source, before_quantizing)
-    use_huge_pages([*model.parameters(), *model.buffers()])  # huge pages speed up decoding
+    use_huge_pages([*model.parameters(), *model.buffers()])
     return model
 
 
@@ -239,8 +239,8 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     Under pipeline parallelism, a rank reads only the layers of its stage.
 
     Raises:
-        ValueError: the stored tensors do not match the model, or quantization is requested for weights that are stored
-            quantized.
+        ValueError: the stored tensors do not match the model, quantization is requested for weights that are stored
+            quantized, or a weight cannot be quantized.
     """
     if source.quantization is None:
         load_weights(model, source.open_weights())

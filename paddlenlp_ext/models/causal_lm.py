@@ -294,7 +294,8 @@ class CausalLM(TrainableModel, PushToHub):
             tensors: tensors to write, such as tensors gathered from shards; None: `tensors_to_save()`.
 
         Raises:
-            ValueError: the projections of a fused layer are quantized in a format that cannot be joined.
+            ValueError: the projections of a fused layer are quantized in a format that cannot be joined, or the factors
+                of an adapter (PiSSA, LoftQ) were subtracted from a weight before quantization.
         """
         dtype = self.dtype_name
         written = self.config.to_files(self.tensors_to_save() if tensors is None else tensors)

@@ -4,7 +4,7 @@
 | --- | --- | --- |
 | pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
-| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 3, GLM-4-0414 |
+| sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 2 and 3, GLM-4-0414 |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
 
 Shapes: B batch, S sequence, D hidden.

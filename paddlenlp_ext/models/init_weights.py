@@ -12,7 +12,7 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
-    """Draw all matrices from normal(0, standard_deviation). Biases stay 0, and norm weights stay 1."""
+    """Draw all matrices from normal(0, standard_deviation). Biases stay 0, and norm scales stay 1."""
     for name, parameter in model.named_parameters():
         if len(parameter.shape) >= 2 and is_on_stage(parameter):
             values = random_weight(name, tuple(parameter.shape), seed, standard_deviation)

@@ -40,7 +40,8 @@ def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int |
     """Return the window of each layer from `layer_types`; `default` replaces absent `layer_types`.
 
     Raises:
-        ValueError: `layer_types` has an unknown entry, or its length is not the number of layers.
+        ValueError: `layer_types` has an unknown entry, its length is not the number of layers, or `sliding_window` is
+            missing.
     """
     types = config.value("layer_types") or default
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
@@ -70,7 +71,8 @@ def window_layers(config: ConfigReader) -> int:
 def sliding_windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the window of each layer from Qwen's config keys.
 
-    Without `layer_types`, layers with an index of at least `max_window_layers` have a window.
+    Without `use_sliding_window` or `sliding_window`, no layer has a window. Without `layer_types`, layers with an index
+    of at least `max_window_layers` have a window.
 
     Raises:
         ValueError: see `window_layers` and `windows_by_type`.

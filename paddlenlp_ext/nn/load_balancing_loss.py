@@ -164,7 +164,7 @@ class LoadBalance:
 
 
 def imbalance(counts_LE: np.ndarray) -> float:
-    """Return the busiest expert's load divided by the mean load, averaged over expert layers; 1: perfectly balanced."""
+    """Return the highest load of an expert divided by the mean load, averaged over layers; 0 without tokens."""
     used_LE = counts_LE[counts_LE.sum(axis=1) > 0]
     return float((used_LE.max(axis=1) / used_LE.mean(axis=1)).mean()) if len(used_LE) else 0.0
 

@@ -47,8 +47,8 @@ class RopeSettings:
     def from_config(cls, config: Mapping[str, Any], head_dim: int) -> RopeSettings:
         """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (older) from a config.json dict.
 
-        As in transformers, `rope_scaling` takes precedence over `rope_parameters`, and a top-level
-        `original_max_position_embeddings` takes precedence over a nested one.
+        As in transformers, `rope_scaling` takes precedence over `rope_parameters`. For llama3, longrope and yarn, a
+        top-level `original_max_position_embeddings` takes precedence over the nested key.
 
         Raises:
             ValueError: the rope type is unknown, `partial_rotary_factor` is invalid, or the number of rotated channels

@@ -109,7 +109,7 @@ def _highest(scores: paddle.Tensor, count: int) -> paddle.Tensor:
 def _weigh_chosen(
     scores_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Choose experts; return normalized and scaled scores of the chosen experts as weights, and the experts."""
+    """Return the weights and indices of the chosen experts; `options` determines whether weights are normalized."""
     experts_TK = choose(scores_TE, options, correction)
     weights_TK = paddle.take_along_axis(scores_TE, experts_TK, 1)
     if options.normalizes:

@@ -154,7 +154,7 @@ def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSiz
 
 
 def _matrices(layer: Linear | GroupedLinear) -> tuple[tuple[int, int], int]:
-    """Return the shape [out, in] of the matrices of a layer, which are quantized separately, and their number."""
+    """Return the shape [out, in] of a layer's separately quantized matrices, and the number of matrices."""
     if isinstance(layer, Linear):
         return (layer.out_features, layer.in_features), 1
     groups, outputs, inputs = layer.weight_shape

@@ -1,6 +1,6 @@
 """Quantize weights to packed codes and scales.
 
-    nf4, fp4   code = the nearest level to w / max|block|              scale = max|block|
+    nf4, fp4   code = the level nearest to w / max|block|              scale = max|block|
     int8       code = round(w / scale)                                 scale = max|row| / 127
     int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
 

@@ -124,12 +124,11 @@ class QuantizedWeights(WeightSource):
         formats = {(each.shape, each.block_size, each.group_size) for row in stored for each in row}
         if len(formats) > 1 or parts != self._matrices.get(layer, parts):
             raise ValueError(
-                f"{self.path}: the experts of {layer} do not have the expected number of quantized matrices, all in "
-                "one format; start from the original model"
+                f"{self.path}: the experts of {layer} do not have the expected number of quantized matrices, or the "
+                "matrices differ in shape or format; start from the original model"
             )
         return stack_weights(stored)
 
-    # -- as a WeightSource --------------------------------------------------------------------------------------------
     def names(self) -> list[str]:
         names = [name for name in self._source.names() if not (self._stored and is_auxiliary(name))]
         replaced = {fused for fused, _ in self._parts.values()}

@@ -37,7 +37,8 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 def _windows(config: ConfigReader) -> tuple[int | None, ...]:
     """Return the sliding window of each layer; None for full attention.
 
-    Without `layer_types` in the config, layers with an even index below `max_window_layers` have a window.
+    Without `use_sliding_window`, no layer has a window. Without `layer_types`, layers with an even index below
+    `max_window_layers` have a window.
     """
     if not config.value("use_sliding_window"):
         return full_attention(config)

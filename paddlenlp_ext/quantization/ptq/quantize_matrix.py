@@ -86,8 +86,8 @@ def quantize_matrix(
         errors: totals to which the output error of the matrix is added.
 
     Raises:
-        ValueError: the weight does not fit the format (`IntegerFormat`), an input is not finite, or the second moments of
-            the inputs are not positive definite (GPTQ).
+        ValueError: the weight does not fit the format (`IntegerFormat`), an input is not finite, or (GPTQ) the second
+            moments of the inputs are not positive definite.
     """
     integers = options.integers
     with prefix_errors(name):
