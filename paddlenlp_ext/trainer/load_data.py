@@ -20,6 +20,7 @@ from paddlenlp_ext.data.audit.checks.tokens import CONTEXT_REMEDY
 from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
+from paddlenlp_ext.data.readers.held_out import describe_ratio
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
@@ -162,7 +163,8 @@ def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> N
     """Log how many training rows `dev_ratio` holds out; the total number of rows of a stream is not known yet."""
     held_out = dev.stats.num_read
     total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
-    get_logger().info("dev_ratio %g: %s%s rows are held out for evaluation", ratio, f"{held_out:,}", total)
+    message = "dev_ratio %s: %s%s rows are held out for evaluation"
+    get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
 def load_tokenizing(config: RunConfig) -> RunData:

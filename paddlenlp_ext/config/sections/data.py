@@ -39,8 +39,8 @@ class DataConfig(OptionGroup):
     dev_ratio: float = option(
         0.0,
         minimum=0,
-        below=1,
-        help="fraction of the training rows to hold out as eval rows; a hash of the content selects the rows",
+        help="training rows to hold out as eval rows: a fraction below 1, or an approximate number of rows; a hash of "
+        "the content selects the rows",
     )
     src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
     max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) or pack")

@@ -207,6 +207,16 @@ def _eval_rows_have_one_source(data: DataConfig, report: Report) -> None:
         )
 
 
+@rules("dev_ratio", "lazy")
+def _held_out_rows_can_be_counted(data: DataConfig, report: Report) -> None:
+    ratio = data.dev_ratio
+    if ratio > 1 and not float(ratio).is_integer():
+        report.error(f"dev_ratio: {ratio:g} is neither a fraction below 1 nor a whole number of rows", "dev_ratio")
+    elif ratio >= 1 and data.is_stream:
+        message = f"dev_ratio: {ratio:g} rows: the rows of a stream are not counted (lazy); set a fraction below 1"
+        report.error(message, "dev_ratio", "lazy")
+
+
 @rules("eval_dataset_path")
 def _dev_sets_have_names_and_paths(data: DataConfig, report: Report) -> None:
     try:

@@ -15,7 +15,7 @@ from pathlib import Path
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
 from paddlenlp_ext.data.readers.column_mapping import RenamedReader
-from paddlenlp_ext.data.readers.held_out import OneSideReader
+from paddlenlp_ext.data.readers.held_out import OneSideReader, held_out_ratio
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
 from paddlenlp_ext.data.readers.inflection import InflectionReader
@@ -71,7 +71,10 @@ def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: 
         readers = _open_configured(config, split, is_stream)
     if (mapping := config.column_mapping) is not None:
         readers = [RenamedReader(reader, mapping) for reader in readers]
-    return [OneSideReader(reader, config.dev_ratio, split == "dev") for reader in readers] if holds_out else readers
+    if not holds_out:
+        return readers
+    ratio = held_out_ratio(config.dev_ratio, readers)
+    return [OneSideReader(reader, ratio, split == "dev", config.dev_ratio) for reader in readers]
 
 
 def _check_no_dev_split(config: DataConfig) -> None:

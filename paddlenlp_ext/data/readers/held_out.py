@@ -1,14 +1,15 @@
 """Hold out training rows for evaluation (`dev_ratio`), by a hash of their content.
 
 Whether a row is held out depends only on its content. Equal rows are therefore in the same split, and a larger ratio
-keeps the held-out rows and adds others.
+keeps the held-out rows and adds others. A `dev_ratio` of 1 or more is a number of rows, divided by the number of all
+rows before the rows are selected.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +20,32 @@ _HASH_BYTES = 8
 
 
 def is_held_out(value: Any, ratio: float) -> bool:
-    """Return whether a row is held out if `dev_ratio` is `ratio`; the order of the row's keys does not matter."""
+    """Return whether a row is held out with the fraction `ratio`; the order of the row's keys does not matter."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big") < ratio * 256**_HASH_BYTES
+
+
+def held_out_ratio(dev_ratio: float, readers: Sequence[Reader]) -> float:
+    """Return the fraction of rows to hold out; a number of rows is divided by the number of valid rows of all readers.
+
+    Raises:
+        ValueError: the readers do not have more rows than `dev_ratio`.
+    """
+    if dev_ratio < 1:
+        return dev_ratio
+    total = sum(isinstance(row, SourceRow) for reader in readers for row in reader.rows())
+    if total <= dev_ratio:
+        raise ValueError(
+            f"dev_ratio: {describe_ratio(dev_ratio)} rows cannot be held out of {total:,}; set a smaller number, or a "
+            "fraction such as 0.1"
+        )
+    return dev_ratio / total
+
+
+def describe_ratio(dev_ratio: float) -> str:
+    """Return `dev_ratio` as text: 0.1, or 10,000 rows as "10,000"."""
+    return f"{dev_ratio:g}" if dev_ratio < 1 else f"{dev_ratio:,.0f}"
 
 
 @dataclass(frozen=True)
@@ -31,7 +54,7 @@ class OneSideOfBlock(Block):
 
     Attributes:
         block: the block with all rows.
-        ratio: `dev_ratio`.
+        ratio: fraction of rows that is held out.
         held_out: True: yield the held-out rows; False: yield the training rows.
     """
 
@@ -54,14 +77,15 @@ class OneSideReader(Reader):
 
     Args:
         reader: reader to wrap.
-        ratio: `dev_ratio`.
+        ratio: fraction of rows that is held out.
         held_out: True: yield the held-out rows; False: yield the training rows.
+        dev_ratio: the key's value, for an error message.
     """
 
-    def __init__(self, reader: Reader, ratio: float, held_out: bool) -> None:
+    def __init__(self, reader: Reader, ratio: float, held_out: bool, dev_ratio: float) -> None:
         self.name, self.size = reader.name, reader.size
         side = "holds out no row; set a larger value" if held_out else "leaves no training row; set a smaller value"
-        self.remedy_if_empty = f": dev_ratio {ratio:g} {side}"
+        self.remedy_if_empty = f": dev_ratio {describe_ratio(dev_ratio)} {side}"
         self._reader, self._ratio, self._held_out = reader, ratio, held_out
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

@@ -67,6 +67,8 @@ CONTRADICTIONS = [
     ),
     ({"report_to": "swanlab"}, "swanlab: needs the package swanlab, which is not installed; run: pip install"),
     ({"lazy": True}, "lazy: the rows of a stream are not counted"),
+    ({"dev_ratio": 1.5}, "dev_ratio: 1.5 is neither a fraction below 1 nor a whole number of rows"),
+    ({"dev_ratio": 500, "lazy": True, "max_steps": 9}, "500 rows: the rows of a stream are not counted"),
 ]
 
 

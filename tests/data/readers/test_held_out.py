@@ -53,6 +53,16 @@ def test_open_dataset_with_dev_ratio_divides_the_rows_by_content(tmp_path: Path)
     assert set(texts(rows_of(write_rows(tmp_path / "half.jsonl", ROWS[:100]), "dev"))) <= set(texts(dev))
 
 
+def test_open_dataset_with_a_number_of_rows_holds_out_the_same_rows_as_the_ratio(tmp_path: Path):
+    path = write_rows(tmp_path / "rows.jsonl")
+    assert rows_of(path, "dev", dev_ratio=40) == rows_of(path, "dev", dev_ratio=0.2)
+    assert rows_of(path, "train", dev_ratio=40) == rows_of(path, "train", dev_ratio=0.2)
+    both = f"{path},{write_rows(tmp_path / 'more.jsonl')}"
+    assert rows_of(both, "dev", dev_ratio=40) == rows_of(both, "dev", dev_ratio=0.1)
+    with pytest.raises(ValueError, match=r"dev_ratio: 1,000 rows cannot be held out of 200; set a smaller number, or"):
+        rows_of(path, "train", dev_ratio=1000)
+
+
 def test_open_dataset_with_dev_ratio_keeps_unreadable_rows_on_the_training_side(tmp_path: Path):
     path = Path(write_rows(tmp_path / "rows.jsonl"))
     path.write_text(path.read_text() + "\n{broken\n")
