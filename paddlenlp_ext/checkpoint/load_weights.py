@@ -29,7 +29,7 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
         ignored: names of stored tensors that other processes load.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of the wrong shape; then no parameter is changed.
+        ValueError: see `check_tensors`; then no parameter is changed.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
 

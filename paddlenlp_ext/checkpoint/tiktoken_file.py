@@ -32,7 +32,7 @@ def tokenizer_from_tiktoken(folder: Path) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a folder with `TIKTOKEN_FILE`. The end-of-text token is `<|endoftext|>`.
 
     Raises:
-        ValueError: the file is damaged, or the folder has another file in this format.
+        ValueError: the file is missing or damaged.
     """
     if not (folder / TIKTOKEN_FILE).is_file():
         names = ", ".join(sorted(file.name for file in folder.glob("*.tiktoken")))

@@ -47,7 +47,8 @@ def load_training_state(folder: str | os.PathLike[str]) -> tuple[SafetensorsFile
         its bits (dtypes.py).
 
     Raises:
-        ValueError: a file is missing or damaged, or the two files are from different saves; the message names the file.
+        ValueError: a file is missing or damaged, or the tensor file does not have as many tensors as were saved; the
+            message names the file.
     """
     folder = Path(folder)
     file = folder / STATE_FILE

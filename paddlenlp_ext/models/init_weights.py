@@ -12,7 +12,10 @@ from paddlenlp_ext.sharding_spec import is_on_stage
 
 
 def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) -> None:
-    """Draw all matrices from normal(0, standard_deviation). Biases stay 0, and norm scales stay 1."""
+    """Draw all parameters with at least two axes, including the biases of experts, from normal(0, standard_deviation).
+
+    Other biases stay 0, and norm scales stay 1.
+    """
     for name, parameter in model.named_parameters():
         if len(parameter.shape) >= 2 and is_on_stage(parameter):
             values = random_weight(name, tuple(parameter.shape), seed, standard_deviation)
@@ -20,6 +23,6 @@ def initialize_weights(model: nn.Layer, seed: int, standard_deviation: float) ->
 
 
 def random_weight(name: str, shape: tuple[int, ...], seed: int, standard_deviation: float) -> np.ndarray:
-    """Return the initial values of the matrix `name`, fp32."""
+    """Return the initial values of the parameter `name`, fp32."""
     generator = np.random.default_rng([seed, zlib.crc32(name.encode())])
     return generator.standard_normal(shape, dtype=np.float32) * np.float32(standard_deviation)

@@ -33,7 +33,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
-    """Return a config.json dict whose `head_dim` is `qk_rope_head_dim`, or `rotated_dim` by default.
+    """Set `head_dim` to `qk_rope_head_dim` (default: `rotated_dim`), and `num_key_value_heads` to None, in a copy.
 
     Raises:
         ValueError: `num_key_value_heads` differs from `num_attention_heads`.

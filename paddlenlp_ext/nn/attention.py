@@ -278,7 +278,7 @@ class Attention(AttentionLayer):
         return q_norm(q), k_norm(k)
 
     def _fused_norms(self) -> HeadNorms | None:
-        """Return the QK norms if they can be fused with RoPE: per-head norms without adapters or forward hooks."""
+        """Return the per-head QK norms that the RoPE op can apply; None if a norm has an adapter, shards or hooks."""
         if self.qk_norm is None or not self.qk_norm.per_head or not self.rotates:
             return None
         q_norm, k_norm = (getattr(self, name) for name in self.qk_norm.names)

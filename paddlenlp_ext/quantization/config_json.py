@@ -70,7 +70,7 @@ def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationCo
     The result is None for unquantized weights, and for weights that are dequantized when they are read (MXFP4, fp8).
 
     Raises:
-        ValueError: the quantization method is not supported.
+        ValueError: the quantization method is not supported, or an option is invalid.
     """
     if not config or config.get("quant_method") == MXFP4_METHOD or is_float8(config):
         return None
@@ -100,7 +100,7 @@ def options_from_dict(fields: Mapping[str, Any]) -> QuantizationConfig:
     """Build the quantization options from the result of `options_to_dict`.
 
     Raises:
-        ValueError: a key is unknown, or a value is out of range.
+        ValueError: a key is unknown, `algo` is missing, or a value is out of range.
     """
     known = {field.name for field in dataclasses.fields(QuantizationConfig)}
     if "algo" not in fields or not known >= fields.keys():

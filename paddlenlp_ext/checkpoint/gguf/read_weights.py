@@ -98,7 +98,8 @@ def open_gguf_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a GGUF model with the names and shapes of the Hugging Face checkpoint.
 
     Raises:
-        ValueError: the file is damaged, its architecture is unknown, or a tensor is missing or unknown.
+        ValueError: the file is damaged, its architecture is unknown, a tensor is unknown, or a tensor that is joined
+            with others is missing.
     """
     source = GgufWeights(path)
     return architecture_of(source.file).restore(source)

@@ -67,7 +67,7 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         return {"rope_type": "linear", "factor": shortest_decimal(factor)}
     if kind == "yarn":
         return _yarn(file, factor)
-    raise ValueError(f"{file.path}: RoPE scaling {kind!r} is not supported; known: none, linear, yarn, llama3")
+    raise ValueError(f"{file.path}: RoPE scaling {kind!r} is not supported; known: none, linear, yarn")
 
 
 def rope_metadata(

@@ -113,7 +113,9 @@ def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
     tokens, types = tokens[:count], types[:count]
     embedding = file.tensors.get("token_embd.weight")
     if embedding is not None and count > embedding.shape[0]:
-        raise ValueError(f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows")
+        raise ValueError(
+            f"{file.path}: {count} tokens, but token_embd.weight has {embedding.shape[0]} rows; the file is damaged"
+        )
     longest = max(map(len, tokens), default=0)
     if longest > _MAX_TOKEN_LENGTH:  # the time of `merges_from_scores` grows with the square of the token length
         raise ValueError(f"{file.path}: a token has {longest} characters; the maximum is {_MAX_TOKEN_LENGTH}")

@@ -26,7 +26,7 @@ _LAYOUTS: dict[str, type[PackedLayout]] = {
     "auto_round:tritonv2": GPTQv2Layout,
     "auto_round": GPTQv2Layout,
 }
-"""`packing_format` -> layout of the tensors. Only `auto_gptq` stores zero points minus 1."""
+"""`packing_format` -> layout of the tensors. Of these, only `auto_gptq` and `gptq` store zero points minus 1."""
 _UNQUANTIZED_BITS = 16
 
 
@@ -37,7 +37,8 @@ def auto_round_layout(config: Mapping[str, Any]) -> PackedLayout:
         config: `quantization_config` of config.json.
 
     Raises:
-        ValueError: the packing format is unknown, weights are not integers, or layers have different bit widths.
+        ValueError: the packing format is unknown, weights are not integers, or quantized layers have
+            different bit widths.
     """
     packing = str(config.get("packing_format") or config.get("backend"))
     if packing not in _LAYOUTS:

@@ -37,7 +37,7 @@ def weight_options(config: Mapping[str, Any]) -> Mapping[str, Any]:
         config: `quantization_config` of config.json.
 
     Raises:
-        ValueError: layers have different options, or the weights are sparse or rotated.
+        ValueError: `config_groups` does not have exactly one group, or the weights are sparse or rotated.
     """
     groups = mapping_option(config, "config_groups")
     if len(groups) != 1:
