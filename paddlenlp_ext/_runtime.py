@@ -60,8 +60,6 @@ def require_paddle() -> None:
 def check_paddle_release() -> None:
     """Check that the installed Paddle release is not too old; read package metadata instead of importing Paddle.
 
-    `paddle_compat` checks for untested newer releases when Paddle is imported.
-
     Raises:
         ImportError: the release is older than the oldest supported release.
     """
@@ -88,14 +86,14 @@ def package_version() -> str:
 
 
 def threads_per_process() -> int:
-    """Return the number of physical cores for this process: the available cores, divided among the local ranks."""
+    """Return the number of available physical cores, divided by the number of ranks on this machine; at least 1."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = len({_siblings(cpu) for cpu in allowed})
     return max(1, min(cores, _container_cpus()) // max(1, _local_ranks()))
 
 
 def _local_ranks() -> int:
-    """Return the number of ranks on this machine: PADDLE_LOCAL_SIZE, or the endpoints at this rank's address."""
+    """Return the number of ranks on this machine, from Paddle's environment variables; 1 if they are not set."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
@@ -116,7 +114,7 @@ def _siblings(cpu: int) -> str:
 
 
 def _mkl_code_path(cpuinfo: str) -> str | None:
-    """Return the value of MKL_DEBUG_CPU_TYPE for an AMD processor; None for other processors.
+    """Return the value of MKL_DEBUG_CPU_TYPE for an AMD processor with AVX2 and FMA; None for other processors.
 
     Without this variable, MKL uses its slowest code path on AMD processors.
 
@@ -145,10 +143,7 @@ def _keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return freed heap memory to the system, such as the buffers for reading weights.
-
-    Do nothing if the C library is not glibc.
-    """
+    """Return freed heap memory to the system; do nothing if the C library is not glibc."""
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)
@@ -161,7 +156,7 @@ def choose_device(name: str) -> None:
         name: "cpu", "gpu", "gpu:1", a custom device, or "auto" for a GPU if available and otherwise the CPU.
 
     Raises:
-        ValueError: the installed Paddle does not support this device, or no GPU is available.
+        ValueError: the device is not available; the message lists the available devices.
     """
     import paddle
 
@@ -169,5 +164,5 @@ def choose_device(name: str) -> None:
     available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
     chosen = ("gpu" if has_gpu else "cpu") if name == "auto" else name
     if chosen.partition(":")[0] not in available:
-        raise ValueError(f"device {name!r} is not available; the installed Paddle supports: {', '.join(available)}")
+        raise ValueError(f"device {name!r} is not available; available devices: {', '.join(available)}")
     paddle.set_device(chosen)

@@ -64,7 +64,7 @@ check_release(paddle.__version__)
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
 empty_unchecked: Callable[..., paddle.Tensor] = paddle._C_ops.empty
-"""Return `paddle.empty(shape, dtype, place)` without its argument checks, which take 3 us per call."""
+"""`paddle.empty(shape, dtype, place)` without its argument checks, which take 3 us per call."""
 
 
 def has_storage(tensor: paddle.Tensor) -> bool:
@@ -93,7 +93,7 @@ def share_storage(source: paddle.Tensor, target: paddle.Tensor) -> None:
 
 
 def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
-    """Register a function to call whenever a backward pass has accumulated the gradient of a parameter.
+    """Call a function whenever a backward pass has accumulated the gradient of a parameter.
 
     The function cannot be unregistered.
     """
@@ -114,7 +114,7 @@ def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
 
 
 def registered_member(layer: nn.Layer, name: str) -> Any:
-    """Return the parameter, sublayer or buffer of a layer with a given name.
+    """Return the parameter, sublayer or buffer `name` of a layer.
 
     Raises:
         AttributeError: the layer does not have such a member.

@@ -1,4 +1,4 @@
-"""Determine the backend of each op on each target, and why faster backends are unavailable; force the reference."""
+"""Determine the backend of each op on each target, and the reasons why faster backends are unavailable."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
     @property
     def fixable(self) -> dict[str, str]:
-        """Entries of `rejected` that the user can fix: the reason depends on neither the device nor the dtype."""
+        """Entries of `rejected` whose reason the user can change, for example by installing a library."""
         return {name: reason for name, reason in self.rejected.items() if not isinstance(reason, NotApplicable)}
 
 
@@ -41,7 +41,7 @@ def choices(ops: Iterable[DispatchedOp], targets: Iterable[Target]) -> list[Choi
 
 
 def probe(target: Target) -> Any:
-    """Return a tensor on a target; for a missing GPU, an object with the place and dtype of such a tensor."""
+    """Return a tensor with the device and dtype of a target; for a missing GPU, a stand-in with `place` and `dtype`."""
     if target.device == "gpu" and unavailable_reason(target) is not None:
         return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
     with on_device(target.device):

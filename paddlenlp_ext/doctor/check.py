@@ -33,7 +33,7 @@ class Check(NamedTuple):
         target: device and dtype.
         limit: largest relative difference at which the check passes.
         measure: function that returns the difference, or None if the check does not apply to the target.
-        is_late: whether the check runs after all other checks, because a similar check runs earlier.
+        is_late: whether the check runs after all checks that are not late.
     """
 
     area: str

@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.cpp import bf16
 
 
 class Target(NamedTuple):
-    """Device ("cpu" or "gpu") and dtype of the activations; on a CPU, bfloat16 applies only to matrix products."""
+    """Device ("cpu" or "gpu") and dtype of a run; on a CPU, the activations of a bfloat16 run are float32."""
 
     device: str
     dtype: str

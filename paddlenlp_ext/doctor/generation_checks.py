@@ -63,7 +63,7 @@ def _model(name: str, target: Target, rounded_to: str) -> CausalLM:
 
     Args:
         name: weight format, a key of `FORMATS`.
-        target: target whose dtype the model has.
+        target: target whose dtype the model gets.
         rounded_to: dtype to which weights are rounded, so that models in two dtypes have equal weights.
     """
     model = AutoModelForCausalLM.from_config(TINY_MODEL, seed=1, dtype=target.dtype)

@@ -72,7 +72,8 @@ def launch(target: Target) -> dict[str, list[float]]:
     """Train in all layouts on two processes; return layout name -> losses and gradient norms.
 
     Raises:
-        RuntimeError: a process failed; the message ends with the last line of its log.
+        RuntimeError: a process failed; the message quotes the last line of a log that contains "Error".
+        subprocess.TimeoutExpired: the processes ran for more than `TIMEOUT_SECONDS`.
     """
     devices = ["--devices", ",".join(map(str, range(PROCESSES)))]
     where = devices if target.device == "gpu" else ["--nproc_per_node", str(PROCESSES), "--backend", "gloo"]

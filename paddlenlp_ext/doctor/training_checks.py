@@ -31,8 +31,7 @@ class Run(NamedTuple):
         dtypes: dtypes in which the run is checked; empty: all dtypes.
         kind: kind of rows and loss, a key of `tiny_run.KINDS`.
         only_on: device on which the run is checked; None: all devices.
-        is_method: whether the run checks only an adapter method that consists of Paddle operators. Such a run is less
-            important, because other runs call all ops of this package that the run calls.
+        is_method: whether the run checks only an adapter method; other runs call the same ops of this package.
     """
 
     switch: str | None = None
@@ -70,7 +69,7 @@ def training_runs() -> dict[str, Run]:
 def training_checks(target: Target) -> list[Check]:
     """Return one check per run that applies to a target.
 
-    On each device, the checks of adapter methods in all dtypes except the first run after the other checks.
+    A check of an adapter method is late, unless the target has the first dtype of its device.
     """
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [

@@ -2,10 +2,10 @@
 
 Each step extends all beams of a row by one token, and keeps the `num_beams` continuations with the highest scores. The
 score of a beam is the sum of its log-probabilities. A continuation that ends at an end token leaves the beams, and its
-final score is the sum divided by length^`length_penalty`. The length includes the end token.
+final score is the sum divided by length^`length_penalty`, where the length includes the end token.
 
-A row ends when its beams reach the token limit, or when it has `num_beams` ended continuations and the best running
-beam, with the same length penalty, does not score higher than the worst ended continuation.
+A row ends when its beams reach the token limit. It also ends when it has `num_beams` ended continuations and no running
+beam would have a higher final score than the worst ended continuation.
 
 Shapes: B rows, N beams per row, V vocab.
 """
@@ -108,7 +108,7 @@ def beam_search(model: GenerationModel, rows: Sequence[Row], options: DecodingOp
 
 
 def _log_probs(logits: Logits, groups: Sequence[Beams], options: DecodingOptions) -> Logits:
-    """Return the log-probabilities of every beam.
+    """Return the log-probabilities of the next token of every beam.
 
     Like the transformers library, beam search applies the repetition penalty to log-probabilities instead of logits.
     """

@@ -1,8 +1,8 @@
 """Waiting requests of each client, and the engine time of each client.
 
 Each step of the engine belongs to the client that has used the least weighted time: the time of a client with N
-requests is multiplied by sqrt(N). A client with many requests therefore delays the only request of another client less
-than with equal shares:
+requests is multiplied by sqrt(N). A client with a single request therefore gets more time than a client with many
+requests:
 
     client          requests    share of the time
     a                      1    4/5
@@ -65,7 +65,7 @@ class TimeShares:
     def choose(self, num_requests: Mapping[str, int]) -> str:
         """Return the client of the next step: the client with the least time used; in a tie, with the fewest requests.
 
-        A new client starts with the least time that another client has used.
+        A new client starts with the smallest time of the other clients.
 
         Args:
             num_requests: number of requests of each client with work; not empty.
@@ -75,5 +75,5 @@ class TimeShares:
         return min(num_requests, key=lambda client: (self._used[client], num_requests[client]))
 
     def charge(self, client: str, seconds: float, num_requests: int) -> None:
-        """Add the time that a step took for a client with `num_requests` requests."""
+        """Add the time of a step, multiplied by sqrt(`num_requests`), to the time of a client."""
         self._used[client] += seconds * math.sqrt(num_requests)

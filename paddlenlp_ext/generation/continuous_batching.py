@@ -42,10 +42,10 @@ from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_t
 _SHARED_STEP_DIVISOR = 4
 """Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
 _COST_WITH_LOGPROBS = 8
-"""Prompt tokens as which a token counts whose log-probability is wanted: its logits take most of the time."""
+"""Cost, in prompt tokens, of a prompt token whose log-probability is computed: its logits take most of the time."""
 _MAX_PROMPTS_PER_STEP = 4
-"""Maximum number of prompts in a step. The forward pass of even the shortest prompt reads all weights, so that a burst
-of short prompts would delay the first step of another client."""
+"""Maximum number of prompts in a step. Even a short prompt needs a forward pass that reads all weights. Without this
+limit, a burst of short prompts would delay the first step of another client."""
 
 
 class AdapterModels(Protocol):
@@ -73,7 +73,7 @@ class _Batch:
         self.rows: list[RunningRow] = []
 
     def prompt(self, row: RunningRow) -> _Batch:
-        """Return a batch with one new row, for the prefill of its prompt; both batches have the same derived tensors.
+        """Return a batch with one new row, for the prefill of its prompt; both batches share the derived tensors.
 
         The separate cache has the size of the prompt. Prefill therefore does not enlarge the cache of the other rows.
         """
@@ -84,7 +84,7 @@ class _Batch:
         return batch
 
     def add(self, prompt: _Batch) -> None:
-        """Move the row of a batch that `prompt` has returned to the end of this batch."""
+        """Append the row of a batch that `prompt` returned."""
         self.cache.take_row(prompt.cache)
         self.rows += prompt.rows
 
@@ -132,8 +132,8 @@ class Engine:
         max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
             batch.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
-            this number if several clients have requests. A prompt counts as at least a quarter of this number, and a
-            token whose log-probability is wanted as eight tokens.
+            this number if several clients have requests. Each prompt counts as at least a quarter of this number. A
+            prompt token whose log-probability is computed counts as eight tokens.
     """
 
     def __init__(self, models: AdapterModels, *, max_rows: int, prompt_tokens_per_step: int = 256) -> None:
@@ -176,7 +176,7 @@ class Engine:
 
     @paddle.no_grad()
     def step(self) -> bool:
-        """Prefill prompt tokens, then decode one token of each row; return False if no request is left."""
+        """Prefill prompt tokens, then decode rows (see the module); return False if no request is left."""
         self._queues.drop_cancelled()
         self._remove_ended()
         counts = self._requests_with_work()

@@ -104,7 +104,7 @@ class SlotCache:
 
     @paddle.no_grad()
     def take_row(self, other: SlotCache) -> None:
-        """Move the only row of another cache of the same model to the end of this cache; `other` cannot be used later.
+        """Move the only row of another cache of the same model to the end of this cache; do not use `other` afterwards.
 
         An empty cache takes the tensors of `other`; otherwise, the row is copied.
         """

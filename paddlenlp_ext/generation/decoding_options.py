@@ -53,7 +53,7 @@ class DecodingOptions:
         if searches_beams != (self.num_beams > 1):
             raise ValueError(
                 f"decode_strategy {self.decode_strategy} with num_beams {self.num_beams}: beam_search needs 2 or more "
-                "beams, and other strategies have 1; change one of the two"
+                "beams, and other strategies have 1; change decode_strategy or num_beams"
             )
         if not searches_beams and self.length_penalty != 1.0:
             raise ValueError(

@@ -10,8 +10,8 @@ _INCOMPLETE_CHARACTER = "\ufffd"  # tokenizers decode an incomplete character to
 class IncrementalDetokenizer:
     """Convert tokens to text one by one, and return only complete characters.
 
-    A token is decoded together with the preceding tokens, because some tokenizers insert spaces between tokens. Tokens
-    before the previously returned text are not decoded again.
+    A token is decoded together with the tokens of the previously returned text, because some tokenizers insert spaces
+    between tokens.
 
     Args:
         decode: function that converts tokens to text.

@@ -71,7 +71,7 @@ def generate(
         min_new_tokens: minimum number of new tokens per row.
         max_draft_tokens: maximum number of draft tokens that one forward pass verifies
             (generation/speculative_decoding.py); 0 for no drafts. Drafts do not change the generated tokens.
-        max_ngram_size: length of the longest n-gram to search for in the row, to find a draft.
+        max_ngram_size: length of the longest n-gram that is searched in the row to find a draft.
         eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
         grammar: grammar that the text of every row must match, from `GrammarCompiler.compile` (generation/grammar.py);
             a row that is shorter than its limit matches the grammar. A row ends when no longer text matches. Requires
@@ -85,8 +85,8 @@ def generate(
 
     Raises:
         ValueError: an option is out of range or contradicts another option; a prompt is empty, fills
-            `max_total_length`, contains a token outside the vocabulary, or may with its continuation exceed the
-            model's `longest_answer`; all logits of a row are NaN; or the grammar is too complex.
+            `max_total_length`, contains a token outside the vocabulary, or can exceed the model's `longest_answer`
+            together with its continuation; all logits of a row are NaN; or the grammar is too complex.
 
     Example:
         >>> from paddlenlp_ext import AutoModelForCausalLM
@@ -152,8 +152,8 @@ def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: Decodi
             )
         if longest is not None and len(prompt) + limit > longest:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens and may get {limit} new ones, but {config.model_type} "
-                f"models need a scaling that is not implemented beyond {longest} tokens; pass "
+                f"prompt {number} has {len(prompt)} tokens and may get {limit} new ones, but beyond {longest} tokens "
+                f"{config.model_type} models need a scaling that is not implemented; pass "
                 f"max_total_length={longest}, or shorten the prompt"
             )
         rows.append(Row(number, [int(token) for token in prompt], limit))

@@ -3,8 +3,8 @@
     grammar in the format of llguidance --GrammarCompiler--> GrammarState, one copy per row
     GrammarState.allowed_tokens --logits_processors.py--> logits of the next token
 
-Each decoding step allows only tokens that extend the text so far to the beginning of a text in the grammar. An end
-token is allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
+Each decoding step allows only tokens after which a text in the grammar begins with the generated text. An end token is
+allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
 
 Shapes: V vocab.
 """
@@ -31,7 +31,7 @@ MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
 """Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
 _STEP = Fraction(1, 10**9)
-"""Distance between an exclusive bound and the inclusive bound in its place: relative, or absolute for the bound 0.
+"""Distance between an exclusive bound and the inclusive bound in its place, divided by the bound unless it is 0.
 
 llguidance 1.9 confuses bounds with 15 digits in common.
 """
@@ -92,7 +92,7 @@ def _number(value: Any) -> Fraction | None:
 
 
 def _with_inclusive_bounds(schema: Any) -> Any:
-    """Return a schema with inclusive bounds of numbers, stricter by `_STEP`, in place of exclusive bounds.
+    """Return a schema in which inclusive bounds, stricter by `_STEP`, replace the exclusive bounds of non-integers.
 
     An answer could otherwise contain 2.0000000000000000001, which a reader rounds to the excluded 2 in float64.
     """

@@ -1,6 +1,6 @@
 """Logits processors, which change the logits of each row before its next token is chosen (sampling.py).
 
-All processors run in NumPy on the host, so that sampling draws the same tokens on every device.
+All processors run in NumPy on the host, so that equal logits give equal tokens on every device.
 
 Shapes: B batch, V vocab.
 """
@@ -53,7 +53,7 @@ def apply_repetition_penalty(logits_BV: Logits, seen_ids: Sequence[Sequence[int]
 def keep_allowed_tokens(
     logits_BV: Logits, grammars: Sequence[GrammarState | None], end_tokens: Collection[int]
 ) -> Logits:
-    """Set the logits of tokens that the grammar of a row does not allow to -inf.
+    """Set the logits of tokens outside the grammar of a row to -inf.
 
     Args:
         logits_BV: logits of each row.

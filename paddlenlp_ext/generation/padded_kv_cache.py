@@ -101,7 +101,7 @@ class _LayerKeyValues:
 
 
 class KVCache(ReservingCache):
-    """Key-value cache of the layers in this process, without gradients. A full cache grows by a block of positions.
+    """Key-value cache of the layers in this process, without gradients.
 
     Attributes:
         prompt_end: column at which all prompts end; None if unknown.

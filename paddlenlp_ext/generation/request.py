@@ -33,8 +33,8 @@ class Request:
             grammar.
         adapter: name of the adapter; an unknown name selects the base model.
         client: name of the client; the engine shares its time among the clients.
-        num_top: number of most likely tokens whose log-probabilities are returned at each position; None to compute no
-            log-probabilities.
+        num_top: number of most likely tokens whose log-probabilities are returned at each position; None: `on_token`
+            gets no log-probabilities.
         on_prompt: function called once with the log-probabilities of all prompt tokens except the first; None to skip
             their computation.
         on_token: function called with each new token; returns True to end the request.

@@ -120,6 +120,7 @@ class TokenChooser:
 
         Raises:
             GrammarError: a grammar is too complex, or allows no token of the vocabulary.
+            ValueError: a row has no finite logit, in sampling.
         """
         options = self._options
         grammars = [row.grammar for row in rows]

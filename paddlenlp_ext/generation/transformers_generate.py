@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = ("use_cache",)
 
 
 class GenerationDefaults(dict[str, Any]):
-    """Keys of generation_config.json, also set as attributes, as in transformers: `generation_config.top_p = 0.9`."""
+    """Keys of generation_config.json, which are also attributes, as in transformers: `generation_config.top_p = 0.9`."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a key; None for an option of transformers that is not set."""
@@ -76,11 +76,11 @@ def generate_for(
 ) -> list[list[int]] | paddle.Tensor:
     """Continue prompts, given as lists of token ids or as a padded batch.
 
-    For a padded batch, options that are not passed are taken from `generation_config`, then from
-    `model.generation_config`, then from transformers' defaults (20 new tokens; `top_k` 50 for sampling).
+    Options that are not passed are taken from `generation_config`. For a padded batch, they are then taken from
+    `model.generation_config`, and then from transformers' defaults (20 new tokens; `top_k` 50 for sampling).
 
     Args:
-        model: the language model; a row ends at one of its `eos_token_ids` unless `options` contain `eos_token_id`.
+        model: the language model; a row ends at one of its `eos_token_ids` unless `eos_token_id` is set.
         prompts: lists of token ids of any length, or a padded batch [B, S].
         input_ids: replaces `prompts`, in a format that tokenizers return: a padded tensor or array [B, S], lists of
             token ids, which are padded on the left, or the token ids of a single text.
@@ -89,8 +89,9 @@ def generate_for(
         streamer: object that receives the prompt and then each new token; requires a single prompt, and a strategy
             other than beam search.
         options: arguments of `generate`, and of the transformers library: `do_sample` (True for sampling, False for
-            greedy search or beam search), `max_length` (of prompt and continuation), `num_return_sequences` (R samples
-            of each row), `pad_token_id` (after the end; by default the first end token, or 0 without end tokens).
+            greedy search or beam search), `max_length` (length of prompt and continuation), `num_return_sequences` (R
+            samples of each row), `pad_token_id` (padding token; by default the first end token, or 0 without end
+            tokens).
 
     Returns:
         Lists of new tokens if the prompts are lists. For a padded batch, the prompts followed by the new tokens,
@@ -143,7 +144,7 @@ def generate_for(
 
 
 def _only_prompt(prompts: Any, input_ids: Any) -> Any:
-    """Return the argument that is given.
+    """Return `prompts` or `input_ids`.
 
     Raises:
         ValueError: `prompts` and `input_ids` are both given, or neither is.
@@ -162,7 +163,7 @@ def _set_options(config: Any, where: str) -> dict[str, Any]:
     """Return the options that a `GenerationConfig`, a dict or None sets.
 
     Raises:
-        ValueError: an option is set that is not available.
+        ValueError: an unavailable option is set.
     """
     values = {} if config is None else dict(config if isinstance(config, Mapping) else config.to_dict())
     known = {name: value for name, value in values.items() if name in (*_OPTIONS, *_UNAVAILABLE) and value is not None}
@@ -170,10 +171,10 @@ def _set_options(config: Any, where: str) -> dict[str, Any]:
 
 
 def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dict[str, Any]:
-    """Return the options, except options whose name or value has no effect.
+    """Return the options that have an effect.
 
     Raises:
-        ValueError: an option of transformers that has an effect is not available.
+        ValueError: an unavailable option is set to a value that has an effect.
     """
     for name, value in options.items():
         if name in _UNAVAILABLE and value is not None and value != _UNAVAILABLE[name]:

@@ -24,8 +24,8 @@ def choose_template(
 ) -> ChatTemplate:
     """Load the requested chat template, else the training run's template, else the tokenizer's.
 
-    `chat_template_kwargs` of the training run apply only to the template of the training run. A requested template gets
-    the `--chat_template_kwargs` of the command line.
+    `--chat_template_kwargs` apply to every template. Without `--chat_template` and `--chat_template_kwargs`, the values
+    of the training run apply.
 
     Args:
         arguments: `--chat_template` and `--chat_template_kwargs`.
@@ -33,7 +33,8 @@ def choose_template(
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: the training run's template is not saved and its file no longer exists, or the template is invalid.
+        ValueError: the template of the training run was not saved, and its file no longer exists; or the template is
+            invalid.
     """
     runs = [Path(folder).expanduser() / "run_config.json" for folder in folders if folder is not None]
     run = next((path for path in runs if path.is_file()), None)

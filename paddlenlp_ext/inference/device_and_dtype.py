@@ -1,4 +1,4 @@
-"""Choose the device and the dtype of a model that is loaded for prediction, merging or export."""
+"""Choose the device and the dtype of a model that is loaded for prediction, serving or export."""
 
 from __future__ import annotations
 

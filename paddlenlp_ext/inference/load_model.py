@@ -1,4 +1,4 @@
-"""Load a model for prediction: find base and adapter, choose device and dtype, load, merge, quantize."""
+"""Load a model for prediction: choose device and dtype, load base and adapter, merge, and quantize."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ ConfigCheck = Callable[[Mapping[str, Any]], None]
 def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the adapter folder or None.
 
-    `model_name_or_path` may be an adapter folder. The adapter_config.json in this folder then names the base; if it
-    names none, the run_config.json does.
+    `model_name_or_path` may be an adapter folder. The base is then read from its adapter_config.json, or otherwise from
+    its run_config.json.
 
     Raises:
-        ValueError: the adapter names no base, the base cannot be found, or two adapters are given.
+        ValueError: the adapter folder does not name a base, the base is not found, two adapters are given, or the
+            folder holds a model and an adapter and `lora_path` is unset.
     """
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
@@ -62,7 +63,7 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
 
 
 def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFiles | None, dict[str, Any]]:
-    """Return the base model, the stored adapter, and the options for loading the base as in the adapter's training.
+    """Return the base model, the stored adapter or None, and the options that load the base as in training.
 
     Raises:
         ValueError: a model or adapter is not found, or the base is stored in another quantized format than in training.
@@ -109,7 +110,7 @@ def load_unmerged(
 ) -> Any:
     """Load a model, with its adapter in separate layers.
 
-    A base that was quantized during training is quantized in the same way, unless it is stored quantized.
+    If the base was quantized in training, it is quantized in the same way, unless it is stored quantized.
 
     Args:
         arguments: device, dtype and attention of the model.
@@ -156,7 +157,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
     """Load an exported static graph.
 
     Raises:
-        ValueError: `StaticModel` raises a ValueError, or `--dtype` or `--quant_type` differs from the export.
+        ValueError: see `StaticModel`; or `--dtype` or `--quant_type` differs from the export.
     """
     choose_device_or_cpu(arguments.device or "auto")
     model = StaticModel(ModelSource.resolve(folder).path, model_prefix)
@@ -193,7 +194,7 @@ def quantize(model: Any, quant_type: str | None) -> None:
 
 
 def context_length(config: Mapping[str, Any]) -> int | None:
-    """Return the context length of a model with its RoPE scaling; None if config.json does not limit it."""
+    """Return the context length of a model, including RoPE scaling; None if config.json does not limit it."""
     if config.get("max_position_embeddings") is None:
         return None
     return DecoderConfig.from_dict(config).max_context

@@ -1,4 +1,4 @@
-"""Check the headers and the API key of each request; without a key, accept only requests to this computer."""
+"""Check the headers and the API key of requests; without a key, accept only Host headers that name this computer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ MAX_HEADER_BYTES = 1 << 14
 
 
 class AccessCheck:
-    """Middleware that limits the size of headers, and checks the API key, or without a key, the Host header.
+    """Middleware that limits the size of headers and checks the API key, or the Host header if there is no key.
 
-    The HTTP library limits the size of headers only if they arrive in several parts. A web page can reach a server on
-    its visitor's computer by DNS rebinding: it makes its own host name resolve to the loopback address. The Host header
-    then has the page's host name.
+    Requests to /health need no key. The HTTP library limits the size of headers only if they arrive in several parts.
+    With DNS rebinding, a web page can reach a server on its visitor's computer: the page's host name then resolves to
+    the loopback address, and the Host header contains the page's host name.
 
     Args:
         app: the application.

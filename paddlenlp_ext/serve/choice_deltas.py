@@ -1,4 +1,4 @@
-"""Deltas of one choice: its text up to a stop string, and its tool calls, from tokens as they arrive."""
+"""Convert the tokens of one choice to deltas: text up to a stop string, and tool calls."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Delta:
     Attributes:
         choice: index of the choice in the response.
         text: text to append.
-        logprobs: log-probabilities of the tokens that became complete since the last delta.
+        logprobs: log-probabilities of the tokens in this delta.
         num_tokens: number of generated tokens in this delta.
         tool_calls: all tool calls of the choice, in the delta before the last.
         finish_reason: "stop", "length" or "tool_calls" in the last delta of the choice, else None.
@@ -50,10 +50,10 @@ class Choice:
 
     Args:
         index: index of the choice in the response.
-        decode: function from tokens to their text.
+        decode: function that returns the text of tokens.
         stops: stop strings.
         send: function that receives the deltas.
-        context: last tokens of the prompt whose text the choice continues.
+        context: last tokens of the prompt if the choice continues the text of the prompt.
         tool_calls: parser of tool calls; None: leave tool calls in the text.
     """
 
@@ -86,7 +86,7 @@ class Choice:
         self._send(Delta(self._index, logprobs=(logprob,)))
 
     def on_end(self, reason: str | Exception) -> None:
-        """Send the text held back, the tool calls and the finish reason."""
+        """Send the text that was held back, the tool calls and the finish reason; after an error, only the error."""
         if isinstance(reason, Exception):
             self._send(Delta(self._index, error=reason))
             return

@@ -19,8 +19,7 @@ STATUS_CLIENT_CLOSED = 499  # as in nginx; no one sees the status, because the c
 _SEND_BUFFER_BYTES = 1 << 16
 """Size of a connection's send buffer in the kernel; Linux would let it grow to megabytes."""
 MAX_CONNECTIONS = 512
-"""Maximum number of open connections of a client; a client that opens them faster than they are closed would use up the
-descriptors of the server."""
+"""Maximum number of open connections of a client, which could otherwise use up the file descriptors of the server."""
 logger = get_logger("paddlenlp_ext.serve")
 
 
@@ -45,7 +44,8 @@ class TimedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request, or reset the connection."""
         super().connection_made(transport)
-        self._client = str((transport.get_extra_info("peername") or ("",))[0])  # None if the client has already left
+        # "peername" is None if the client has already left.
+        self._client = str((transport.get_extra_info("peername") or ("",))[0])
         self._num_open[self._client] += 1
         if self._num_open[self._client] > MAX_CONNECTIONS:
             transport.abort()

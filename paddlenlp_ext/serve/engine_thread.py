@@ -24,7 +24,7 @@ class EngineStoppedError(Exception):
 
 
 class EngineFailedError(Exception):
-    """Error for a failed forward pass, which ends all requests of its batch."""
+    """Error for a failed forward pass, which ends all running and waiting requests."""
 
 
 class EngineThread:
@@ -100,7 +100,7 @@ class EngineThread:
                     self._engine.submit(request)
             try:
                 has_work = self._engine.step()
-            except Exception:  # only the batch is lost; the server continues
+            except Exception:  # the requests are lost, but the server continues
                 logger.exception("a forward pass failed; its requests end with an error")
                 self._engine.fail(EngineFailedError("the model failed; see the server's log"))
                 has_work = False

@@ -49,7 +49,7 @@ class FairTurns:
         try:
             await future
         except asyncio.CancelledError:
-            if not future.cancelled():  # its turn had come before the cancellation
+            if not future.cancelled():  # the request got its turn before the cancellation
                 self._pass_on()
             raise
 

@@ -1,6 +1,6 @@
 """Parse the bodies of /v1/chat/completions and /v1/completions.
 
-Fields that OpenAI's API lacks have the names of vLLM: `top_k`, `repetition_penalty`, `chat_template_kwargs`.
+Fields that OpenAI's API lacks have the names that vLLM uses, such as `top_k` and `chat_template_kwargs`.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
         fields, max_tokens=_DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens, num_top=num_top
     )
     if best_of not in (None, common["num_choices"]):
-        raise invalid("best_of", "the server does not support this; leave it out, or set it to n")
+        raise invalid("best_of", "the server does not support this; leave it out, or set it to the value of n")
     return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 

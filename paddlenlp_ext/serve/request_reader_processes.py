@@ -3,8 +3,8 @@
     body of up to 16 KiB --> turns of the clients --> process
     larger body          --> turns of the clients --> process with low priority
 
-A large body therefore delays neither small bodies nor the engine. Each process has a budget of processor time per
-request, and on Linux a limit of memory. A process that exceeds the time is killed and replaced.
+A large body therefore delays neither small bodies nor the engine. Each process has a limit of processor time
+per request, and on Linux a memory limit. A process that exceeds the time is killed and replaced.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ class ChatFormat:
         self._texts, self._with_logprobs = token_texts, with_logprobs
 
     def first_chunks(self, choice: int) -> list[dict[str, Any]]:
-        """Return the stream entries before the first delta of a choice: the assistant role."""
+        """Return the stream entries before the first delta of a choice: one entry with the assistant role."""
         first = {"role": "assistant", "content": ""}
         return [{"index": choice, "delta": first, "logprobs": None, "finish_reason": None}]
 
@@ -116,7 +116,7 @@ class CompletionFormat:
         self._offsets: dict[int, int] = {}
 
     def first_chunks(self, choice: int) -> list[dict[str, Any]]:
-        """Return the stream entries before the first delta of a choice: an echoed prompt without log-probabilities."""
+        """Return the stream entries before the first delta: the prompt, if it is echoed without log-probabilities."""
         if not self._echoed or self._num_top is not None:
             return []
         return [{"index": choice, "text": self._echoed[choice][0], "logprobs": None, "finish_reason": None}]

@@ -103,7 +103,7 @@ class ModelCatalog:
     """Tokenizers, templates and limits of all models of the server.
 
     Attributes:
-        by_name: model name -> model, the base model first.
+        by_name: model name -> model. The base model, if it is served, is first.
         base: name of the base model, even if only an adapter is served.
         max_total_length: maximum number of tokens of a prompt and its answer together.
     """
@@ -157,7 +157,7 @@ class ModelSet:
 
     @property
     def by_name(self) -> Mapping[str, ServedModel]:
-        """Model name -> model, the base model first."""
+        """Model name -> model, as in the catalog."""
         return self.catalog.by_name
 
 
@@ -165,8 +165,8 @@ def load_models(arguments: ServeArguments) -> ModelSet:
     """Load the base model, all adapters, and their tokenizers and chat templates.
 
     Raises:
-        ValueError: a model, adapter, tokenizer or template cannot be used, or the adapters were trained on different
-            bases.
+        ValueError: a model, adapter, tokenizer or template cannot be used, the adapters need different settings of the
+            base, or `--max_total_length` exceeds the model's context.
     """
     base, own_adapter = find_model_and_adapter(arguments)
     folders = arguments.adapters or ({} if own_adapter is None else {Path(own_adapter).resolve().name: own_adapter})
@@ -199,7 +199,7 @@ def load_models(arguments: ServeArguments) -> ModelSet:
 
 
 def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None:
-    """Check that all adapters were trained on the same base model, with equal settings and quantization."""
+    """Check that all adapters were trained with the same settings and quantization of the base model."""
     first: tuple[str, Any, Any] | None = None
     for name, (source, options) in found.items():
         own = (name, dict(source.config_overrides), options["quantization_config"])

@@ -55,7 +55,8 @@ def serve(arguments: ServeArguments) -> None:
         raise ValueError(
             f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose another host or port"
         ) from error
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # for the fork server, whose imports take seconds
+    # The fork server inherits SIG_IGN, so that Ctrl-C does not interrupt its imports.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     start_fork_server()
     signal.signal(signal.SIGINT, handler)
     models = load_models(arguments)

@@ -88,13 +88,13 @@ class RequestReader:
         if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
             problem = f"a token id is not below {model.vocab_size}, the size of the vocabulary"
             raise invalid("logit_bias", problem)
-        if parsed.answer_format is not None:  # only a check: a grammar cannot be sent to the server
+        if parsed.answer_format is not None:  # only a check: processes cannot exchange compiled grammars
             model.compile(parsed.answer_format)
         return limits
 
 
 def _chat_format(parsed: ChatRequest, model: ServedModel) -> AnswerFormat | None:
-    """Return the format of an answer, which may consist of tool calls."""
+    """Return the format of an answer, which may consist of tool calls; None for free text."""
     form, tools = parsed.answer_format, parsed.conversation.tools
     answer = None if form is None else form.grammar
     try:

@@ -72,7 +72,7 @@ class ToolCallParser(ABC):
         return self._text[start : self._num_shown]
 
     def finish(self) -> tuple[str, tuple[ToolCall, ...]]:
-        """Return the text outside of calls that is held back, and the calls."""
+        """Return the held text without the calls, and the calls."""
         held, self._num_shown = self._text[self._num_shown :], len(self._text)
         try:
             text, values = self._read(held)

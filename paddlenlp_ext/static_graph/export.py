@@ -25,7 +25,7 @@ from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_pro
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 LIMITS = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
-"""Largest allowed difference of the logits, relative to the largest logit, by dtype of the activations."""
+"""Largest allowed relative difference of the logits (see `compare`), by dtype of the activations."""
 _BATCHES, _STEPS = ((4, 1), (8,)), 8
 """Prompt lengths of each compared batch, and number of decoding steps after the prompts.
 
@@ -47,7 +47,7 @@ def export_model(
         prefix: file name of program and weights, without suffix.
 
     Returns:
-        The largest difference between the logits of program and model, as `compare` returns it.
+        The relative difference between the logits of program and model (see `compare`).
 
     Raises:
         ValueError: a file of the tokenizer or config has the name of a file of the program, or the logits of the
@@ -85,7 +85,7 @@ def describe_program(folder: Path, model: Any) -> None:
 
 @paddle.no_grad()
 def compare(exported: GenerationModel, model: GenerationModel, batches: Sequence[Sequence[int]] = _BATCHES) -> float:
-    """Return the largest difference between the logits of two models, relative to the largest logit.
+    """Return the largest difference between the logits of two models, relative to the largest magnitude of the logits.
 
     The comparison covers the last positions of random prompts and greedy decoding steps. Both models decode the tokens
     that `model` chooses. The result is NaN if any logit is NaN.

@@ -7,10 +7,10 @@
 
     -> logits of the last position, float32 [B, V]; new keys and values [B, K, S, ...] of layer 0, layer 1, ...
 
-B, S and P are dynamic sizes. A single program needs only one copy of the weights in memory. The caller appends the new
-keys and values to the cache, because an output with the entire cache would be copied in every step and
-`paddle.inference` reuses the memory of outputs. A layer with latent attention caches its latents and its rotated keys
-as one head each, and absorbs the key and value projections in both prefill and decoding.
+B, S and P are dynamic sizes. A single program needs only one copy of the weights in memory. The program does not return
+the entire cache, because the cache would be copied in every step. The caller appends the new keys and values to the
+cache. A layer with latent attention caches its latents and its rotated keys as one head each, and absorbs the key and
+value projections in both prefill and decoding.
 
 Tracing runs the layers of the model with the reference implementations of all ops (ops/dispatch.py), which consist of
 Paddle operators.
@@ -87,7 +87,7 @@ class GraphCache(KeyValueCache):
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, which depends only on weights, so the inference engine computes it once."""
+        """Return the result of `make`. It depends only on weights, so the inference engine computes it once."""
         return make()
 
     def _visible_slots(self, window: int | None) -> GraphSlots:

@@ -37,5 +37,5 @@ def require_single_process(program: str) -> None:
 
 
 def is_main_rank() -> bool:
-    """Return whether this process is rank 0, which logs and writes files."""
+    """Return whether this process is rank 0."""
     return rank() == 0

@@ -1,4 +1,4 @@
-"""Describe the system, the packages and the processor of this machine, from a fixed list of facts."""
+"""Describe the operating system, the installed packages and the processor of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_system() -> list[tuple[str, str]]:
-    """Return names and values: the operating system with Python, and the version of each installed package."""
+    """Return (name, value) of the operating system with Python, and (name, version) of each installed `PACKAGES`."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     versions = ((name, _version(name)) for name in PACKAGES)
     return [("system", system), *((name, version) for name, version in versions if version is not None)]

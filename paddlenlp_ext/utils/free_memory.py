@@ -9,9 +9,9 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return the available bytes of memory, or None if the system does not tell (only Linux does).
+    """Return the available memory in bytes; None on systems other than Linux.
 
-    Source: `MemAvailable` of proc(5), and the limit of the container (cgroup v2), if it is lower.
+    The result is `MemAvailable` of proc(5), or the unused memory of the container (cgroup v2) if that is less.
     """
     if not _MEMINFO.is_file():
         return None

@@ -13,7 +13,7 @@ from typing import Any
 
 
 def import_by_path(path: str, key: str) -> Any:
-    """Import the object at a dotted path, or at the path of a file and a name in it. The import runs the module.
+    """Import an object by its dotted path, or by a file and a name in the file. The import runs the module.
 
     A module is looked up in `sys.path` and the current folder.
 
@@ -22,7 +22,7 @@ def import_by_path(path: str, key: str) -> Any:
         key: the configuration key; error messages begin with it.
 
     Raises:
-        ValueError: the module cannot be imported, or does not define the name.
+        ValueError: the path has neither form, or the module cannot be imported or does not define the name.
     """
     file, _, name = path.rpartition(".py:")
     where, name = (f"{file}.py", name) if file else (path.rpartition(".")[0], path.rpartition(".")[2])

@@ -1,7 +1,7 @@
 """Read JSON (RFC 8259) with errors that name file, line and column.
 
 The `json` module of Python parses the values. This module finds the offset of nested values, and rejects duplicate
-keys, oversized integers and, by default, NaN.
+keys, integers of more than `MAX_DIGITS` digits, and, by default, NaN and infinities.
 
     text = decode_utf8(path.read_bytes())
     value, end = read_value(text, offset)      # raises JsonError
@@ -43,7 +43,7 @@ IN_MEMORY = "<rows>"
 
 @dataclass(frozen=True)
 class Location:
-    """Position in a file, with line and column counted from 1; None stands for the entire file or line."""
+    """Line and column in a file, counted from 1; without a column, the entire line; without a line, the entire file."""
 
     file: str | None = None
     line: int | None = None

@@ -1,4 +1,4 @@
-"""Check the values in JSON files of other programs with small schemas."""
+"""Check values in JSON files of other programs against small schemas."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
 
 
 def list_of(kind: Kind) -> Kind:
-    """Return the kind of lists whose entries all have the kind `kind`."""
+    """Return the kind of lists in which `kind` accepts every entry."""
     return Kind(
         f"a list whose entries are each {kind.words}",
         lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
@@ -56,7 +56,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 def object_of(kind: Kind) -> Kind:
-    """Return the kind of objects whose values all have the kind `kind`."""
+    """Return the kind of objects in which `kind` accepts every value."""
     return Kind(
         f"an object whose values are each {kind.words}",
         lambda value: isinstance(value, Mapping) and all(map(kind.accepts, value.values())),
@@ -64,12 +64,12 @@ def object_of(kind: Kind) -> Kind:
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of strings that are one of `names`."""
+    """Return the kind of strings in `names`."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def either(*kinds: Kind) -> Kind:
-    """Return the kind of values that have one of several kinds."""
+    """Return the kind of values that at least one of `kinds` accepts."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
 
 

@@ -1,4 +1,4 @@
-"""Locks between processes on a file: with `flock`, or with `LockFile` on Windows.
+"""Locks between processes on a file: with `flock`, or with `msvcrt.locking` on Windows.
 
 The operating system releases a lock when its process ends for any reason, so locks cannot be stale. The lock file
 contains a description of the process for error messages. Forked children close the lock file, so that a child does not
@@ -38,7 +38,7 @@ _MAX_DESCRIPTION_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 """Values of `errno` on file systems without locks."""
 _LOCKED_BYTE = 1 << 20
-"""Offset of the byte that is locked on Windows, after the description, because other processes cannot read it."""
+"""Offset of the byte that is locked on Windows: after the description, because a locked byte cannot be read."""
 _held: set[FileLock] = set()
 _runs: dict[Path, int] = {}
 """Output directory that this process has locked -> id of the thread of the run."""
@@ -85,7 +85,7 @@ class FileLock:
         with suppress(OSError):  # the folder was removed, or is no longer writable
             self.path.unlink(missing_ok=True)
         self.close()
-        if sys.platform == "win32":  # open files cannot be removed there
+        if sys.platform == "win32":  # Windows cannot remove open files
             with suppress(OSError):  # another process has opened the file
                 self.path.unlink(missing_ok=True)
 
@@ -97,7 +97,7 @@ class FileLock:
         _held.discard(self)
 
     def holder(self) -> str:
-        """Return a description of the lock holder: process, host and time of locking."""
+        """Return process, host and time of locking of the lock holder, or "an unknown process"."""
         try:
             with open(self.path, "rb") as file:
                 written = json.loads(file.read(_MAX_DESCRIPTION_BYTES))

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def is_installed(module: str) -> bool:
-    """Return whether a module can be found; it is not imported."""
+    """Return whether a module can be found, without importing it."""
     return sys.modules[module] is not None if module in sys.modules else importlib.util.find_spec(module) is not None
 
 

@@ -19,7 +19,7 @@ if sys.platform == "win32":
         ]
 
     def peak_memory_bytes() -> int:
-        """Return the peak working set of this process so far."""
+        """Return the peak working set of this process so far, in bytes."""
         counters = _MemoryCounters(size=ctypes.sizeof(_MemoryCounters))
         this_process = wintypes.HANDLE(-1)  # the value of GetCurrentProcess()
         ctypes.windll.kernel32.K32GetProcessMemoryInfo(this_process, ctypes.byref(counters), counters.size)
@@ -29,6 +29,6 @@ else:
     import resource
 
     def peak_memory_bytes() -> int:
-        """Return the peak resident set size of this process so far."""
+        """Return the peak resident set size of this process so far, in bytes."""
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak if sys.platform == "darwin" else peak * 1024

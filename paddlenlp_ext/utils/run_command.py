@@ -25,7 +25,7 @@ _PEER_LOST = re.compile(
 )
 _PR_SET_PDEATHSIG = 1
 _EXIT_CODE_OF_SIGPIPE = 128 + 13  # Windows has no SIGPIPE
-_LAUNCHER_POLL_SECONDS = 4.0  # slightly more than the 3 seconds of Paddle's launcher
+_LAUNCHER_POLL_SECONDS = 4.0  # Paddle's launcher polls every 3 seconds
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
@@ -74,8 +74,8 @@ def _exit_after_user_error(message: str) -> NoReturn:
 def _open_standard_streams() -> None:
     """Redirect closed standard streams to /dev/null, and escape characters that standard output cannot encode.
 
-    Otherwise, a file that the process opens, such as a checkpoint, could get the file descriptor of a closed stream,
-    and output to the stream would be written into the file.
+    A file that the process opens, such as a checkpoint, could otherwise get the file descriptor of a closed stream, and
+    receive the output to this stream.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -88,7 +88,7 @@ def _open_standard_streams() -> None:
         if getattr(sys, name) is None:
             setattr(sys, name, open(descriptor, "r" if descriptor == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
-        # Python's default for standard error. Answers and paths may contain characters that the locale cannot encode.
+        # Answers and paths may contain characters that the locale cannot encode.
         sys.stdout.reconfigure(errors="backslashreplace")
 
 

@@ -1,4 +1,4 @@
-"""Location of the configurations that the package ships: `llm/config` of the repository, in a wheel package data."""
+"""Location of the configurations that the package ships: `llm/config` in a checkout, and package data in a wheel."""
 
 from __future__ import annotations
 

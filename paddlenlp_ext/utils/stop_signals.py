@@ -79,8 +79,8 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal
 class _HandlerKeeper(MetaPathFinder):
     """Import hook that installs the handler of SIGTERM again before each of Paddle's modules is imported.
 
-    The first modules of Paddle replace the handler with one that prints a report of ten lines, seconds before the
-    import of Paddle ends. The hook finds no modules itself.
+    The first modules of Paddle replace the handler with one that prints a report of ten lines, and the import of the
+    other modules takes seconds. The hook finds no modules itself.
     """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
@@ -130,7 +130,7 @@ def stop_program(number: int, frame: FrameType | None) -> NoReturn:
     such as Paddle's print their own messages when an exception interrupts them.
 
     Raises:
-        ProgramStopped: always.
+        ProgramStopped: always, except during an import.
     """
     global _received
     _received = number

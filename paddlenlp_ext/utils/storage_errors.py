@@ -79,7 +79,7 @@ def _error_number(error: Exception) -> int | None:
 
 @contextmanager
 def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert storage errors within the block to a `StorageError` that names the file, or `path` if it is unknown."""
+    """Convert storage errors within the block to a `StorageError` with the file of the error, or otherwise `path`."""
     try:
         yield
     except Exception as error:

@@ -16,7 +16,7 @@ AREA = "ops"
 
 
 def op_checks(target: Target) -> list[Check]:
-    """Return one check per op and backend for a target."""
+    """Return one check per op and available backend for a target; on the CPU, the reference needs no check."""
     cases, x = dict(OP_CASES.items()), probe(target)
     return [
         Check(AREA, f"{op.name}: {backend}", target, target.limit, functools.partial(_measure, op, backend, target))

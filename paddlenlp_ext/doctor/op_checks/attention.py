@@ -62,7 +62,7 @@ def run_wide_attention(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("decode_attention")
 def run_decode_attention(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call decode_attention for one new position of two rows with a KV cache."""
+    """Call decode_attention for one new position in each of two rows."""
     keys, values = (inputs.frozen(2, KV_HEADS, 9, HEAD_DIM) for _ in range(2))
     visible = VisiblePositions(np.array([[[0, 0, 0, 5]], [[0, 0, 2, 7]]], np.int64))
     return [decode_attention(inputs.frozen(2, 1, HEADS, HEAD_DIM), keys, values, visible, SCALE)]

@@ -83,7 +83,7 @@ def run_clamped_swiglu(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("rope")
 def run_rope(inputs: Inputs) -> list[paddle.Tensor]:
-    """Apply RoPE with pairs of channel halves, and partial RoPE with pairs of neighbouring channels."""
+    """Apply RoPE that pairs the two halves of the channels, and partial RoPE that pairs neighbouring channels."""
     layouts = ((16, False), (8, True))
     return [apply_rope(inputs.trained(2, 7, 4, 16), *_tables(rotated), interleaved) for rotated, interleaved in layouts]
 

@@ -35,7 +35,7 @@ class SingleShard:
     start, largest_size = 0, 97
 
     def largest(self, largest_R: paddle.Tensor, first_R: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the largest logits and their token ids unchanged."""
+        """Return both arguments unchanged."""
         return largest_R, first_R
 
     def sum(self, values: paddle.Tensor) -> paddle.Tensor:
@@ -114,7 +114,7 @@ def run_adamw_8bit(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("stochastic rounding", gpu_dtypes=("float32",))
 def run_stochastic_rounding(inputs: Inputs) -> list[paddle.Tensor]:
-    """Round stochastically with random bits that depend on the position in the run."""
+    """Round values stochastically."""
     return [stochastic_round(inputs.frozen(*SHAPE), _position())]
 
 
