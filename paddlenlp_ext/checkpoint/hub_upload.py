@@ -148,7 +148,7 @@ class PushToHub:
         Raises:
             ValueError: the name is not valid, HF_HUB_OFFLINE is set, no token is stored, or the upload failed.
         """
-        check_hub_login(repo_id, "push_to_hub")  # before the files are written
+        check_hub_login(repo_id, "push_to_hub")  # fail before the files are written
         with tempfile.TemporaryDirectory() as folder:
             with explained_errors(folder):
                 self.save_pretrained(folder)

@@ -28,11 +28,9 @@ class ClassifierWeights(WeightSource):
         self._new = {} if SCORE_WEIGHT in source.names() else {SCORE_WEIGHT: new_score}
 
     def names(self) -> list[str]:
-        """Return the names of all tensors."""
         return [*(name for name in self._source.names() if name != _LM_HEAD), *self._new]
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a tensor."""
         return self._new[name].shape if name in self._new else self._source.shape(name)
 
     def dtype(self, name: str) -> str:
@@ -40,7 +38,6 @@ class ClassifierWeights(WeightSource):
         return "float32" if name in self._new else self._source.dtype(name)
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
-        """Read a tensor or a shard of it."""
         if name not in self._new:
             return self._source.read(name, dtype, shard)
         assert shard is None, "the score head is not sharded"

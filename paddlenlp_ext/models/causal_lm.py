@@ -104,13 +104,14 @@ class CausalLM(TrainableModel, PushToHub):
             attention_mask: [B, S], 1 for tokens and 0 for padding; a row can have padding on the left, right or both
                 sides.
             labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets. The loss is the mean
-                over the target tokens.
+                over the target tokens, plus the auxiliary loss of the routers.
             position_ids: [B, S]; None: count from 0 in each document, or continue from the cache.
             document_lengths: lengths of the documents in each row, summing to S; None: each row is one document.
             cache: keys and values of earlier positions; updated in place.
 
         Raises:
-            ValueError: the mask has gaps, or is combined with document lengths or a cache; or a shape does not match.
+            ValueError: the mask has padding between tokens, or is combined with document lengths or a cache; or a shape
+                does not match.
         """
         return causal_lm_forward(
             self,

@@ -135,7 +135,8 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
         options: `config.model` of the run.
 
     Raises:
-        ValueError: the model already has a rope scaling, or parameters of the strategy are unknown, missing or invalid.
+        ValueError: the model already has a rope scaling, its rope settings lack full attention, or parameters of the
+            strategy are unknown, missing or invalid.
     """
     if not options.use_long_sequence_strategies:
         return {}

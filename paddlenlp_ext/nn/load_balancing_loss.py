@@ -142,7 +142,7 @@ class LoadBalance:
                 chosen_TE, probabilities_TE = chosen_TE * mask_T1, probabilities_TE * mask_T1
             current.choices[layer], current.probabilities[layer] = chosen_TE.sum(0), probabilities_TE.sum(0)
             current.num_tokens = float(logits_TE.shape[0] if current.token_mask is None else current.token_mask.sum())
-        if not paddle.is_grad_enabled():  # evaluation, or the first pass of a recomputed layer
+        if not paddle.is_grad_enabled():  # in evaluation and in the first pass of a recomputed layer
             return logits_TE
         if current.is_counted:
             self._counts[layer] += current.choices[layer].numpy()

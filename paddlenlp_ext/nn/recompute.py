@@ -125,7 +125,7 @@ def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
 
 def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
     """Recompute a layer, and offload its input `x` between the forward and the backward pass."""
-    offloaded = offload(x)  # outside the hook, because Paddle changes the type of errors raised in hooks
+    offloaded = offload(x)  # not in `pack`: Paddle changes the type of an error in a hook
     is_running = False
 
     def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:

@@ -304,7 +304,7 @@ class RotaryEmbedding:
     def __init__(self, settings: RopeSettings) -> None:
         self.settings = settings
         self._depends_on_length = settings.rope_type in _LENGTH_DEPENDENT
-        self._fixed = self._inverse_frequencies(0)  # raises an error for missing parameters before the first batch
+        self._fixed = self._inverse_frequencies(0)  # raises errors before the first batch
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return (cos, sin), each fp32 [B, S, R]."""

@@ -36,7 +36,7 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     if not algos:
         return plain
     fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
-    # In transformers 5, expert weights are stacked, and the experts are not linear layers.
+    # bitsandbytes quantizes linear layers, but the experts of transformers 5 are stacked weights.
     is_linear = all(isinstance(layer, QuantizedLinear) for layer in layers)
     is_known = len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization)
     if is_linear and is_known:

@@ -22,8 +22,8 @@ from paddlenlp_ext.sharding_spec import Shard
 class QuantizedLayer(nn.Layer):
     """Layer with a frozen quantized weight, or a stack of quantized weights.
 
-    The tensors of the packed weight are buffers: `codes`, `scales` and, with double quantization, `group_scales` and
-    `offset`. The buffers are moved, saved and loaded with the layer.
+    The tensors of the packed weight, such as `codes` and `scales`, are buffers. They are moved, saved and loaded with
+    the layer.
 
     Args:
         weight: format and tensors of the weight.

@@ -39,11 +39,9 @@ class InterleavedExperts(FileLayout):
     """Layout of gpt-oss checkpoints."""
 
     def open(self, source: WeightSource) -> WeightSource:
-        """Return the stored tensors with the names and shapes of the parameters."""
         return _InterleavedWeights(open_mxfp4(source))
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with the names and shapes of the files."""
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
             prefix, local_name = split_layer(name)

@@ -27,7 +27,6 @@ class RenamedTensors(FileLayout):
         self._to_memory = _patterns({file: memory for memory, file in names.items()})
 
     def open(self, source: WeightSource) -> WeightSource:
-        """Return the stored tensors with the names of the parameters."""
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
 
     def stored(self, source: WeightSource) -> WeightSource:
@@ -35,11 +34,9 @@ class RenamedTensors(FileLayout):
         return _RenamedWeights(source, {_renamed(name, self._to_files): name for name in source.names()})
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with the names of the files."""
         return {_renamed(name, self._to_files): tensor for name, tensor in tensors.items()}
 
     def name_in_memory(self, name: str) -> str:
-        """Return the name in memory of a stored tensor."""
         return _renamed(name, self._to_memory)
 
 

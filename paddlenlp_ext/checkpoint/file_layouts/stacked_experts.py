@@ -47,11 +47,9 @@ class StackedExperts(FileLayout):
         self.stacks, self.renamed, self.unused = dict(stacks), dict(renamed or {}), re.compile(unused)
 
     def open(self, source: WeightSource) -> WeightSource:
-        """Return the stored tensors with the experts stacked."""
         return _StackedWeights(source, self)
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the parameters with stacked experts split into the tensors of single experts."""
         written: dict[str, Any] = {}
         for name, tensor in tensors.items():
             prefix, local_name = split_layer(name)
@@ -81,7 +79,6 @@ class StackedExperts(FileLayout):
         return self.stacks[f"{stack}.weight"][projection].format(expert) + suffix
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return the place in memory of a stored tensor of a single expert; return None for other tensors."""
         prefix, local_name = split_layer(name)
         for stacked, files in self.stacks.items():
             for projection, file in enumerate(files):
@@ -91,10 +88,6 @@ class StackedExperts(FileLayout):
         return None
 
     def name_in_memory(self, name: str) -> str:
-        """Return the in-memory name of a stored tensor that does not belong to a single expert.
-
-        The stored tensor may be an auxiliary tensor of a quantized weight, such as the scales.
-        """
         prefix, local_name = split_layer(name)
         for memory, file in self.renamed.items():
             if local_name == file or local_name.startswith((f"{file}.", f"{file}_")):
@@ -110,7 +103,6 @@ class _SharedRead:
         self._value: np.ndarray | None = None
 
     def read(self, index: Any) -> np.ndarray:
-        """Return the slice at `index`."""
         if self._value is None:
             self._value, self._left = self._read(), self._num_slices
         values = np.ascontiguousarray(self._value[index])

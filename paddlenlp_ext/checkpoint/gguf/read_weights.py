@@ -24,7 +24,7 @@ ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors with the LongRoPE values `short_factor` and `long_factor`."""
 TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 """Name of a tensor outside the blocks -> name of the Hugging Face layer."""
-_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # tensors for RoPE scaling; rope_scaling.py reads them
+_NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # only for RoPE scaling (rope_scaling.py)
 
 
 class _Place(NamedTuple):

@@ -54,7 +54,7 @@ def write_gguf(
     require_gguf()
     from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter
 
-    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # the library logs every file at INFO
+    logging.getLogger("gguf.gguf_writer").setLevel(logging.WARNING)  # Hide the INFO messages of the library.
     writer = GGUFWriter(path, architecture)
     try:
         for key, value in {"general.file_type": _FILE_TYPES[outtype], **metadata}.items():

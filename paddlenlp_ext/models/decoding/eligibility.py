@@ -76,8 +76,8 @@ def prepared(
 
 
 def max_positions() -> int:
-    """Return the largest number of new positions in all rows of a C++ step, whose matmuls are made for few rows."""
-    # Up to 8 positions, one call is faster even on processors where oneDNN's matmuls are faster than small batches.
+    """Return the maximum number of new positions of a C++ step, summed over the rows."""
+    # Up to 8 positions, one call is faster even where oneDNN's matmuls are faster than the small-batch kernels.
     return max(8, library.small_batch_rows(in_bf16=True))
 
 

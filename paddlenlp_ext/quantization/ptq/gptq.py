@@ -58,7 +58,7 @@ class InverseFactor:
         diagonal = hessian_II.diagonal().astype(np.float64)
         order = np.argsort(-diagonal, kind="stable") if act_order else np.arange(len(diagonal))
         damped_II = hessian_II.astype(np.float64)
-        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # 1 if an input is always 0
+        added = np.where(diagonal > 0, damping * diagonal.mean(), 1.0)  # adds 1 for an input that is always 0
         damped_II[np.diag_indices_from(damped_II)] += added
         try:
             lower_II = np.linalg.cholesky(damped_II[np.ix_(order[::-1], order[::-1])])
