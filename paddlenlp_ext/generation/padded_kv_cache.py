@@ -4,8 +4,8 @@ Each layer stores keys and values. A layer with latent attention (nn/latent_atte
 keys instead, each as a single head.
 
 Rows of unequal length are padded on the left, so the newest token of every row is in the same column. The keys and
-values of a prefix can precede the rows. All queries attend to the prefix, and its positions are not counted in `length`
-and `key_starts`. Example with a prefix of P = 2 positions and prompts of 3 and 1 tokens, after two decoding steps:
+values of a prefix can precede the rows; the positions of the prefix are not counted in `length` and `key_starts`.
+Example with a prefix of P = 2 positions and prompts of 3 and 1 tokens, after two decoding steps:
 
                   prefix  prompt  new   free
     row 0         p p     a a a   a a   0 0 ...    key_starts 0
@@ -13,7 +13,7 @@ and `key_starts`. Example with a prefix of P = 2 positions and prompts of 3 and 
                           |<-length->|
 
 A query attends to the prefix, and to the positions of its row from `key_starts` to the query itself. With a sliding
-window, it attends only to the newest of these positions.
+window, a query attends only to the newest of these positions.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
 E head dimension of values.

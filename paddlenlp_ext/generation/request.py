@@ -29,7 +29,7 @@ class Request:
         decoding: sampling options, and the end tokens.
         row: index of the request among requests with the same seed; the index selects the random generator.
         adjustments: penalties and biases of single tokens.
-        grammar: state at the start of the answer's grammar, which changes while the request runs; None without a
+        grammar: grammar state at the start of the answer; the state changes while the request runs. None without a
             grammar.
         adapter: name of the adapter; an unknown name selects the base model.
         client: name of the client; the engine shares its time among the clients.

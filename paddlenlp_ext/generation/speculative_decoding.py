@@ -68,7 +68,7 @@ def decode_with_drafts(
 
 
 def _room(model: GenerationModel, row: Row, max_draft_tokens: int) -> int:
-    """Return the maximum draft length that stays within the row's limit and does not change the rotary frequencies."""
+    """Return the maximum draft length within the row's limit and with equal rotary frequencies; below 1: no draft."""
     length = len(row.prompt) + len(row.generated)
     room = min(rope.constant_until(length - 1) - length for rope in model.config.ropes)
     return int(min(max_draft_tokens, row.limit - len(row.generated) - 1, room))

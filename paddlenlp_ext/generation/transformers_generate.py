@@ -48,7 +48,7 @@ _WITHOUT_EFFECT = ("use_cache",)
 
 
 class GenerationDefaults(dict[str, Any]):
-    """Keys of generation_config.json, which are also attributes, as in transformers: `generation_config.top_p = 0.9`."""
+    """Keys of generation_config.json, also accessible as attributes, as in transformers: `generation_config.top_p`."""
 
     def __getattr__(self, name: str) -> Any:
         """Return the value of a key; None for an option of transformers that is not set."""

@@ -29,7 +29,7 @@ class ServeArguments(ModelArguments):
     lora_path: tuple[str, ...] | None = option(  # type: ignore[override]
         None,
         aliases=("adapter",),
-        help="adapters, each as NAME=FOLDER or as a folder whose last part is the name; clients select one by name",
+        help="adapters, each as NAME=FOLDER, or as FOLDER, whose last part is then the name that clients use",
     )
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
@@ -105,7 +105,7 @@ class ServeArguments(ModelArguments):
                 raise ValueError(f"{source} is not a file; write the key into a file that only you can read")
             key = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
         if key is not None and (not key or not key.isascii() or not key.isprintable()):
-            raise ValueError(f"{source}: the key is empty or not printable ASCII; write another one")
+            raise ValueError(f"{source}: the key is empty or not printable ASCII; set another key")
         if key is None and not self.is_local:
             raise ValueError(
                 f"--host {self.host}: an address that other computers reach needs an API key; set {KEY_VARIABLE} or "

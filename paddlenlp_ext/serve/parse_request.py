@@ -138,7 +138,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
         raise invalid("prompt", f"there are {len(prompts)} prompts; send at most {max_prompts}")
     max_tokens = fields.integer("max_tokens", 0, 2**31)
     if max_tokens == 0 and not echo:
-        raise invalid("max_tokens", "0 returns nothing without echo; set echo to true, or a limit of at least 1")
+        raise invalid("max_tokens", "0 returns nothing without echo; set echo to true, or send at least 1")
     num_top, best_of = fields.integer("logprobs", 0, MAX_TOP_LOGPROBS), fields.integer("best_of", 1, 128)
     common = _common(
         fields, max_tokens=_DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens, num_top=num_top

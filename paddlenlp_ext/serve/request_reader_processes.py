@@ -40,7 +40,7 @@ Read = Callable[[RequestReader, bytes], ReadRequest]
 
 
 def start_fork_server() -> None:
-    """Start the process from which readers are forked; this process imports Paddle and tokenizers in the background.
+    """Start the fork server of the readers, which imports Paddle and tokenizers in the background.
 
     Raises:
         ValueError: the system is Windows, which cannot fork.

@@ -138,10 +138,10 @@ def sole_writer(target: Path) -> Iterator[None]:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk."""
+    """Flush a file, or the entries of a folder, to disk; on Windows, do nothing for a folder."""
     if sys.platform != "win32":
         descriptor = os.open(path, os.O_RDONLY)
-    elif path.is_dir():  # Windows does not open folders
+    elif path.is_dir():
         return
     else:  # Windows flushes only writable descriptors
         descriptor = os.open(path, os.O_RDWR)

@@ -29,7 +29,7 @@ _LAUNCHER_POLL_SECONDS = 4.0  # Paddle's launcher polls every 3 seconds
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
-    """Call `main` with the command line; exit with code 2 after a user error, and with 128 + number after a signal.
+    """Call `main` with the command line; exit with code 2 after a user error, and with 128 + its number after a signal.
 
     User errors are storage errors, such as a full disk, and each `ValueError` or `ModuleNotFoundError` that this
     project raises. All other errors are defects and are shown with a traceback. If the reader of standard output has

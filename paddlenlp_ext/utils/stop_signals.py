@@ -47,8 +47,8 @@ class ProgramStopped(SystemExit):
 def handled_stop_signals() -> Iterator[None]:
     """Handle stop signals within the block, the main part of a program, as the docstring of this module describes.
 
-    If the block ends after a signal, with whatever exception, the process ends. After the block, a signal ends the
-    process immediately.
+    After a signal, the process ends at the end of the block, whatever exception the block raises. A signal that arrives
+    after the block ends the process immediately.
     """
     handle_stop_signals(stop_program)
     keeper = _HandlerKeeper()
@@ -92,7 +92,7 @@ class _HandlerKeeper(MetaPathFinder):
 
 @contextmanager
 def kept_stop_signals() -> Iterator[None]:
-    """Set the handlers of stop signals again after the block, in which a library may replace them."""
+    """Restore the handlers of stop signals after the block, because a library may replace them within the block."""
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     try:
         yield
@@ -106,7 +106,7 @@ def kept_stop_signals() -> Iterator[None]:
 def default_stop_signals() -> Iterator[None]:
     """Let the system end the process at a stop signal within the block.
 
-    The block is a call of Paddle that holds the interpreter's lock, so that no handler in Python could run.
+    For calls of Paddle that hold the interpreter's lock: no handler in Python could run during such a call.
     """
     with kept_stop_signals():
         handle_stop_signals(signal.SIG_DFL)
