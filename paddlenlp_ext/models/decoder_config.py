@@ -174,7 +174,7 @@ class DecoderConfig:
         if any(rope.rotary_dim != head_dim for rope in ropes) and "partial_rotary_factor" not in family.defaults:
             raise ValueError(
                 f"partial_rotary_factor in config.json is not supported for model_type {source['model_type']!r}; only "
-                "1.0 is"
+                "the value 1.0 is supported"
             )
         values: dict[str, Any] = {
             "model_type": source["model_type"],

@@ -47,8 +47,8 @@ def windows_by_type(config: ConfigReader, default: Sequence[str]) -> tuple[int |
     unknown = sorted(set(types) - {"sliding_attention", "full_attention"})
     if unknown or len(types) != config.size("num_hidden_layers"):
         raise ValueError(
-            f"layer_types in config.json: {len(types)} entries for {config.size('num_hidden_layers')} layers, unknown "
-            f"{unknown}; known: full_attention, sliding_attention"
+            f"layer_types in config.json must be full_attention or sliding_attention for each of the "
+            f"{config.size('num_hidden_layers')} layers, got {len(types)} entries: {', '.join(sorted(set(types)))}"
         )
     if "sliding_attention" not in types:
         return full_attention(config)

@@ -160,7 +160,10 @@ def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
     first = headers[0]
     expected = first.get("split.tensors.count", int, len(tensors))
     if expected != len(tensors):
-        raise ValueError(f"{first.path}: split.tensors.count is {expected}, but the files have {len(tensors)} tensors")
+        raise ValueError(
+            f"{first.path}: split.tensors.count is {expected}, but the files have {len(tensors)} tensors; download all "
+            "files of the model again"
+        )
     return GgufFile(first.path, first.metadata, tensors)
 
 

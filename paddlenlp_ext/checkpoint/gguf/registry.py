@@ -35,7 +35,7 @@ def model_type_of(file: GgufFile) -> str:
     )
     raise ValueError(
         f"{file.path}: GGUF architecture {file.architecture!r} {'with' if has_experts else 'without'} experts is not "
-        f"supported; known: {dense}; with experts: {sparse}"
+        f"supported; known: {dense}; known with experts: {sparse}"
     )
 
 

@@ -136,7 +136,9 @@ def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
 def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
     stored = read_gguf_tensor(file, _DIVISORS).astype(np.float64)
     if stored.shape != (head_dim // 2,):
-        raise ValueError(f"{file.path}: {_DIVISORS} has {stored.size} values for heads of {head_dim} channels")
+        raise ValueError(
+            f"{file.path}: {_DIVISORS} has {stored.size} values for heads of {head_dim} channels; the file is damaged"
+        )
     scaling = llama3_scaling(stored, rope_theta(file))
     if scaling is None:
         raise ValueError(

@@ -28,7 +28,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     if config.value("attn_logit_softcapping"):  # the transformers library ignores the key for this family
         raise ValueError(
             f"attn_logit_softcapping {config.value('attn_logit_softcapping')!r} in config.json is not supported for "
-            "gemma3_text"
+            "gemma3_text; set it to null"
         )
     return {**gemma2_differences(config), "qk_norm": QKNorm(), "windows": windows_by_type(config, ())}
 
