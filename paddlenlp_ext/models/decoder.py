@@ -156,8 +156,8 @@ class Decoder(nn.Layer):
 
         Raises:
             ValueError: both document lengths and a cache are given, the lengths do not sum to the row length, the
-                parents do not match the documents, or the model has ALiBi and the position ids of a document do not
-                count from 0.
+                parents do not match the documents, or the model has ALiBi and position ids do not count from 0 in
+                each document.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:

@@ -137,7 +137,7 @@ def _rotary_dim(share: Any, head_dim: int) -> int:
 
 
 def stored_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return `rope_scaling` of a config.json dict, or else `rope_parameters`; {} without both."""
+    """Return `rope_scaling` of a config.json dict, or else `rope_parameters`; {} if neither is set."""
     return config.get("rope_scaling") or config.get("rope_parameters") or {}
 
 

@@ -46,7 +46,7 @@ class TrainableModel(nn.Layer):
     trained_modules: tuple[str, ...] = ()
 
     def get_base_model(self) -> TrainableModel:
-        """Return the base model of a `PeftModel`; any other model returns itself."""
+        """Return the base model of a `PeftModel`, or the model itself if it has no adapter."""
         return self
 
     # -- model --------------------------------------------------------------------------------------------------------

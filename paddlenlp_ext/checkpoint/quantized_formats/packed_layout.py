@@ -122,7 +122,7 @@ class PackedLayout:
 
 
 def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> None:
-    """Check that the number of inputs or outputs of a layer is a multiple of the number of codes in a word.
+    """Check that a layer's number of inputs or outputs fills whole words of codes.
 
     Args:
         layer: name of the layer.
