@@ -51,10 +51,12 @@ def time_steps(config: RunConfig) -> str:
             max_steps=_NUM_STEPS,
             do_eval=False,
             evaluation_strategy="no",
+            eval_on_start=False,
             save_strategy="no",
             load_best_model_at_end=False,
             resume_from_checkpoint=None,
             report_to=(),
+            push_to_hub=False,
             callbacks=(),
         )
         build_trainer(replace(config, train=train), data, [clock]).train()

@@ -82,6 +82,12 @@ def _evaluate(value: Values) -> Iterator[Adjustment]:
         yield Adjustment({"do_eval": True}, reason, ("evaluation_strategy", "do_eval"))
 
 
+def _evaluate_on_start(value: Values) -> Iterator[Adjustment]:
+    if value("eval_on_start") and value("do_train") and not value("do_eval"):
+        reason = "do_eval is on, because eval_on_start is true; set eval_on_start: false to switch it off"
+        yield Adjustment({"do_eval": True}, reason, ("eval_on_start", "do_eval"))
+
+
 def _evaluate_held_out_rows(value: Values) -> Iterator[Adjustment]:
     if value("dev_ratio") and value("do_train") and not value("do_eval"):
         reason = "do_eval is on, because dev_ratio holds out eval rows; set dev_ratio: 0 to switch it off"
@@ -155,6 +161,13 @@ def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
 
 
 _ADJUSTMENTS = (
-    *(_evaluate, _evaluate_held_out_rows, _load_no_best_model, _pack_for_flash_mask, _expand_rslora_plus),
+    *(
+        _evaluate,
+        _evaluate_on_start,
+        _evaluate_held_out_rows,
+        _load_no_best_model,
+        _pack_for_flash_mask,
+        _expand_rslora_plus,
+    ),
     *(_recompute_for_gradient_checkpointing, _train_for_epochs, _use_one_process, _offload_from_gpus),
 )

@@ -130,9 +130,14 @@ class Run:
         return [(entry["step"], entry[name]) for entry in self.evaluations if _is_number(entry.get(name))]
 
     def best(self) -> tuple[str, int, float] | None:
-        """Return the name, step and value of the lowest evaluation loss of the first dev set; None without one."""
+        """Return the name, step and value of the lowest evaluation loss of the first dev set.
+
+        Returns:
+            None without an evaluation after step 0, the evaluation before training (`eval_on_start`).
+        """
         for name in self.loss_names:
-            if points := self.eval_series(name):
+            points = self.eval_series(name)
+            if points and points[-1][0] > 0:
                 step, value = min(points, key=lambda point: point[1])
                 return name, step, value
         return None
@@ -167,19 +172,22 @@ def read_run(folder: Path, before: Path | None = None) -> Run:
     run.audit = _read_optional(folder / "data_audit.json") or None
     history = read_lines(folder / HISTORY_FILE)
     first = min((entry["step"] for entry in history if "event" not in entry), default=None)
+    evaluated = {entry["step"] for entry in history if entry.get("event") == "evaluation"}
     for entry in read_lines(folder / "metrics.jsonl"):  # log entries of the steps before the history
         if first is None or entry["step"] < first:
-            (run.steps if "loss" in entry else run.evaluations).append(entry)
+            if "loss" in entry:
+                run.steps.append(entry)
+            elif entry["step"] not in evaluated:
+                run.evaluations.append(entry)
     for entry in history:
-        _add(run, entry, logged={evaluation["step"] for evaluation in run.evaluations})
+        _add(run, entry)
     run.answers = _answers(run, before)
     return run
 
 
-def _add(run: Run, entry: dict[str, Any], logged: set[int]) -> None:
+def _add(run: Run, entry: dict[str, Any]) -> None:
     if entry.get("event") == "evaluation":
-        if entry["step"] not in logged:
-            run.evaluations.append(entry)
+        run.evaluations.append(entry)
     elif "event" in entry:
         run.events.append(entry)
     else:
@@ -232,7 +240,8 @@ def _answers(run: Run, before: Path | None) -> Answers | None:
     last = first_answers(run.folder)
     if not last:
         return None
-    first = first_answers(before) if before is not None else earlier[0]["answers"] if len(earlier) > 1 else []
+    has_later = len(earlier) > 1 or (earlier and earlier[0]["step"] == 0 and "eval_loss" in run.results)
+    first = first_answers(before) if before is not None else earlier[0]["answers"] if has_later else []
     if before is not None and not first:
         raise ValueError(f"{before}: no {_ANSWERS_FILE}; evaluate with eval_with_do_generation: true in this folder")
     known = {row["src"]: row["output"] for row in first}

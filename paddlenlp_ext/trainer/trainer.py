@@ -133,8 +133,8 @@ class Trainer:
             self.add_callback(callback)
         if not dev_sets and (self._evaluates or config.train.load_best_model_at_end):
             raise ValueError(
-                "evaluation_strategy or load_best_model_at_end needs eval rows; set do_eval: true and provide a dev "
-                "split"
+                "evaluation_strategy, eval_on_start or load_best_model_at_end needs eval rows; set do_eval: true and "
+                "provide a dev split"
             )
 
     # -- public methods -----------------------------------------------------------------------------------------------
@@ -278,6 +278,7 @@ class Trainer:
         is_main = self.process_group.is_main
         begun = begin_or_resume(config, facts, order.total_steps, self.best.name) if is_main else None
         checkpoint, self.state = self.process_group.from_main(begun)
+        self.state.evaluation_due |= checkpoint is None and train.eval_on_start
         if is_main:
             begin_output_dir(self.output_dir, checkpoint, train.overwrite_output_dir, config.to_flat_dict())
 
@@ -389,7 +390,7 @@ class Trainer:
 
     @property
     def _evaluates(self) -> bool:
-        return self.config.train.evaluation_strategy != "no"
+        return self.config.train.evaluation_strategy != "no" or self.config.train.eval_on_start
 
     def _stop(self, reason: int) -> None:
         folder = checkpoint_folder(self.output_dir, self.state.step)

@@ -32,7 +32,7 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
             *("logging_dir", "run_name", "project", "trackio_space_id", "pad_token", "eos_token"),
             *("save_only_model", "skip_memory_metrics", "torch_empty_cache_steps", "use_liger_kernel"),
             *("activation_offloading", "auto_find_batch_size", "group_by_length", "torch_compile", "deepspeed", "fsdp"),
-            *("eval_on_start", "batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches"),
+            *("batch_eval_metrics", "eval_accumulation_steps", "eval_do_concat_batches"),
             "data_seed",
             *("shuffle_dataset", "use_logits_to_keep", "ld_alpha", "f_alpha_divergence_coef", "use_weighting"),
             *("precompute_ref_batch_size", "tools", "dataset_kwargs", "model_init_kwargs", "rpo_alpha"),
@@ -156,6 +156,7 @@ class TrainingArguments:
     logging_steps: int = 10
     eval_strategy: Any = "no"
     eval_steps: int | None = None
+    eval_on_start: bool = False
     save_strategy: Any = "steps"
     save_steps: int = 500
     save_total_limit: int | None = None

@@ -15,6 +15,7 @@ ADJUSTED = [
     ),
     ({"evaluation_strategy": "epoch"}, {"do_eval": True}, "do_eval is on"),
     ({"dev_ratio": 0.1}, {"do_eval": True}, "do_eval is on, because dev_ratio holds out eval rows"),
+    ({"eval_on_start": True}, {"do_eval": True}, "do_eval is on, because eval_on_start is true"),
     (
         {"load_best_model_at_end": True},
         {"load_best_model_at_end": False},

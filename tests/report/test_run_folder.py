@@ -34,6 +34,18 @@ def test_read_run_takes_the_steps_before_the_history_from_metrics(tmp_path):
     assert [entry["step"] for entry in read_run(folder).steps] == [20, 40, *range(41, 61)]
 
 
+def test_read_run_shows_the_answers_of_step_0_beside_the_last(run_folder):
+    (question,) = read_lines(run_folder / "generated_output.json")
+    start = {"event": "evaluation", "step": 0, "time": 1.0, "eval_loss": 3.0, "answers": [{**question, "output": "?"}]}
+    write_lines(run_folder / "history.jsonl", [start, *read_lines(run_folder / "history.jsonl")])
+    write_lines(run_folder / "metrics.jsonl", [{"step": 0, "eval_loss": 3.0}])
+    run = read_run(run_folder)
+    assert run.eval_series("eval_loss")[0] == (0, 3.0) and len(run.evaluations) == 4
+    assert run.answers is not None and (run.answers.before, run.answers.rows[0].before) == ("step 0", "?")
+    write_lines(run_folder / "history.jsonl", [start])
+    assert (answers := read_run(run_folder).answers) is not None and answers.before == "step 0"
+
+
 def test_read_run_with_a_folder_of_answers_before_training_shows_them(run_folder, tmp_path):
     with pytest.raises(ValueError, match=r"no generated_output.json; evaluate with eval_with_do_generation"):
         read_run(run_folder, tmp_path)

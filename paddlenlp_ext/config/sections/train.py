@@ -36,6 +36,7 @@ class TrainConfig(OptionGroup):
     evaluation_strategy: str = option(
         "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps steps"
     )
+    eval_on_start: bool = option(False, help="also evaluate before the first step, as step 0")
     eval_steps: int | None = option(None, minimum=0, help="steps between evaluations; unset or 0: logging_steps")
     max_evaluate_steps: int = option(-1, minimum=-1, help="maximum batches per evaluation; -1: all")
     save_strategy: str = option(
