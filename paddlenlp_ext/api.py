@@ -32,7 +32,7 @@ class AutoPeftModelForCausalLM:
     ) -> PeftModel:
         """Load an adapter and the base model that the adapter config names, in evaluation mode.
 
-        The base model is quantized as in training.
+        If the base model was quantized in training, it is quantized in the same way.
 
         Args:
             folder: folder of the adapter.

@@ -63,7 +63,7 @@ class TimeShares:
         self._used: dict[str, float] = {}
 
     def choose(self, num_requests: Mapping[str, int]) -> str:
-        """Return the client of the next step: the client with the least time used; in a tie, with the fewest requests.
+        """Return the client of the next step: the client with the least used time; in a tie, with the fewest requests.
 
         A new client starts with the smallest time of the other clients.
 

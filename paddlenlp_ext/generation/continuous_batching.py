@@ -210,7 +210,7 @@ class Engine:
         return self.num_rows < self._max_rows + (client not in self._running_rows())
 
     def _admit(self, client: str) -> bool:
-        """Start with a client's first waiting request; return False if no request waits or the batch is full."""
+        """Admit a client's first waiting request; return False if no request waits or the batch is full."""
         if client not in self._queues.counts() or not self._may_join(client):
             return False
         row = self._queues.take(client)

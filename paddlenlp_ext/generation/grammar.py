@@ -244,7 +244,7 @@ class GrammarState:
 
 
 def _message(matcher: Any) -> str:
-    """Return the error of llguidance in one line, without its dump of the state."""
+    """Return llguidance's error in one line of at most 300 characters, without the dump of the state."""
     text = matcher.get_error().partition("<state>")[0].partition("<non-verbose/>")[0]
     if text.startswith("NoExtension"):
         return _DEAD_END

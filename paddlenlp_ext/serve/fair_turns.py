@@ -13,7 +13,7 @@ class TooManyWaitingError(Exception):
 
 
 class FairTurns:
-    """Lock that passes from client to client, so that many requests of a client delay another client by one request.
+    """Lock that passes from client to client, so that a client with many waiting requests does not block other clients.
 
     Args:
         max_waiting: maximum number of waiting requests of a client.

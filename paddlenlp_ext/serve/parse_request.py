@@ -288,7 +288,7 @@ def _check_parts(messages: list[dict[str, Any]]) -> None:
 
 
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
-    """Return the prompts: the value is a string, a list of strings, token ids, or a list of lists of token ids."""
+    """Return the prompts in `value`: a string, a list of strings, a list of token ids, or a list of such lists."""
     if value is None:
         raise _missing("prompt", "a text or token ids")
     if isinstance(value, str):

@@ -191,7 +191,7 @@ def json_bytes(value: Any) -> bytes:
 
 
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
-    """Return the response to a failed request, with the headers that its status needs."""
+    """Return the response to a failed request, with the headers for the status."""
     own = {"retry-after": "1"} if error.status == 429 else {}
     if error.status in (408, 413, 431):  # closed, because the rest of the body is not read
         own["connection"] = "close"

@@ -21,7 +21,8 @@ def serve(arguments: ServeArguments) -> None:
     """Load the models and answer requests until a signal arrives.
 
     Raises:
-        ValueError: a model or adapter cannot be used, the API key is missing, or the port is taken.
+        ValueError: a package or the API key is missing, a model or adapter cannot be used, the port is taken, or the
+            system is Windows.
     """
     uvicorn, _ = (import_extra(name, "serve", "python -m paddlenlp_ext.serve") for name in ("uvicorn", "starlette"))
     api_key = arguments.api_key()

@@ -16,7 +16,7 @@ class StopStrings:
         self._stops, self._held = stops, ""
 
     def add(self, text: str) -> tuple[str, bool]:
-        """Return the text that can be shown, up to the first stop string, and whether a stop string was found."""
+        """Return the text to show, which ends before the first stop string, and whether a stop string was found."""
         self._held += text
         found = [index for index in map(self._held.find, self._stops) if index >= 0]
         if found:

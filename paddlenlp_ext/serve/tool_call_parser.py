@@ -4,9 +4,8 @@
     bare JSON  {"name": "add", "parameters": {"a": 1}}; ...                               the entire answer
 
 The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
-call on is held back until the answer ends, and is then parsed. The held text remains text if any part of it is not
-a complete tool call: other JSON, broken JSON, a tool that the request does not have, or a call cut off at the token
-limit.
+call on is held back until the answer ends, and is then parsed. If any call is invalid, all held text remains text.
+Invalid calls are other JSON, broken JSON, a tool that the request does not have, and a call cut off at the token limit.
 
 If a request forces a call, a grammar restricts the answer to calls whose arguments match the tools' schemas. The calls
 are bare JSON if the format is unknown.
@@ -158,7 +157,7 @@ def parser_class(template: str) -> type[ToolCallParser] | None:
 def tool_call_parser(
     template: ChatTemplate, names: Collection[str], max_calls: int | None, is_forced: bool = False
 ) -> ToolCallParser | None:
-    """Return a parser of the chat template's tool calls; None for an unknown format or a request without tools."""
+    """Return a parser of tool calls; None without tools, or for an unknown format unless a call is forced."""
     parser = _parser_class(template, is_forced) if names else None
     return None if parser is None else parser(names, max_calls)
 

@@ -4,7 +4,7 @@
     config.json                     config.json of the model, with the key `static_graph`
     generation_config.json, tokenizer, chat template, run_config.json
 
-The folder gets its final name after a check that the program computes the logits of the model.
+The folder gets its final name only if the logits of program and model agree (`LIMITS`).
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def export_model(
         The relative difference between the logits of program and model (see `compare`).
 
     Raises:
-        ValueError: a file of the tokenizer or config has the name of a file of the program, or the logits of the
-            program differ from the logits of the model.
+        ValueError: a file of the tokenizer or config has the name of a file of the program, or the logits of
+            program and model differ by more than `LIMITS`.
     """
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})

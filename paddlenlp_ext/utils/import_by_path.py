@@ -1,4 +1,4 @@
-"""Import a function or class of the user that a configuration key names: `module.name` or `folder/file.py:name`."""
+"""Import a user's function or class that a configuration key names, as `module.name` or `folder/file.py:name`."""
 
 from __future__ import annotations
 

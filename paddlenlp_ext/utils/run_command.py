@@ -93,7 +93,7 @@ def _open_standard_streams() -> None:
 
 
 def _output_has_no_reader() -> bool:
-    """Return whether the reader of standard output or standard error has closed the pipe."""
+    """Return whether the reader of standard output or standard error has closed the pipe; on Windows, assume so."""
     if sys.platform == "win32":  # no poll
         return True
     poll = select.poll()

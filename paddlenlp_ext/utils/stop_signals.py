@@ -177,7 +177,7 @@ def _write_line() -> None:
 
 
 def _exit_later(number: int, next_signal: socket.socket) -> None:
-    """End the process at the next signal, or after the time for `finally` blocks.
+    """End the process at the next signal, or after `_CLEANUP_SECONDS`.
 
     The kernel may deliver the next signal to a thread other than the main thread. A main thread that sleeps or waits
     for a lock then runs no handler.

@@ -23,7 +23,7 @@ SHAPE = (9, 50)
 
 @op_case("linear_cross_entropy")
 def run_linear_cross_entropy(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute the loss of hidden states with ignored labels, without and with a soft-cap."""
+    """Compute losses with some ignored labels, without and with a soft-cap."""
     labels = paddle.to_tensor([3, IGNORED_LABEL, 96, 0, 11, IGNORED_LABEL, 50])
     weight = inputs.trained(97, 32)
     return [linear_cross_entropy(inputs.trained(7, 32), weight, labels, softcap=cap)[0] for cap in (None, 5.0)]
