@@ -39,7 +39,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     check_links(path)
     config = read_json_object(path / "config.json")
     if not isinstance(config.get("model_type"), str):
-        raise ValueError(f'{path / "config.json"}: "model_type" is missing; add it, such as "model_type": "llama"')
+        raise ValueError(f'{path / "config.json"}: "model_type" is missing; copy config.json from the original model')
     check_config_values(config, str(path))
     return config
 
