@@ -19,6 +19,7 @@ from paddlenlp_ext.inference.chat_template import choose_template
 from paddlenlp_ext.inference.load_model import (
     context_length,
     find_model_and_adapter,
+    find_source,
     load_model,
     load_static,
     load_tokenizer,
@@ -38,6 +39,8 @@ def predict(arguments: PredictorArguments) -> None:
     if arguments.data_file is not None:
         check_output_file(arguments.output_file, arguments.data_file)
     base, adapter = find_model_and_adapter(arguments)
+    if arguments.mode == "dynamic":
+        arguments = arguments.fit_context(context_length(find_source(base, adapter)[0].config))
     questions = None if arguments.data_file is None else read_prompts(arguments.data_file)
     tokenizer = load_tokenizer(base, adapter)
     template = choose_template(arguments, [adapter, base], tokenizer)

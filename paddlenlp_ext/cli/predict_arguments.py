@@ -7,7 +7,7 @@ argument that is not implemented is accepted only with the value that has no eff
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +30,11 @@ _NGRAMS = "inference_with_reference"  # PaddleNLP's name for speculative decodin
 
 @dataclass(frozen=True, kw_only=True)
 class PredictorArguments(ModelArguments):
-    """Arguments of predictor.py; as in PaddleNLP, `max_length` counts new tokens only."""
+    """Arguments of predictor.py; as in PaddleNLP, `max_length` counts new tokens only.
+
+    Attributes:
+        unset_lengths: the fields among `src_length` and `max_length` that no argument set.
+    """
 
     prefix_path: str | None = option(
         None, help="adapter folder, same as --lora_path (PaddleNLP's key for prefix tuning)"
@@ -88,11 +92,27 @@ class PredictorArguments(ModelArguments):
         1, minimum=1, help="maximum number of draft tokens verified in one pass"
     )
     speculate_max_ngram_size: int = option(1, minimum=1, help="longest n-gram to look up")
+    unset_lengths: tuple[str, ...] = ()
 
     @property
     def adapter_path(self) -> str | None:
         """Folder of the adapter, from `lora_path` or `prefix_path`."""
         return self.lora_path or self.prefix_path
+
+    def fit_context(self, context: int | None) -> PredictorArguments:
+        """Return the arguments with lower defaults of `src_length` and `max_length` if they exceed a short context.
+
+        Args:
+            context: maximum number of tokens of prompt and answer; None: no limit.
+        """
+        if context is None or not self.unset_lengths or self.src_length + self.max_length <= context:
+            return self
+        written = {"src_length", "max_length"}.difference(self.unset_lengths)
+        share = (context - sum(getattr(self, name) for name in written)) // len(self.unset_lengths)
+        if share < 1:
+            return self
+        get_logger().info("%s %d, because the context has %d tokens", " and ".join(self.unset_lengths), share, context)
+        return replace(self, **dict.fromkeys(self.unset_lengths, share))
 
     def decoding_options(self) -> dict[str, Any]:
         """Return the arguments of `generate` that control decoding.
@@ -187,7 +207,8 @@ def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> PredictorArgumen
     for note in notes:
         get_logger().info("%s", note)
     require_single_process("prediction")
-    arguments = PredictorArguments(**values)
+    unset = tuple(name for name in ("src_length", "max_length") if name not in values)
+    arguments = PredictorArguments(**values, unset_lengths=unset)
     _check(arguments)
     return arguments
 

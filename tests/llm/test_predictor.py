@@ -362,6 +362,32 @@ def test_check_context_includes_rope_scaling(base, scaling, longest):
         predict.check_context(parse_arguments([*files, str(longest - 5)]), config)
 
 
+@pytest.mark.parametrize(
+    ("words", "context", "lengths"),
+    [
+        ([], 512, (256, 256)),
+        (["--max_length", "100"], 512, (412, 100)),
+        (["--src_length", "500"], 512, (500, 12)),
+        (["--src_length", "600"], 512, (600, 1024)),  # an error of check_context
+        (["--src_length", "1024", "--max_length", "1024"], 512, (1024, 1024)),
+        ([], 2048, (1024, 1024)),
+        ([], None, (1024, 1024)),
+    ],
+)
+def test_fit_context_lowers_only_defaults(words, context, lengths):
+    fitted = parse_arguments(["--model_name_or_path", "model", *words]).fit_context(context)
+    assert (fitted.src_length, fitted.max_length) == lengths
+
+
+def test_predictor_with_a_short_context_needs_no_lengths(base, monkeypatch, caplog):
+    monkeypatch.setattr(predict, "chat", lambda model, encode, decode, **options: chosen.append(options))
+    chosen: list[dict[str, int]] = []
+    with caplog.at_level("INFO"):
+        predict.predict(parse_arguments(["--model_name_or_path", str(base), "--decode_strategy", "greedy_search"]))
+    assert chosen[0]["max_new_tokens"] == 128
+    assert "src_length and max_length 128, because the context has 256 tokens" in caplog.text
+
+
 def test_predictor_command_mistake_exits_with_2():
     command = [sys.executable, str(SCRIPT), "--model_name_or_path", "m", "--topk", "5"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
