@@ -77,8 +77,7 @@ def prepared(
 
 def max_positions() -> int:
     """Return the maximum number of new positions of a C++ step, summed over the rows."""
-    # Up to 8 positions, one call is faster even where oneDNN's matmuls are faster than the small-batch kernels.
-    return max(8, library.small_batch_rows(in_bf16=True))
+    return library.small_batch_rows(in_bf16=True)
 
 
 def fits_cpp(cache: KeyValueCache | None, num_positions: int) -> TypeGuard[ReservingCache]:

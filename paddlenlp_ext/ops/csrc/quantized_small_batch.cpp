@@ -102,7 +102,7 @@ void aligned(const float* x, const QuantizedWeight& weight, float* y, i64 rows, 
         const char* const ahead = order.ahead(from);
         const float* scales = scales_of(weight, o * blocks, outputs * blocks);
         prefetch_scales(weight, (o + L2_LEAD / row_bytes) * blocks, outputs * blocks);
-        split_rows<outputs>(rows, [&](auto count, i64 row) {
+        split_rows<outputs, 16>(rows, [&](auto count, i64 row) {
             const float* operand = x + row * weight.in;
             float* to = y + row * weight.out + o;
             if (count <= 2 || blocks == 1)

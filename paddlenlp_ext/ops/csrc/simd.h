@@ -160,6 +160,38 @@ static inline f32x16 load_part(const bf16* from, i64 count) {
     return (f32x16)(widen(half) << 16);
 }
 
+// -- vectors of one register ------------------------------------------------------------------------------------------
+#if defined(__AVX512F__)
+typedef f32x16 Register;
+static inline Register load_register(const float* from) { return load(from); }
+static inline Register load_register(const bf16* from) { return load(from); }
+#else
+typedef float Register __attribute__((vector_size(32)));
+typedef uint32_t u32x8 __attribute__((vector_size(32)));
+typedef uint16_t u16x8 __attribute__((vector_size(16)));
+static inline Register load_register(const float* from) { return load_as<Register>(from); }
+static inline Register load_register(const bf16* from) {
+    return (Register)(__builtin_convertvector(load_as<u16x8>(from), u32x8) << 16);
+}
+template <int ROWS, int OUT>
+static inline void store_sums(const Register (&sums)[ROWS][OUT], float* y, i64 stride) {
+    for (int r = 0; r < ROWS; ++r)
+        for (int o = 0; o < OUT; ++o) {
+            const Register& sum = sums[r][o];
+            y[r * stride + o] = ((sum[0] + sum[4]) + (sum[2] + sum[6])) + ((sum[1] + sum[5]) + (sum[3] + sum[7]));
+        }
+}
+#endif
+constexpr i64 REGISTER_LANES = sizeof(Register) / sizeof(float);
+
+// Loads `count` < REGISTER_LANES values and fills the other lanes with zeros.
+template <class Value>
+static inline Register load_register_part(const Value* from, i64 count) {
+    Value values[REGISTER_LANES] = {};
+    std::memcpy(values, from, count * sizeof(Value));
+    return load_register(values);
+}
+
 // Calls run with a value of the type that `is_bf16` selects: bf16{} or 0.0f.
 template <class Run>
 static inline void with_dtype(bool is_bf16, Run&& run) {

@@ -9,12 +9,13 @@
 
 namespace plx {
 
-// Largest number of rows for which these products are at least as fast as oneDNN's: with float inputs, and with inputs
-// that oneDNN would round to bfloat16. Without AVX-512, the sums of a block do not fit into the registers.
+// MAX_ROWS: largest number of rows for which these products are at least as fast as oneDNN's, with float inputs, and
+// with inputs that oneDNN would round to bfloat16. MAX_SUMS: number of sums that fit into the 32 registers of AVX-512, or
+// into 16 registers.
 #if defined(__AVX512F__)
-constexpr i64 MAX_ROWS = 64, MAX_ROWS_IN_BF16 = 16;
+constexpr i64 MAX_ROWS = 64, MAX_ROWS_IN_BF16 = 16, MAX_SUMS = 16;
 #else
-constexpr i64 MAX_ROWS = 2, MAX_ROWS_IN_BF16 = 2;
+constexpr i64 MAX_ROWS = 8, MAX_ROWS_IN_BF16 = 8, MAX_SUMS = 8;
 #endif
 
 // y[r, o] = x[r] . weight[o] + bias[o] for ROWS rows of x and OUT rows of the weight. Each load of x is used for OUT
@@ -24,22 +25,22 @@ template <int ROWS, int OUT, class Value>
 __attribute__((noinline)) static void small_batch_gemm(const float* x, const Value* weight, const float* bias, float* y,
                                                        i64 in, i64 out, const char* ahead) {
     constexpr i64 LINE = CACHE_LINE / i64(sizeof(Value));  // values in a cache line
-    f32x16 sums[ROWS][OUT] = {};
+    Register sums[ROWS][OUT] = {};
     i64 i = 0;
     auto add = [&](i64 at, auto&& read) {
-        f32x16 w[OUT];
+        Register w[OUT];
         for (int o = 0; o < OUT; ++o) w[o] = read(weight + o * in + at);
         for (int r = 0; r < ROWS; ++r) {
-            const f32x16 value = in_register(read(x + r * in + at));
+            const Register value = in_register(read(x + r * in + at));
             for (int o = 0; o < OUT; ++o) sums[r][o] += w[o] * value;
         }
     };
     for (; i + LINE <= in; i += LINE) {
         for (int o = 0; o < OUT; ++o) prefetch_line(weight, ahead, (i / LINE * OUT + o) * CACHE_LINE);
-        for (i64 v = 0; v < LINE; v += LANES) add(i + v, [](auto* from) { return load(from); });
+        for (i64 v = 0; v < LINE; v += REGISTER_LANES) add(i + v, [](auto* from) { return load_register(from); });
     }
-    for (; i + LANES <= in; i += LANES) add(i, [](auto* from) { return load(from); });
-    if (i < in) add(i, [count = in - i](auto* from) { return load_part(from, count); });
+    for (; i + REGISTER_LANES <= in; i += REGISTER_LANES) add(i, [](auto* from) { return load_register(from); });
+    if (i < in) add(i, [count = in - i](auto* from) { return load_register_part(from, count); });
     store_sums(sums, y, out);
     if (bias == nullptr) return;
     for (int r = 0; r < ROWS; ++r)
@@ -47,12 +48,12 @@ __attribute__((noinline)) static void small_batch_gemm(const float* x, const Val
 }
 
 // Splits `rows` into blocks of 8, 4, 2 and 1 rows, and calls run(number of rows as a constant, first row) for each
-// block. A block has at most 16 sums for OUT outputs, which fit into the registers.
-template <int OUT, class Run>
+// block. A block has at most SUMS sums for OUT outputs.
+template <int OUT, int SUMS, class Run>
 static inline void split_rows(i64 rows, Run&& run) {
     i64 row = 0;
     auto part = [&](auto count) {
-        if constexpr (count * OUT <= 16)
+        if constexpr (count * OUT <= SUMS)
             for (; rows - row >= count; row += count) run(count, row);
     };
     part(std::integral_constant<int, 8>{});
@@ -77,7 +78,7 @@ static inline void small_batch_part(const float* x, const Value* weight, const f
     const ReadingOrder order{weight + end * in, next};
     auto block = [&](auto outputs, i64 o) {
         const float* own_bias = bias == nullptr ? nullptr : bias + o;
-        split_rows<outputs>(rows, [&](auto count, i64 row) {
+        split_rows<outputs, MAX_SUMS>(rows, [&](auto count, i64 row) {
             small_batch_gemm<count, outputs>(x + row * in, weight + o * in, own_bias, y + row * out + o, in, out,
                                              order.ahead(weight + o * in));
         });
