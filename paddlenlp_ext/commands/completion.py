@@ -20,7 +20,7 @@ _USAGE = """usage: pnx completion bash|zsh
 Print a script that completes commands, their options and file names.
 
   bash:  source <(pnx completion bash)     in ~/.bashrc
-  zsh:   source <(pnx completion zsh)      in ~/.zshrc, after compinit"""
+  zsh:   source <(pnx completion zsh)      in ~/.zshrc"""
 _SCRIPT = """_pnx() {{
     local current="${{COMP_WORDS[COMP_CWORD]}}" command="${{COMP_WORDS[1]}}" words=""
     case "$command ${{COMP_WORDS[2]}}" in
@@ -33,11 +33,14 @@ _SCRIPT = """_pnx() {{
     if [ "$COMP_CWORD" -eq 2 ]; then case "$command" in
 {groups}
         esac; fi
-    COMPREPLY=($(compgen -W "$words" -- "$current") $(compgen -f -- "$current"))
+    local newline=$'\\n' IFS=$'\\n'
+    COMPREPLY=($(compgen -W "${{words// /$newline}}" -- "$current") $(compgen -f -- "${{current//\\\\/}}"))
 }}
 complete -o filenames -F _pnx pnx
 """
-_ZSH = "autoload -Uz bashcompinit && bashcompinit\n"
+_ZSH = """(( $+functions[compdef] )) || { autoload -Uz compinit && compinit -i }
+autoload -Uz bashcompinit && bashcompinit
+"""
 
 
 def run(argv: Sequence[str]) -> None:
