@@ -47,6 +47,8 @@ def outcome(run: Run) -> tuple[str, str]:
     step, total, end = run.last_step, run.total_steps, run.end
     progress = f"step {step:,} of {total:,}"
     if end is not None and end["outcome"] != "completed":
+        if not run.total_steps:
+            return ERROR, "Failed before the first step"
         return (ERROR, f"Failed at {progress}") if end["outcome"] == "failed" else (WARNING, f"Stopped at {progress}")
     if end is not None:
         early = f"Ended early at {progress}, by early stopping or a callback"

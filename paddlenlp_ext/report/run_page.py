@@ -190,7 +190,8 @@ def commands(run: Run) -> list[tuple[str, str]]:
         repeat += ["--resume_from_checkpoint", "false"]
     listed.append(("Repeat it in a new folder", shlex.join(repeat)))
     if run.end is not None and run.end["outcome"] != "completed":
-        listed.append(("Continue it", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
+        if run.last_step:
+            listed.append(("Continue it", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
     elif kind != "reward":
         listed.append(("Talk to the model", f"pnx chat {folder}"))
     return [*listed, ("Refresh this page", f"pnx report {folder}")]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,10 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
 from paddlenlp_ext.peft.registry import peft_methods
+from paddlenlp_ext.report.run_folder import HISTORY_FILE
 from paddlenlp_ext.trainer.build_trainer import build_trainer
+from paddlenlp_ext.trainer.callbacks.history_file import write_early_failure
+from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run
 from paddlenlp_ext.trainer.hub import check_push, push_run
@@ -24,6 +28,7 @@ from paddlenlp_ext.trainer.load_data import Dataset, check_training_rows, datase
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
+from paddlenlp_ext.utils.storage_errors import StorageError
 
 logger = get_logger("paddlenlp_ext.trainer")
 
@@ -166,15 +171,32 @@ def run_training(
         if is_main_rank():
             check_output_dir(config)
             check_push(config.train)
-        data = load_data(config, train_rows, eval_rows)
-        check_training_rows(config, data)
-        trainer = build_trainer(config, data)
-        trainer.started = started
-        if config.data.audit:
-            if is_main_rank():
-                audit_run(config, data, train_rows, eval_rows)
-            trainer.process_group.barrier()
-        return train_and_evaluate(trainer, data.test_rows)
+        with _reported_failure(config):
+            data = load_data(config, train_rows, eval_rows)
+            check_training_rows(config, data)
+            trainer = build_trainer(config, data)
+            trainer.started = started
+            if config.data.audit:
+                if is_main_rank():
+                    audit_run(config, data, train_rows, eval_rows)
+                trainer.process_group.barrier()
+            return train_and_evaluate(trainer, data.test_rows)
+
+
+@contextmanager
+def _reported_failure(config: RunConfig) -> Iterator[None]:
+    """Write report.html if the run fails before its first step; the history of an earlier run is preserved."""
+    output_dir = Path(str(config.train.output_dir))
+    try:
+        yield
+    except Exception as error:
+        if config.train.do_train and is_main_rank() and not (output_dir / HISTORY_FILE).exists():
+            try:
+                write_early_failure(output_dir, config, error)
+                refresh_report(output_dir)
+            except StorageError as problem:
+                logger.warning("no report of the failure was written: %s", problem)
+        raise
 
 
 def train_and_evaluate(trainer: Trainer, test_rows: TokenizedDataset | None = None) -> FinetuneResult:

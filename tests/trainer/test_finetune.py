@@ -205,3 +205,22 @@ def test_auto_peft_model_without_a_named_base_says_what_to_do(run_folders: Path)
     file.write_text(json.dumps({**json.loads(file.read_text()), "base_model_name_or_path": None}))
     with pytest.raises(ValueError, match=r"does not name its base model; .*PeftModel.from_pretrained"):
         paddlenlp_ext.AutoPeftModelForCausalLM.from_pretrained(result.output_dir)
+
+
+def test_finetune_failing_before_the_first_step_leaves_a_report_and_can_start_again(run_folders: Path):
+    rows = run_folders / "data" / "train.json"
+    good = rows.read_text()
+    rows.write_text('{"src": 1}\n')
+    with pytest.raises(ValueError, match=r"train\.json:1"):
+        paddlenlp_ext.finetune(keys_of(run_folders))
+    page = (run_folders / "out" / "report.html").read_text()
+    assert "Failed before the first step: " in page and "train.json:1" in page and "lora_rank" in page
+    assert "resume_from_checkpoint true" not in page
+    rows.write_text(good)
+    paddlenlp_ext.finetune(keys_of(run_folders))
+    assert "Completed: 2 steps" in (run_folders / "out" / "report.html").read_text()
+    rows.write_text('{"src": 1}\n')
+    with pytest.raises(ValueError, match=r"train\.json:1"):
+        paddlenlp_ext.finetune(keys_of(run_folders, overwrite_output_dir=True))
+    page = (run_folders / "out" / "report.html").read_text()
+    assert "Completed: 2 steps" in page, "the report of the earlier run is preserved"

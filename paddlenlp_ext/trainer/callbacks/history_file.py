@@ -15,7 +15,7 @@ from paddlenlp_ext.trainer.callbacks.metrics_files import peak_memory_bytes
 from paddlenlp_ext.trainer.callbacks.run_facts import describe_run_start, peak_gpu_bytes
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped, describe_stop
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
-from paddlenlp_ext.utils.files import write_text
+from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 
@@ -94,6 +94,24 @@ class HistoryFile(Callback):
         if state.evaluation_due:
             kept = [line for line in kept if (line.get("event"), line["step"]) != ("evaluation", state.step)]
         write_text(self.path, "".join(map(_line, kept)))
+
+
+def write_early_failure(output_dir: Path, config: RunConfig, error: BaseException) -> None:
+    """Write run_config.json and history.jsonl of a run that failed before its first step, for its report.
+
+    Args:
+        output_dir: existing folder of the run.
+        config: configuration of the run.
+        error: the error that ended the run.
+
+    Raises:
+        StorageError: the disk is full or read-only, or a permission is missing.
+    """
+    begun = {"event": "start", **describe_run_start(config, None, 0, sys.orig_argv)}
+    write_json(output_dir / "run_config.json", config.to_flat_dict())
+    stamp = {"step": 0, "time": round(time.time(), 3)}
+    lines = ({**stamp, **begun}, {**stamp, "event": "end", **_outcome(error)})
+    write_text(output_dir / HISTORY_FILE, "".join(map(_line, lines)))
 
 
 def _outcome(error: BaseException | None) -> dict[str, str]:
