@@ -100,6 +100,7 @@ def _card(key: str, programs: dict[str, Keys], written: str) -> str:
         "read by": readers or "no program; the key is accepted for compatibility",
         "needs": _needed(entry.get("x-methods", ())),
         "checked with": ", ".join(entry.get("x-with", ())),
+        "no effect if": "; ".join(entry.get("x-no-effect-if", ())),
         "other names": ", ".join(aliases),
         "section": entry["x-section"],
     }

@@ -9,6 +9,7 @@ docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, 
 | `x-aliases` | other names of the key |
 | `x-methods` | switches of the adapter methods that have the key |
 | `x-with` | keys that share a rule with the key |
+| `x-no-effect-if` | conditions under which the key has no effect |
 | `x-idle` | true: the key has no effect in the program |
 | `x-toolkit` | true: a key of another toolkit |
 | `x-means` | value of a toolkit key, as text -> equal keys and values of this project |
@@ -28,6 +29,7 @@ from paddlenlp_ext.config.paddlenlp_keys import CompatKey
 from paddlenlp_ext.config.programs import Program
 from paddlenlp_ext.config.setting import SCHEMA_KEY
 from paddlenlp_ext.config.validation import keys_of_rules
+from paddlenlp_ext.config.validation.training import reasons_without_effect
 
 Schema = dict[str, Any]
 _TYPES = {bool: ("boolean", "integer"), int: ("integer",), float: ("number",), str: ("string",), dict: ("object",)}
@@ -48,6 +50,9 @@ def program_schema(program: Program, methods: Mapping[str, type]) -> Schema:
     for key, others in _keys_in_rules().items():
         if key in keys and (present := sorted(others & keys.keys())):
             keys[key]["x-with"] = present
+    for key, reasons in reasons_without_effect().items():
+        if key in keys and "x-idle" not in keys[key]:
+            keys[key]["x-no-effect-if"] = reasons
     in_files = {key: entry for key, entry in keys.items() if entry["x-section"] != "command"}
     aliases = {alias: key for alias, key in known.keys.items() if alias != key and key in in_files}
     references = {alias: {"$ref": f"#/properties/{key}"} for alias, key in aliases.items()}

@@ -27,6 +27,13 @@ def test_explain_of_a_toolkit_key_tells_what_to_set():
     assert 'true: weight_quantize_algo: "nf4"' in explain(["load_in_4bit"])
 
 
+def test_explain_states_when_a_key_has_no_effect_and_with_which_keys_it_is_checked():
+    assert "no effect if  push_to_hub is false" in explain(["hub_model_id"])
+    assert "eval_with_do_generation is false; top_k: 1 always takes" in explain(["temperature"])
+    assert "checked with  do_train" in explain(["push_to_hub"])
+    assert "no effect if" not in explain(["learning_rate"])
+
+
 def test_explain_fits_the_terminal_for_every_key():
     for key in [*read_keys("dpo"), *read_aliases("dpo")]:
         assert max(map(len, explain([key]).splitlines())) <= max(WIDTH, len(key) + 80), key

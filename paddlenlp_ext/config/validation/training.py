@@ -332,6 +332,15 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
 )
 
 
+def reasons_without_effect() -> dict[str, list[str]]:
+    """Return key -> reasons why it may have no effect, such as "push_to_hub is false"."""
+    found: dict[str, list[str]] = {}
+    for keys, _, _, reason in _IDLE:
+        for key in keys:
+            found.setdefault(key, []).append(reason)
+    return found
+
+
 @idle_rules()
 def _note_idle_keys(
     model: ModelConfig,
