@@ -57,9 +57,9 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    A layer is replaced with a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Only one
-    weight at a time, or the weight of one expert, is in memory in full precision. Layers of other pipeline stages are
-    not loaded.
+    A layer is replaced with a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Of the
+    weights that are quantized, only one at a time, or one expert at a time, is in memory in full precision. Layers of
+    other pipeline stages are not loaded.
 
     Args:
         model: model with the parameter names of the file.

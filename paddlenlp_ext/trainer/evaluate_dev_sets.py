@@ -67,7 +67,8 @@ class Evaluator:
     def test_metrics(self, rows: TokenizedDataset) -> dict[str, float]:
         """Return the metrics of test rows, such as test_loss.
 
-        With `eval_with_do_generation`, also write the generated answers to generated_output_test.json.
+        `eval_with_do_generation` adds metrics of generated answers. With `save_generation_output`, the answers are
+        written to generated_output_test.json.
         """
         metrics = self._metrics_of(TEST, rows)
         named = {f"{TEST}_{key.removeprefix('eval_')}": value for key, value in metrics.items()}

@@ -126,8 +126,8 @@ class _TaskTrainer:
         """Train, or resume from a checkpoint; with `push_to_hub`, then upload the model.
 
         Args:
-            resume_from_checkpoint: path of a checkpoint; True: the newest checkpoint in `output_dir`; None: as in
-                `run_keys`.
+            resume_from_checkpoint: path of a checkpoint; True: the newest checkpoint in `output_dir`; None:
+                `resume_from_checkpoint` of `args.run_keys`, by default a new run.
 
         Raises:
             ValueError: `train_dataset` is not set, or the output folder, checkpoint or configuration is invalid.

@@ -88,8 +88,8 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
-        ValueError: another process is writing `target`, another process runs in `target`, its parent or one of its
-            subfolders, or a parent is not a directory.
+        ValueError: another process writes `target`; a run of another process uses `target`, its parent or one of its
+            subfolders as output_dir; or a parent is not a directory.
     """
     target = Path(target)
     check_no_active_run(target)

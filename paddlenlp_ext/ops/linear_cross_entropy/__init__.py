@@ -56,7 +56,7 @@ def linear_cross_entropy(
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
 
     Returns:
-        The loss sum, an fp32 scalar (0 without targets), and the number of correct predictions.
+        The loss sum (an fp32 scalar, 0 without targets) and the number of correct predictions.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)
     return sum_of_losses(run, hidden_TD, weight_VD, labels_T, chunk, updates)

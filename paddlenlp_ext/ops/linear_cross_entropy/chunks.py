@@ -57,7 +57,7 @@ def sum_of_losses(
     chunk: int | None,
     updates: Updates = (),
 ) -> tuple[paddle.Tensor, int]:
-    """Return the summed loss of the target positions, an fp32 scalar, and the number of correct predictions."""
+    """Return the summed loss of the target positions (an fp32 scalar) and the number of correct predictions."""
     positions_R = _target_positions(labels_T)
     if positions_R.shape[0] == 0:
         return _zero((hidden_TD, weight_VD), *updates), 0

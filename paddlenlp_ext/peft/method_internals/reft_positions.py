@@ -111,7 +111,7 @@ def cached_documents(
         key_starts: column of the first token of each row.
         num_seen: number of columns in the cache before the forward pass.
         num_new: number of columns that the forward pass computes.
-        prompt_ends: column at which the prompt of each row ends.
+        prompt_ends: first column after the prompt of each row.
     """
     return [
         Document(
