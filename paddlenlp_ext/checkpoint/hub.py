@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 _HUB_ID = re.compile(r"([a-z]+:)?[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
+def resolve_model(name_or_path: str | os.PathLike[str], weights: bool = True) -> Path:
     """Return the local path of a model, which is unpacked or downloaded if necessary.
 
     The name is resolved, in this order, as a folder, a .gguf file, a built-in model or a hub id.
@@ -22,6 +22,7 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
         name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B` (of the hub
             that the environment variable DOWNLOAD_SOURCE names, by default Hugging Face) or
             `modelscope:Qwen/Qwen3-0.6B`.
+        weights: whether the weights of a hub's model are downloaded; if false, the folder may lack them.
 
     Returns:
         The path of a Hugging Face folder or of a .gguf file.
@@ -39,7 +40,7 @@ def resolve_model(name_or_path: str | os.PathLike[str]) -> Path:
     if name in BUILTIN_MODELS:
         return unpack_builtin(name)
     if _HUB_ID.fullmatch(name) and path.suffix != ".gguf":
-        return download_model(name, hint=_builtin_hint(name))
+        return download_model(name, _builtin_hint(name), weights)
     known = ", ".join(BUILTIN_MODELS)
     raise ValueError(
         f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is neither a folder, a .gguf file, a built-in name "

@@ -20,8 +20,9 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 SOURCE_VARIABLE = "DOWNLOAD_SOURCE"
 _DUPLICATES = ["*/*", "consolidated*"]  # copies of the weights in other layouts
-_FILES = ["*.json", "*.safetensors", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
-_PATTERNS = {"allow_patterns": _FILES, "ignore_patterns": _DUPLICATES}  # excludes pickles
+_WEIGHTS = "*.safetensors"  # excludes pickles
+_SMALL_FILES = ["*.json", "*.model", "*.tiktoken", "*.jinja", "tokenizer*", "merges.txt", "vocab.*"]
+_Snapshot = tuple[Callable[..., Any], tuple[type[Exception], ...]]
 
 
 @dataclass(frozen=True)
@@ -31,33 +32,31 @@ class ModelHub:
     Attributes:
         title: name for messages.
         snapshot: function that imports the hub's package. The argument is a model name for error messages. The results
-            are a function from a hub id to the folder with the downloaded model, and the package's exceptions.
+            are a function from a hub id and the patterns of file names (`allow_patterns`, `ignore_patterns`) to the
+            folder with the downloaded files, and the package's exceptions.
     """
 
     title: str
-    snapshot: Callable[[str], tuple[Callable[[str], Any], tuple[type[Exception], ...]]]
+    snapshot: Callable[[str], _Snapshot]
 
 
-def _huggingface(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+def _huggingface(name: str) -> _Snapshot:
     import huggingface_hub
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
-    return lambda hub_id: huggingface_hub.snapshot_download(hub_id, **_PATTERNS), (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-    )
+    return huggingface_hub.snapshot_download, (HfHubHTTPError, LocalEntryNotFoundError)
 
 
-def _modelscope(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+def _modelscope(name: str) -> _Snapshot:
     package = import_extra("modelscope", "modelscope", name)
     errors = import_extra("modelscope_hub.errors", "modelscope", name)
-    return lambda hub_id: package.snapshot_download(hub_id, **_PATTERNS), (errors.HubError,)
+    return package.snapshot_download, (errors.HubError,)
 
 
-def _aistudio(name: str) -> tuple[Callable[[str], Any], tuple[type[Exception], ...]]:
+def _aistudio(name: str) -> _Snapshot:
     package = import_extra("aistudio_sdk.snapshot_download", "aistudio", name)
     errors = import_extra("aistudio_sdk.errors", "aistudio", name)
-    return lambda hub_id: package.snapshot_download(repo_id=hub_id, **_PATTERNS), (
+    return lambda hub_id, **patterns: package.snapshot_download(repo_id=hub_id, **patterns), (
         errors.InvalidParameter,
         errors.NotExistError,
         errors.FileIntegrityError,
@@ -73,28 +72,37 @@ MODEL_HUBS = {
 """Prefix of a hub id, and value of DOWNLOAD_SOURCE -> hub."""
 
 
-def download_model(name: str, hint: str = "") -> Path:
+def download_model(name: str, hint: str = "", weights: bool = True) -> Path:
     """Return the cached folder of a hub's model; download missing files, except pickles and files that are not read.
 
     Args:
         name: `organisation/name`, or `hub:organisation/name` with a key of `MODEL_HUBS`.
         hint: end of the error message after a failed download.
+        weights: whether the weights are downloaded too; otherwise only configuration, tokenizer and chat template are.
 
     Raises:
-        ValueError: the hub is unknown, its package is not installed, or the download failed.
+        ValueError: the hub is unknown, its package is not installed, the download failed, or the model has no weights
+            in safetensors.
     """
     prefix, _, hub_id = name.rpartition(":")
     hub = (
         _hub(prefix, f"{name!r}") if prefix else _hub(os.environ.get(SOURCE_VARIABLE) or "huggingface", SOURCE_VARIABLE)
     )
     snapshot, errors = hub.snapshot(name)
+    patterns = [*_SMALL_FILES, _WEIGHTS] if weights else _SMALL_FILES
     try:
-        return Path(snapshot(hub_id))
+        folder = Path(snapshot(hub_id, allow_patterns=patterns, ignore_patterns=_DUPLICATES))
     except (*errors, OSError) as error:
         raise ValueError(
             f"{name!r} is not a folder, and it could not be fetched from {hub.title} ({_first_line(error)}); "
             f"without a network, use the path of the model's folder{hint}"
         ) from error
+    if weights and not any(folder.glob(_WEIGHTS)):
+        raise ValueError(
+            f"{name!r}: no {_WEIGHTS} in {folder}, the copy of the model from {hub.title}; connect to the network if "
+            "the weights were not downloaded before, or use a model with safetensors"
+        )
+    return folder
 
 
 def _hub(key: str, where: str) -> ModelHub:

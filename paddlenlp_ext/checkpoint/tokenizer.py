@@ -21,7 +21,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     """Load the tokenizer of a model.
 
     Args:
-        name_or_path: any name that `resolve_model` accepts.
+        name_or_path: any name that `resolve_model` accepts; the weights of a hub's model are not downloaded.
 
     Returns:
         A transformers tokenizer, with the chat template of the model if there is one. A tokenizer without a padding
@@ -31,7 +31,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     Raises:
         ValueError: the model does not exist, has no tokenizer files, or transformers cannot read them.
     """
-    path = resolve_model(name_or_path)
+    path = resolve_model(name_or_path, weights=False)
     tokenizer = _from_gguf(path) if path.is_file() else _from_folder(path)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token

@@ -1,9 +1,9 @@
 """Source of a model: the files with config, weights and tokenizer, which are located once per run.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
-|  resolve (unpacks or downloads at most once)
+|  resolve (unpacks a built-in model; downloads a hub's model without its weights)
 v
-path ---> config, stored quantization, weights
+path ---> config, stored quantization, weights (downloaded when they are opened)
 tokenizer_path ---> tokenizer
 """
 
@@ -71,9 +71,9 @@ class ModelSource:
         Raises:
             ValueError: the model does not exist; the message names the places that were searched.
         """
-        name, path = os.fspath(name_or_path), resolve_model(name_or_path)
+        name, path = os.fspath(name_or_path), resolve_model(name_or_path, weights=False)
         has_own_tokenizer = tokenizer is None or os.fspath(tokenizer) == name
-        return cls(name, path, path if has_own_tokenizer else resolve_model(tokenizer), quantization)
+        return cls(name, path, path if has_own_tokenizer else resolve_model(tokenizer, weights=False), quantization)
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelSource:
@@ -128,11 +128,15 @@ class ModelSource:
     def open_weights(self) -> WeightSource:
         """Open the stored tensors under the decoder's parameter names, with embeddings resized to `vocab_size`.
 
+        The weights of a hub's model are downloaded first.
+
         Raises:
-            ValueError: see `DecoderConfig.from_files`; or `path` has no readable weights, or the config is not
-                supported.
+            ValueError: see `DecoderConfig.from_files`; or `path` has no readable weights, the config is not supported,
+                the download failed, or the hub's model changed after its config was read.
         """
         config = DecoderConfig.from_dict(self.config, self.name)
+        if resolve_model(self.name) != self.path:
+            raise ValueError(f"{self.name}: its files on the hub changed after the configuration was read; start again")
         weights = config.from_files(open_weights(self.path))
         weights = with_vocab_size(weights, self.config_overrides.get("vocab_size"))
         if self.score_seed is None:

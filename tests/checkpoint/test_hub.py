@@ -19,7 +19,9 @@ from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS, BuiltinModel
 from paddlenlp_ext.checkpoint.config_json import read_generation_config, read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
-from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
+from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer, load_tokenizer
+from paddlenlp_ext.models.model_source import ModelSource
+from tests.common.hub import snapshot_download_of
 
 
 def test_resolve_model_returns_folder_and_gguf_file(tmp_path):
@@ -49,6 +51,7 @@ def test_resolve_model_hub_id_downloads_no_pickles(monkeypatch, tmp_path):
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    (tmp_path / "model.safetensors").touch()
     assert resolve_model("Qwen/Qwen3-0.6B") == tmp_path
     assert asked["hub_id"] == "Qwen/Qwen3-0.6B"
     assert "*.safetensors" in asked["allow_patterns"] and not any("bin" in p for p in asked["allow_patterns"])
@@ -61,6 +64,40 @@ def test_resolve_model_without_network_gives_remedy(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(ValueError, match=r"could not be fetched .*no connection.*or 'smollm2-135m-instruct'"):
         resolve_model("HuggingFaceTB/SmolLM2-135M-Instruct")
+
+
+@pytest.fixture
+def cached(monkeypatch, run_folders):
+    """Put a model on the stand-in of the Hugging Face hub; return the folder to which its files are downloaded."""
+    download = snapshot_download_of(run_folders / "model", run_folders / "cached")
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    return run_folders / "cached"
+
+
+@pytest.mark.parametrize("load", [load_tokenizer, AutoTokenizer.from_pretrained])
+def test_load_tokenizer_of_a_hub_id_downloads_no_weights(cached, load):
+    assert len(load("team/model")) > 0
+    assert (cached / "config.json").exists() and not list(cached.glob("*.safetensors"))
+
+
+def test_model_source_of_a_hub_id_downloads_weights_when_they_are_opened(cached):
+    source = ModelSource.resolve("team/model")
+    assert source.config["model_type"] and not list(cached.glob("*.safetensors"))
+    assert source.open_weights().names()
+
+
+def test_model_source_of_a_hub_id_that_changed_before_its_weights_were_read_raises(cached, monkeypatch):
+    source = ModelSource.resolve("team/model")
+    download = snapshot_download_of(cached.with_name("model"), cached.with_name("next_commit"))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    with pytest.raises(ValueError, match=r"team/model: its files on the hub changed .* start again"):
+        source.open_weights()
+
+
+def test_resolve_model_hub_id_without_safetensors_raises(cached):
+    (cached.with_name("model") / "model.safetensors").rename(cached.with_name("pytorch_model.bin"))
+    with pytest.raises(ValueError, match=r"'team/model': no \*\.safetensors in .*cached, .* the Hugging Face hub"):
+        resolve_model("team/model")
 
 
 class HubError(Exception):
@@ -76,6 +113,7 @@ def hub_packages(monkeypatch, tmp_path):
         asked.append((model_id, repo_id, "*.safetensors" in allow_patterns, "*/*" in ignore_patterns))
         if "no/net" in (model_id, repo_id):
             raise HubError("no connection\nand more")
+        (tmp_path / "model.safetensors").touch()
         return str(tmp_path)
 
     package = SimpleNamespace(snapshot_download=snapshot_download)
@@ -93,6 +131,12 @@ def test_resolve_model_prefix_and_download_source_select_the_hub(hub_packages, m
     assert resolve_model("modelscope:Qwen/Qwen3-0.6B") == tmp_path
     expected = [(None, "PaddlePaddle/ERNIE-4.5-0.3B-PT", True, True), ("Qwen/Qwen3-0.6B", None, True, True)]
     assert hub_packages == expected
+
+
+@pytest.mark.parametrize("hub", ["modelscope", "aistudio"])
+def test_resolve_model_without_weights_asks_other_hubs_for_no_weights(hub_packages, hub):
+    resolve_model(f"{hub}:team/model", weights=False)
+    assert [asked[2:] for asked in hub_packages] == [(False, True)]
 
 
 @pytest.mark.parametrize(("hub", "title"), [("modelscope", "ModelScope"), ("aistudio", "AI Studio")])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from paddlenlp_ext.checkpoint.hub_upload import UploadError
 from paddlenlp_ext.cli import run_finetune as module
-from paddlenlp_ext.cli.run_finetune import run_program
+from paddlenlp_ext.cli.run_finetune import run_finetune, run_program
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.peft.methods.lora import LoraConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixConfig
+from tests.common.hub import snapshot_download_of
 
 TRAINED = RunConfig(train=TrainConfig(output_dir="out", do_train=True))
 
@@ -54,3 +56,17 @@ def test_run_program_after_a_failed_upload_prints_the_commands_and_raises(monkey
     with pytest.raises(UploadError, match="push_to_hub: the upload failed"):
         run_program(TRAINED)
     assert capsys.readouterr().out.startswith("Results: out\nNext:\n  pnx chat out\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"), [("dry_run", "optimizer steps"), ("preview_data", "legend: "), ("audit_only", "")]
+)
+def test_run_finetune_that_reads_no_weights_downloads_none(command, printed, run_folders: Path, monkeypatch, capsys):
+    cached = run_folders / "cached"
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download_of(run_folders / "model", cached))
+    keys = {"dataset_name_or_path": "data", "data_cache_dir": "cache", "output_dir": "out"}
+    paths = [word for key, name in keys.items() for word in (f"--{key}", str(run_folders / name))]
+    options = ["--do_train", "true", "--device", "cpu", "--chat_template", "none", f"--{command}", "1"]
+    run_finetune(["--model_name_or_path", "team/model", *paths, *options])
+    assert printed in capsys.readouterr().out
+    assert (cached / "tokenizer_config.json").exists() and not list(cached.glob("*.safetensors"))

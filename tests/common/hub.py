@@ -1,7 +1,9 @@
-"""Stand-in for the Hugging Face hub, which records uploads."""
+"""Stand-ins for the Hugging Face hub: uploads are recorded, and downloads copy files."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,3 +46,16 @@ class FakeHub:
         names = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
         names = list(filter_repo_objects(names, allow_patterns=allow_patterns))
         self.files[repo_id] = {name: (folder / name).read_bytes() for name in names}
+
+
+def snapshot_download_of(model: Path, cache: Path) -> Callable[..., str]:
+    """Return a `snapshot_download` that copies the requested files of a model to the folder `cache`."""
+
+    def snapshot_download(repo_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+        cache.mkdir(exist_ok=True)
+        names = [path.relative_to(model).as_posix() for path in model.rglob("*") if path.is_file()]
+        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+            shutil.copy(model / name, cache / name)
+        return str(cache)
+
+    return snapshot_download
