@@ -300,7 +300,8 @@ class DecoderConfig:
         """Convert checkpoint tensors to the names and shapes of decoder parameters.
 
         Raises:
-            ValueError: see `SplitWeights` and `StackedExperts`.
+            ValueError: a fused layer has the wrong number of rows, a tensor of an expert is missing, or only some
+                experts of a layer are quantized.
         """
         return self.file_layout.open(split_fused(source, self.fused_layers))
 

@@ -4,8 +4,9 @@
 
 f and P are means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961,
 equations 4 to 6). As in transformers, choices and probabilities come from the softmax of the logits. f has no gradient.
-The gradient of the loss with respect to P is therefore known after the forward pass. The backward pass adds this
-gradient to the gradient of the router logits. The loss is attached to the hidden states at the end of the decoder:
+The gradient of the loss with respect to P is therefore known after the forward pass. The backward pass multiplies it by
+the Jacobian of the softmax, and adds the product to the gradient of the router logits. The loss is attached to the
+hidden states at the end of the decoder:
 
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers

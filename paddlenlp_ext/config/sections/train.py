@@ -26,7 +26,7 @@ class TrainConfig(OptionGroup):
     ignore_data_skip: bool = option(False, help="on resume, start the epoch again from its first row")
     do_train: bool = option(False, help="train the model")
     do_eval: bool = option(False, help="evaluate on the eval rows (dev.json)")
-    do_predict: bool = option(False, help="after training, evaluate on the test rows (test.json)")
+    do_predict: bool = option(False, help="at the end of the run, evaluate on the test rows (test.json)")
     per_device_train_batch_size: int = option(8, minimum=1, help="rows (or packs) per micro-batch")
     per_device_eval_batch_size: int = option(8, minimum=1, help="rows per batch in evaluation")
     gradient_accumulation_steps: int = option(1, minimum=1, help="micro-batches per optimizer step and replica")

@@ -275,7 +275,7 @@ def _has_no_splits(path: Path) -> bool:
 
 
 def _find_folder(dataset_name_or_path: str) -> Path:
-    """Return the path of the directory of a dataset, which may not exist.
+    """Return the path of a dataset: a file, or a directory. The path may not exist.
 
     If there is no directory `AdvertiseGen`, the download directory of PaddleNLP is searched for the dataset:
     `$PPNLP_HOME/datasets`, by default `~/.paddlenlp/datasets`.

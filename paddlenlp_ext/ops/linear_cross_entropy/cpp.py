@@ -21,9 +21,10 @@ def cross_entropy_cpp(
     softcap: float | None = None,
     bf16_gradient: bool = False,
 ) -> tuple[paddle.Tensor, int]:
-    """Compute losses and gradient in C++ (csrc/cross_entropy.cpp).
+    """Return losses [R] and the number of correct predictions, computed in C++ (csrc/cross_entropy.cpp).
 
-    With `bf16_gradient` the gradient is bfloat16 and fills the first half of each row's memory.
+    `with_gradient` overwrites the logits with their gradient. With `bf16_gradient`, the gradient is bfloat16 and fills
+    the first half of the memory of each row of the logits.
     """
     (num_rows, num_columns), targets_R = logits_RV.shape, targets_R.astype("int64")
     lowest, highest = int(targets_R.min()), int(targets_R.max())
