@@ -28,7 +28,7 @@ class DataConfig(OptionGroup):
         None, help='columns to rename to fields of a row format, such as {"question": "src", "answer": "tgt"}'
     )
     dataset_num_proc: int | None = option(
-        None, minimum=1, help="number of processes that tokenize a dataset; unset: one per processor"
+        None, minimum=1, help="on Linux: number of processes that tokenize a dataset; unset: up to one per processor"
     )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
@@ -48,7 +48,8 @@ class DataConfig(OptionGroup):
         "right",
         choices=("right", "left", "drop", "error"),
         aliases=("truncation_side",),
-        help="treatment of rows longer than max_length: truncate right or left, drop the row, or stop with an error",
+        help="treatment of rows longer than max_length and of prompts longer than src_length: truncate right or left, "
+        "drop the row, or stop with an error",
     )
     bad_rows: str = option(
         "error",
@@ -76,7 +77,7 @@ class DataConfig(OptionGroup):
     pad_to_multiple_of: int | None = option(
         None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"
     )
-    pad_to_max_length: bool = option(False, help="pad every row to max_length")
+    pad_to_max_length: bool = option(False, help="pad every row (or pack) to max_length")
     lazy: bool = option(False, help="stream rows: read and tokenize rows during training, in constant memory")
     shuffle_buffer_size: int = option(
         8192, minimum=1, help="with lazy: number of consecutive rows that are shuffled and packed together"

@@ -50,7 +50,7 @@ class ModelConfig(OptionGroup):
     add_special_tokens: tuple[str, ...] | None = option(
         None, help="special tokens to add, such as chat markers; decoded answers omit special tokens"
     )
-    resize_vocab: bool = option(False, help="resize embedding and lm_head to the size of the tokenizer's vocabulary")
+    resize_vocab: bool = option(False, help="extend embedding and lm_head to all tokens of the tokenizer")
     resize_to_multiple_of: int | None = option(
         None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this value"
     )

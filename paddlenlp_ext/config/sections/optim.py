@@ -36,8 +36,16 @@ class OptimConfig(OptionGroup):
     )
     warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; a value above 0 overrides warmup_ratio")
     warmup_ratio: float = option(0.0, minimum=0, maximum=1, help="fraction of total steps used for warmup")
-    min_learning_rate: float = option(0.0, minimum=0, help="learning rate at the end of the decay")
-    decay_steps: int = option(0, minimum=0, help="step at which the decay ends; 0: the last step")
+    min_learning_rate: float = option(
+        0.0,
+        minimum=0,
+        help="learning rate at the end of the decay; inverse_sqrt approaches it, and constant schedules do not use it",
+    )
+    decay_steps: int = option(
+        0,
+        minimum=0,
+        help="step at which the decay ends; 0: the last step; constant schedules and inverse_sqrt do not use it",
+    )
     num_cycles: float | None = option(
         None,
         above=0,
@@ -56,8 +64,8 @@ class OptimConfig(OptionGroup):
         "adamw",
         choices=("adamw", "adamw_mini", "adamw_8bit", "muon", "adafactor", "adamw_custom", "adamw_16bit_moment"),
         synonyms=OPTIMIZERS,
-        help="optimizer; adamw_mini stores one second moment per row, adamw_8bit stores both moments in 8 bits, "
-        "muon stores one moment per weight of a matrix",
+        help="optimizer; adamw_mini stores one second moment per row or head, adamw_8bit stores both moments in 8 "
+        "bits, muon stores one moment per weight of a matrix",
     )
     muon_momentum: float = option(0.95, minimum=0, below=1, help="with muon: decay rate of the momentum")
     muon_scale: str = option(

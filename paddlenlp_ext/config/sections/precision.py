@@ -16,7 +16,11 @@ class PrecisionConfig(OptionGroup):
 
     device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one")
     bf16: bool = option(False, help="compute in bfloat16")
-    fp16: bool = option(False, help="compute in float16, with dynamic loss scaling (GPUs only; not yet run on a GPU)")
+    fp16: bool = option(
+        False,
+        help="on a GPU, compute in float16 with dynamic loss scaling (not yet run on a GPU); on a CPU, compute in "
+        "bfloat16, or in float32 if the processor has no bfloat16 arithmetic",
+    )
     fp16_opt_level: str = option(
         "O1",
         choices=("O0", "O1", "O2"),

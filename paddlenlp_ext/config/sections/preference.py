@@ -51,7 +51,9 @@ class PreferenceConfig(OptionGroup):
     )
     reference_free: bool = option(False, help="train without a reference model, as simpo and orpo do")
     ref_model_update_steps: int = option(
-        -1, minimum=-1, help="copy the trained weights to the reference model after this many steps; -1: never"
+        -1,
+        minimum=-1,
+        help="number of steps between copies of the trained weights to the reference model; -1 or 0: no copies",
     )
     share_prompt: bool = option(
         True, help="compute the prompt of a pair once for both answers; false: once for each answer"

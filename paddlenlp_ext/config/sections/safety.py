@@ -22,7 +22,7 @@ class SafetyConfig(OptionGroup):
         choices=NAN_POLICIES,
         synonyms={"error": "raise"},
         help="NaN or infinity in loss or gradients: raise an error, skip the step, or go back to the last good "
-        "checkpoint and skip the rows of the step (rollback)",
+        "checkpoint and skip the rows of the unstable steps (rollback)",
     )
     max_nan_steps: int = option(
         10,
