@@ -13,6 +13,7 @@ Unknown fields are ignored and logged.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -291,7 +292,8 @@ def markdown_table() -> str:
         "a list gives the weight of each turn, 1 or 0; for other values, see the next row",
     )
     for refusal in REFUSALS:
-        condition = "set and not true" if refusal is RATINGS else "set"
+        accepted = (json.dumps(value) for value in refusal.accepted if value not in NOTHING)
+        condition = " and not ".join(["set", *accepted])
         place = _ANYWHERE if refusal not in MISPLACED else "place where the format does not read the field"
         add(refusal.names, place, f"invalid if {condition}; remedy: {refusal.remedy}")
     add(TEXTS, "row in a format that does not read the field", "invalid if set; remedy: remove the field")
