@@ -85,7 +85,7 @@ class PreferenceDataConfig(DataConfig):
     """`config.data` of a preference run: files with rows of preference data."""
 
     train_dataset_path: str | None = option(
-        None, help="file or folder with training rows, used instead of dataset_name_or_path"
+        None, help="file or folder with training rows; set either this key or dataset_name_or_path"
     )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
