@@ -7,7 +7,8 @@ from pathlib import Path
 
 _TEMPLATES = "additional_chat_templates"
 _READ_OR_COPIED = (
-    *("*.json", "*.safetensors", "*.model", "*.jinja", "tokenizer*", "vocab*", "chat_template*", "merges.txt"),
+    *("*.json", "*.safetensors", "*.npy", "*.bin", "*.pdparams"),
+    *("*.model", "*.jinja", "tokenizer*", "vocab*", "chat_template*", "merges.txt"),
     _TEMPLATES,
 )
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,11 +14,12 @@ from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.peft.formats.adapter_config import find_config
 
-READERS = {
+READERS: dict[str, Callable[[Path], object]] = {
     "model.safetensors": open_weights,
     "config.json": read_model_config,
     "tokenizer.json": load_tokenizer,
     "adapter_config.json": find_config,
+    **dict.fromkeys(("pre_caches.npy", "adapter_model.bin", "adapter_model.pdparams"), check_links),
 }
 
 
