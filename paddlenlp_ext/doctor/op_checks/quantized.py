@@ -7,6 +7,7 @@ import paddle
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
 from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.int8_linear import int8_input_gradient_op, int8_linear
 from paddlenlp_ext.ops.quantized_grouped_linear import quantized_grouped_input_gradient_op, quantized_grouped_linear
 from paddlenlp_ext.ops.quantized_linear import quantized_input_gradient_op, quantized_linear
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight, stack_weights
@@ -58,6 +59,19 @@ def run_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
     """Compute the input gradient of linear layers with quantized weights."""
     gradient = inputs.frozen(21, OUTPUTS)
     return [quantized_input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
+
+
+@op_case("int8 linear")
+def run_int8_linear(inputs: Inputs) -> list[paddle.Tensor]:
+    """Call the linear layer in 8-bit integers with weights of each width."""
+    return [int8_linear(inputs.trained(21, WIDTH), _weight(inputs, each)) for each in (NF4, *INTEGER)]
+
+
+@op_case("int8 linear's gradient")
+def run_int8_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
+    """Compute the input gradient of the linear layer in 8-bit integers."""
+    gradient = inputs.frozen(21, OUTPUTS)
+    return [int8_input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
 
 
 @op_case("quantized grouped linear")

@@ -331,6 +331,26 @@ Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weigh
 Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
                                        bool accumulate, bool is_bf16);
 
+// -- linear in 8-bit integers: rows of x, of the gradient and of the weight are rounded, with one scale per row
+// --------
+
+// Sets `result` to 1 if the processor has instructions for 8-bit products (VNNI), and to 0 otherwise.
+Status has_int8_products(i64* result);
+
+// Rounds x [rows, width] to `values` [rows, padded width] times `scales` [rows]. The padded width is a multiple of 4.
+// `offsets` [rows] are 128 times the sums of the values. The scale of a row with NaN or infinity is NaN. `is_bf16`
+// refers to x.
+Status int8_round_rows(const void* x, i64 rows, i64 width, int8_t* values, float* scales, int32_t* offsets,
+                       bool is_bf16);
+
+// y [rows, out] = x W^T + bias for x in the format of int8_round_rows. The bias may be null.
+Status int8_linear_forward(const int8_t* values, const float* scales, const int32_t* offsets,
+                           const QuantizedWeight* weight, const float* bias, float* y, i64 rows);
+
+// `is_bf16` refers to the gradient.
+Status int8_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
+                                  bool is_bf16);
+
 // -- cross entropy ----------------------------------------------------------------------------------------------------
 
 // losses [rows] = logsumexp(logits) - logits[target]; num_correct = number of rows whose largest logit, the first if

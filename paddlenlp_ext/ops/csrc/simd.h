@@ -110,6 +110,8 @@ typedef int8_t i8x16 __attribute__((vector_size(16)));
 static inline u32x16 widen(u16x16 value) { return (u32x16)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)value); }
 static inline u32x16 widen(u8x16 value) { return (u32x16)_mm512_maskz_cvtepu8_epi32(0xffff, (__m128i)value); }
 static inline i32x16 widen(i8x16 value) { return (i32x16)_mm512_maskz_cvtepi8_epi32(0xffff, (__m128i)value); }
+// Returns the lowest bytes of integers from -128 to 127.
+static inline i8x16 narrow_to_int8(i32x16 value) { return (i8x16)_mm512_maskz_cvtepi32_epi8(0xffff, (__m512i)value); }
 // Returns 16 bytes as four words, repeated four times.
 static inline u32x16 load_four_times(const uint8_t* from) {
     return (u32x16)_mm512_maskz_broadcast_i32x4(0xffff, _mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
@@ -123,6 +125,7 @@ static inline u32x16 load_four_times(const uint8_t* from) {
 static inline u32x16 widen(u16x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline u32x16 widen(u8x16 value) { return __builtin_convertvector(value, u32x16); }
 static inline i32x16 widen(i8x16 value) { return __builtin_convertvector(value, i32x16); }
+static inline i8x16 narrow_to_int8(i32x16 value) { return __builtin_convertvector(value, i8x16); }
 #endif
 
 // -- bfloat16 ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,117 @@
+// Products of 8-bit integers with 32-bit sums: rows of int8 values times a panel of a weight.
+//
+// The instructions of VNNI multiply unsigned by signed bytes. A panel therefore stores weight + 128, and each sum
+// starts at -128 times the sum of the row, so that the result is exact.
+#pragma once
+
+#include "simd.h"
+
+#if defined(__AVXVNNI__)
+#include <immintrin.h>
+#endif
+
+namespace plx {
+namespace int8 {
+
+// Sums: a register of sums. ROWS x VECTORS sums, VECTORS registers of the panel and a broadcast value fit into the 32
+// registers of AVX-512, or into 16 registers.
+#if defined(__AVX512VNNI__)
+typedef i32x16 Sums;
+constexpr int ROWS = 6, VECTORS = 4;
+constexpr bool HAS_INSTRUCTIONS = true;
+static inline Sums add_products(Sums sums, Sums weights, Sums values) {
+    return (Sums)_mm512_dpbusd_epi32((__m512i)sums, (__m512i)weights, (__m512i)values);
+}
+#else
+typedef int32_t Sums __attribute__((vector_size(32)));
+constexpr int ROWS = 6, VECTORS = 2;
+#if defined(__AVXVNNI__)
+constexpr bool HAS_INSTRUCTIONS = true;
+static inline Sums add_products(Sums sums, Sums weights, Sums values) {
+    return (Sums)_mm256_dpbusd_avx_epi32((__m256i)sums, (__m256i)weights, (__m256i)values);
+}
+#else
+constexpr bool HAS_INSTRUCTIONS = false;
+static inline Sums add_products(Sums sums, Sums weights, Sums values) {
+    for (int shift = 0; shift < 32; shift += 8) sums += ((weights >> shift) & 255) * ((values << (24 - shift)) >> 24);
+    return sums;
+}
+#endif
+#endif
+constexpr i64 SUM_LANES = sizeof(Sums) / sizeof(int32_t);
+
+constexpr i64 DEPTH = 4;                      // products that an instruction adds to a sum
+constexpr i64 COLUMNS = VECTORS * SUM_LANES;  // columns of a panel
+constexpr i64 MAX_DEPTH = 1 << 16;            // no sum overflows: (127 + 128) * 127 * MAX_DEPTH < 2^31
+
+static inline i64 padded_depth(i64 depth) { return (depth + DEPTH - 1) / DEPTH * DEPTH; }
+
+// Quantized rows: `values` [rows, padded_depth] with zeros after the depth; value times `scales` [rows]; `offsets`
+// [rows] are 128 times the sum of the row.
+struct Rows {
+    const int8_t* values;
+    const float* scales;
+    const int32_t* offsets;
+    i64 stride;
+    Rows from(i64 row) const { return {values + row * stride, scales + row, offsets + row, stride}; }
+};
+
+// A panel of a weight, [padded_depth / 4, COLUMNS, 4] bytes, and the factor and the bias of each column.
+struct Panel {
+    uint8_t* bytes;
+    float scales[COLUMNS];
+    float bias[COLUMNS];
+};
+
+// y[r, c] = sum(r, c) * row scale * column scale + bias for COUNT rows and the first `columns` columns of a panel.
+// `stride` is the row stride of y. The function is not inlined, so that GCC keeps the sums in registers.
+template <int COUNT>
+__attribute__((noinline)) static void block(const Rows& rows, const Panel& panel, float* y, i64 columns, i64 stride) {
+    Sums sums[COUNT][VECTORS];
+#pragma GCC unroll 8
+    for (int r = 0; r < COUNT; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Sums{} - rows.offsets[r];
+    const int8_t* x = rows.values;
+    const uint8_t* weights = panel.bytes;
+    const i64 row_stride = rows.stride;
+    for (i64 k = 0; k < row_stride; k += DEPTH, weights += COLUMNS * DEPTH) {
+        Sums w[VECTORS];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) w[v] = in_register(load_as<Sums>(weights + v * i64(sizeof(Sums))));
+#pragma GCC unroll 8
+        for (int r = 0; r < COUNT; ++r) {
+            int32_t four;
+            std::memcpy(&four, x + r * row_stride + k, sizeof four);
+            const Sums values = in_register(Sums{} + four);
+#pragma GCC unroll 8
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], w[v], values);
+        }
+    }
+    typedef float Floats __attribute__((vector_size(sizeof(Sums))));
+#pragma GCC unroll 8
+    for (int r = 0; r < COUNT; ++r) {
+        const float scale = rows.scales[r];
+#pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v) {
+            const i64 first = v * SUM_LANES, count = columns - first;
+            const Floats factors = scale * load_as<Floats>(panel.scales + first);
+            const Floats result =
+                __builtin_convertvector(sums[r][v], Floats) * factors + load_as<Floats>(panel.bias + first);
+            if (count >= SUM_LANES)
+                std::memcpy(y + r * stride + first, &result, sizeof result);
+            else if (count > 0)
+                std::memcpy(y + r * stride + first, &result, size_t(count) * sizeof(float));
+        }
+    }
+}
+
+// Calls block() for `count` rows.
+static inline void product(const Rows& rows, i64 count, const Panel& panel, float* y, i64 columns, i64 stride) {
+    i64 row = 0;
+    for (; row + ROWS <= count; row += ROWS) block<ROWS>(rows.from(row), panel, y + row * stride, columns, stride);
+    for (; row < count; ++row) block<1>(rows.from(row), panel, y + row * stride, columns, stride);
+}
+
+}  // namespace int8
+}  // namespace plx

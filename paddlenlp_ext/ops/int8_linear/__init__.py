@@ -1,0 +1,60 @@
+"""Linear layer with a frozen quantized weight whose products are computed in 8-bit integers.
+
+    y = q(x) q(W)^T + bias,   dL/dx = q((dL/dy) S) C        q(W) = S C
+
+q rounds each row to integers from -127 to 127 times a scale, the row's largest magnitude / 127. C are the integers of W
+and S its scales (int8 training as in SwitchBack, arXiv:2304.13013, with scales per row). Integer products and sums are
+exact, so the results do not depend on the number of threads. A weight in weight_only_int8 is read as it is stored, and
+other formats are dequantized and rounded in each call. W and the bias have no gradient.
+
+A row of x or of dL/dy with NaN or infinity gives a row of NaN.
+"""
+
+from __future__ import annotations
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.int8_linear.cpp import int8_input_gradient_cpp, int8_linear_cpp
+from paddlenlp_ext.ops.int8_linear.reference import int8_input_gradient_reference, int8_linear_reference
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+
+int8_linear_op = DispatchedOp(
+    "int8 linear",
+    cpp=(int8_linear_cpp, library.usable_in_fp32_or_bf16),
+    reference=int8_linear_reference,
+)
+int8_input_gradient_op = DispatchedOp(
+    "int8 linear's gradient",
+    cpp=(int8_input_gradient_cpp, library.usable_in_fp32_or_bf16),
+    reference=int8_input_gradient_reference,
+)
+"""Op of the input gradient, whose backends take (gradient [..., out], weight)."""
+
+
+def int8_linear(x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """Map [..., in] to [..., out], float32.
+
+    Args:
+        x: [..., in], float32 or bfloat16.
+        weight: [out, in], without zero points and reordered columns (`QuantizedWeight.is_plain`).
+        bias: [out], frozen.
+    """
+    if x.stop_gradient or not paddle.is_grad_enabled():
+        return int8_linear_op.choose(x)(x, weight, bias)
+    return _Int8Linear.apply(x, weight, bias)
+
+
+class _Int8Linear(PyLayer):
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.weight, ctx.dtype, ctx.num_tensors = weight, x.dtype, 1 if bias is None else 2
+        return int8_linear_op.choose(x)(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        with paddle.no_grad():
+            x_gradient = int8_input_gradient_op.choose(gradient)(gradient, ctx.weight).astype(ctx.dtype)
+        return (x_gradient, None)[: ctx.num_tensors]

@@ -1,0 +1,49 @@
+"""Linear layer in 8-bit integers in plain Paddle, on any device; float64 matmuls of the integers are exact."""
+
+from __future__ import annotations
+
+import paddle
+
+from paddlenlp_ext.ops.dequantize import dequantize
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+
+_LARGEST = 127.0
+
+
+def int8_linear_reference(
+    x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tensor | None = None
+) -> paddle.Tensor:
+    """Return q(x) q(W)^T + bias, float32 [..., out]."""
+    (values, scales), (codes, channel_scales) = _rounded(x), _integers(weight)
+    y = paddle.matmul(values, codes, transpose_y=True).astype("float32") * (scales * channel_scales.reshape([-1]))
+    return y if bias is None else y + bias.astype("float32")
+
+
+def int8_input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
+    """Return the input gradient, float32 [..., in], for dL/dy [..., out]."""
+    codes, channel_scales = _integers(weight)
+    values, scales = _rounded(gradient.astype("float32") * channel_scales.reshape([-1]))
+    return paddle.matmul(values, codes).astype("float32") * scales
+
+
+def _integers(weight: QuantizedWeight) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return the integers, float64 [out, in], and the scales, float32 [out, 1], of a weight rounded to int8."""
+    if weight.algo == "weight_only_int8" and weight.block_size == weight.shape[1] and weight.group_size == 0:
+        return weight.codes.reshape(list(weight.shape)).astype("float64"), weight.scales.reshape([-1, 1])
+    return _rounded(dequantize(weight))
+
+
+def _rounded(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Return integers, float64 [..., width], and scales, float32 [..., 1], of the rows of x.
+
+    The scale of a row with NaN or infinity is NaN. Values of a row below 1e-36 are rounded to 0, because 127 / x would
+    overflow.
+    """
+    x = x.astype("float32")
+    largest = x.abs().max(axis=-1, keepdim=True)
+    is_finite = paddle.isfinite(x).all(axis=-1, keepdim=True)
+    is_zero = paddle.logical_or(largest < 1e-36, paddle.logical_not(is_finite))
+    ones = paddle.ones_like(largest)
+    integers = paddle.round(x * (_LARGEST / paddle.where(is_zero, ones, largest)))
+    scales = paddle.where(is_finite, largest / _LARGEST, paddle.full_like(largest, float("nan")))
+    return paddle.where(is_zero, paddle.zeros_like(x), integers).astype("float64"), scales
