@@ -1,12 +1,13 @@
 """Waiting requests of each client, and the engine time of each client.
 
-Each step of the engine belongs to the client that has used the least weighted time: the time of a client with N
-requests is multiplied by sqrt(N). A client with a single request therefore gets more time than a client with many
-requests:
+Each step of the engine belongs to the client that has used the least weighted time: the time of a client with load N
+is multiplied by sqrt(N). The load is the number of requests; a long prompt counts as several requests until its prefill
+is complete. A client with a single short request therefore gets more time than a client with much work:
 
-    client          requests    share of the time
-    a                      1    4/5
-    b                     16    1/5
+    client                                    load    share of the time
+    a, with a short request                      1    4/5
+    b, with 16 short requests                   16    1/5
+    or with a prompt of 16,384 tokens           16    1/5
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class ClientQueues:
         counts = {client: sum(not row.request.is_cancelled for row in tuple(rows)) for client, rows in self._items()}
         return {client: count for client, count in counts.items() if count}
 
+    def loads(self) -> dict[str, int]:
+        """Return the load of each client with waiting requests; call `drop_cancelled` first."""
+        return {client: sum(row.request.prefill_load for row in rows) for client, rows in self._waiting.items()}
+
     def _items(self) -> Iterable[tuple[str, deque[RunningRow]]]:
         return tuple(self._waiting.items())
 
@@ -62,18 +67,18 @@ class TimeShares:
     def __init__(self) -> None:
         self._used: dict[str, float] = {}
 
-    def choose(self, num_requests: Mapping[str, int]) -> str:
-        """Return the client of the next step: the client with the least used time; in a tie, with the fewest requests.
+    def choose(self, loads: Mapping[str, int]) -> str:
+        """Return the client of the next step: the client with the least used time; in a tie, with the smallest load.
 
         A new client starts with the smallest time of the other clients.
 
         Args:
-            num_requests: number of requests of each client with work; not empty.
+            loads: load of each client with work; not empty.
         """
-        start = min((self._used[client] for client in num_requests if client in self._used), default=0.0)
-        self._used = {client: self._used.get(client, start) for client in num_requests}
-        return min(num_requests, key=lambda client: (self._used[client], num_requests[client]))
+        start = min((self._used[client] for client in loads if client in self._used), default=0.0)
+        self._used = {client: self._used.get(client, start) for client in loads}
+        return min(loads, key=lambda client: (self._used[client], loads[client]))
 
-    def charge(self, client: str, seconds: float, num_requests: int) -> None:
-        """Add the time of a step, multiplied by sqrt(`num_requests`), to the time of a client."""
-        self._used[client] += seconds * math.sqrt(num_requests)
+    def charge(self, client: str, seconds: float, load: int) -> None:
+        """Add the time of a step, multiplied by sqrt(`load`), to the time of a client."""
+        self._used[client] += seconds * math.sqrt(load)

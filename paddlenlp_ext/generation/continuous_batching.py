@@ -9,7 +9,7 @@ prefill is complete. Rows therefore continue to decode between two chunks of ano
     row 2                                  prefill  decode
 
 If several clients have requests, each step belongs to one client (client_shares.py). Only prompts of this client are
-prefilled, and clients with more requests than this client do not decode in the step:
+prefilled, and clients with a larger load than this client do not decode in the step:
 
     step           1       2       3          4       5       6
     belongs to     a       a       b          a       a       b
@@ -41,8 +41,6 @@ from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_t
 
 _SHARED_STEP_DIVISOR = 4
 """Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
-_COST_WITH_LOGPROBS = 8
-"""Cost, in prompt tokens, of a prompt token whose log-probability is computed: its logits take most of the time."""
 _MAX_PROMPTS_PER_STEP = 4
 """Maximum number of prompts in a step. Even a short prompt needs a forward pass that reads all weights. Without this
 limit, a burst of short prompts would delay the first step of another client."""
@@ -179,22 +177,26 @@ class Engine:
         """Prefill prompt tokens, then decode rows (see the module); return False if no request is left."""
         self._queues.drop_cancelled()
         self._remove_ended()
-        counts = self._requests_with_work()
-        if not counts:
+        loads = self._loads()
+        if not loads:
             return False
-        client, started = self._shares.choose(counts), time.perf_counter()
-        budget = self._prompt_tokens if len(counts) == 1 else max(1, self._prompt_tokens // _SHARED_STEP_DIVISOR)
+        client, started = self._shares.choose(loads), time.perf_counter()
+        budget = self._prompt_tokens if len(loads) == 1 else max(1, self._prompt_tokens // _SHARED_STEP_DIVISOR)
         while budget > 0 and (client in self._prompts or self._admit(client)):
             budget -= max(self._run_prompt(client, budget), self._prompt_tokens // _MAX_PROMPTS_PER_STEP)
             self._remove_ended()
-        self._shares.charge(client, time.perf_counter() - started, counts[client])
-        self._decode_all({each: count for each, count in counts.items() if count <= counts[client]})
+        self._shares.charge(client, time.perf_counter() - started, loads[client])
+        self._decode_all({each: load for each, load in loads.items() if load <= loads[client]})
         self._remove_ended()
         return bool(self.num_rows or self.num_waiting)
 
-    def _requests_with_work(self) -> dict[str, int]:
-        """Return the number of requests of each client that has a row in the batch, or whose first request may join."""
-        running, waiting = self._running_rows(), self._queues.counts()
+    def _loads(self) -> dict[str, int]:
+        """Return the load of each client that has a row in the batch, or whose first request may join."""
+        running, waiting = Counter[str](), self._queues.loads()
+        for batch in self._batches.values():
+            running.update(row.request.client for row in batch.rows)
+        for client, prompt in self._prompts.items():
+            running[client] += sum(row.request.prefill_load for row in prompt.rows)
         clients = dict.fromkeys([*running, *(client for client in waiting if self._may_join(client))])
         return {client: running[client] + waiting.get(client, 0) for client in clients}
 
@@ -229,7 +231,7 @@ class Engine:
         model, total = self._models.prepare(group, [request.adapter]), len(row.tokens)
         # A prompt whose chunks would have different rotary frequencies is not split, even if it exceeds the budget.
         has_parts = self._frequency_key(total) == self._frequency_key(1)
-        cost = 1 if request.on_prompt is None else _COST_WITH_LOGPROBS
+        cost = request.cost_per_prompt_token
         end = min(start + max(1, budget // cost), total) if has_parts else total
         hidden_BSD, _ = prompt.forward(model, 0, [row.tokens[start:end]])
         if request.on_prompt is not None:
@@ -249,15 +251,15 @@ class Engine:
                 self._batches[group].add(self._prompts.pop(client))
         return (end - start) * cost
 
-    def _decode_all(self, counts: Mapping[str, int]) -> None:
+    def _decode_all(self, loads: Mapping[str, int]) -> None:
         """Decode one token of every row of the given clients, and charge each client for its rows."""
         started = time.perf_counter()
         decoded = Counter[str]()
         for group, batch in self._batches.items():
-            decoded.update(self._decode(group, batch, counts))
+            decoded.update(self._decode(group, batch, loads))
         seconds = (time.perf_counter() - started) / max(decoded.total(), 1)
         for client, num_rows in decoded.items():
-            self._shares.charge(client, seconds * num_rows, counts[client])
+            self._shares.charge(client, seconds * num_rows, loads[client])
 
     def _decode(self, group: Hashable, batch: _Batch, clients: Collection[str]) -> list[str]:
         """Run the newest token of every row of the clients, and choose the next tokens.

@@ -5,6 +5,7 @@ Shapes: V vocab.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,10 @@ from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
 STOP, LENGTH = "stop", "length"
 """Finish reasons of a request: STOP after an end token, at the end of the grammar, or if `on_token` returned True;
 LENGTH at the token limit."""
+COST_WITH_LOGPROBS = 8
+"""Cost, in prompt tokens, of a prompt token whose log-probability is computed: its logits take most of the time."""
+_COST_OF_SHORT_PROMPT = 1024
+"""Largest cost of a prompt that counts as one request when clients share the engine's time."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -57,6 +62,16 @@ class Request:
     client: str = ""
     num_top: int | None = None
     is_cancelled: bool = False
+
+    @property
+    def cost_per_prompt_token(self) -> int:
+        """Time of a prompt token, relative to a prompt token without log-probabilities."""
+        return 1 if self.on_prompt is None else COST_WITH_LOGPROBS
+
+    @property
+    def prefill_load(self) -> int:
+        """Number of requests with short prompts that the prefill counts as when clients share the engine's time."""
+        return math.ceil(len(self.prompt) * self.cost_per_prompt_token / _COST_OF_SHORT_PROMPT)
 
 
 class RunningRow:

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from paddlenlp_ext.generation import continuous_batching
+from paddlenlp_ext.generation import continuous_batching, request
 from paddlenlp_ext.generation.client_shares import TimeShares
 from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.generation.generate import generate
@@ -54,6 +54,35 @@ def test_client_that_arrives_late_does_not_catch_up_with_the_time_of_others():
         found.append(shares.choose({"a": 1, "b": 1}))
         shares.charge(found[-1], 1.0, 1)
     assert found == ["a", "b"] * 3
+
+
+def test_request_prefill_load_counts_a_long_prompt_and_its_logprobs():
+    def load(length: int, **options: int) -> int:
+        return Answer([1] * length, 1, **options).request.prefill_load
+
+    assert [load(1), load(1024), load(1025), load(4096)] == [1, 1, 2, 4]
+    assert [load(1, num_top=0), load(128, num_top=0), load(129, num_top=0)] == [1, 1, 2]
+
+
+def test_engine_prefill_of_a_long_prompt_leaves_most_steps_to_a_client_with_a_short_prompt(monkeypatch):
+    """The long prompt has a load of 25; with a load of 1, it would be prefilled in 9 steps after the short answer."""
+    monkeypatch.setattr(request, "_COST_OF_SHORT_PROMPT", 8)
+    model, (long, short) = tiny_model(MODEL), random_prompts((200, 5))
+    engine = engine_of(model, max_rows=4, prompt_tokens_per_step=8)
+    (slow,), (quick,) = answers_of("long", [long], 12), answers_of("short", [short], 60)
+    submit(engine, [slow])
+    engine.step()
+    submit(engine, [quick])
+    while not quick.ended:
+        engine.step()
+    num_steps = 0
+    while not slow.tokens:
+        engine.step()
+        num_steps += 1
+    assert num_steps >= 17
+    while not slow.ended:
+        engine.step()
+    assert slow.tokens == generate(model, [long], max_new_tokens=12)[0]
 
 
 def test_engine_request_of_another_client_joins_a_full_batch_and_ends_before_the_many():
