@@ -93,7 +93,8 @@ def _plan_table(
         table.add_row("loss", f"{config.preference.loss_type}; reference: {_reference(config.preference)}")
     if config.reward is not None:
         table.add_row("loss", "Bradley-Terry, on the scores of pairs")
-    table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}")
+    in_int8 = "; frozen weights are multiplied in 8 bits" if config.model.int8_training else ""
+    table.add_row("device", f"{config.precision.device}, {config.precision.compute_dtype}{in_int8}")
     table.add_row("output_dir", str(config.train.output_dir))
     return table
 

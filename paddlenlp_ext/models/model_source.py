@@ -92,6 +92,8 @@ class ModelSource:
                 double_quant_block_size=config.weight_double_quant_block_size,
             )
         source = cls.resolve(config.model_name_or_path, config.tokenizer_name_or_path, quantization)
+        if config.int8_training and source.quantization is None:
+            source = replace(source, requested_quantization=QuantizationConfig(algo="weight_only_int8"))
         overrides = router_overrides(source.config, config.router_aux_loss_coef)
         return replace(source, config_overrides={**context_overrides(source.config, config), **overrides})
 

@@ -1,16 +1,19 @@
 """Frozen base layers of fused ops such as the LoRA linear (lora_linear/).
 
-`FrozenDense` and `FrozenQuantized` have the same methods, so that fused ops support unquantized and quantized weights.
+`FrozenDense`, `FrozenQuantized` and `FrozenInt8` have the same methods, so that fused ops support unquantized and
+quantized weights, and products in 8-bit integers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 import paddle
 
 from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
+from paddlenlp_ext.ops.int8_linear import int8_input_gradient_op, int8_linear
 from paddlenlp_ext.ops.linear import linear, linear_input_gradient_op
 from paddlenlp_ext.ops.quantized_linear import quantized_input_gradient_op, quantized_linear, takes_weight_only
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
@@ -95,6 +98,33 @@ class FrozenQuantized:
 
     def tile_layer(self, y: paddle.Tensor) -> Layer:
         return tile_layer(self.weight, y, self.bias)
+
+
+@dataclass(frozen=True)
+class FrozenInt8(FrozenQuantized):
+    """Frozen linear layer with a quantized weight whose products are computed in 8-bit integers (ops/int8_linear).
+
+    Attributes:
+        measure: function that is called with the input of each forward pass, or None.
+    """
+
+    measure: Callable[[paddle.Tensor], None] | None = None
+
+    def __call__(self, x: paddle.Tensor) -> paddle.Tensor:
+        if self.measure is not None:
+            self.measure(x)
+        if self.bias is None or self.bias.stop_gradient:
+            return int8_linear(x, self.weight, self.bias)
+        return int8_linear(x, self.weight) + self.bias
+
+    def input_gradient(self, gradient: paddle.Tensor) -> paddle.Tensor:
+        return int8_input_gradient_op.choose(gradient)(gradient, self.weight)
+
+    def has_paddle_product(self, x: paddle.Tensor) -> bool:
+        return False
+
+    def fits_tiles(self, dtype: paddle.dtype) -> bool:
+        return False
 
 
 FrozenLinear: TypeAlias = FrozenDense | FrozenQuantized

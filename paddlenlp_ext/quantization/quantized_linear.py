@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import paddle
@@ -11,8 +11,7 @@ from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.ops.frozen_linear import FrozenLinear, FrozenQuantized
-from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.ops.frozen_linear import FrozenInt8, FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized_weight import TENSORS, QuantizedStack, QuantizedWeight
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.shard_weight import slice_weight
@@ -90,7 +89,14 @@ class QuantizedLinear(QuantizedLayer):
         weight: result of `quantize`.
         bias: [out_features], or None.
         compute_dtype: dtype of the activations and of adapters on this layer.
+
+    Attributes:
+        multiplies_in_int8: whether the products are computed in 8-bit integers (int8_training.py).
+        measure_int8: function that is called with each input of products in 8-bit integers, or None.
     """
+
+    multiplies_in_int8: bool = False
+    measure_int8: Callable[[paddle.Tensor], None] | None = None
 
     def __init__(
         self, weight: QuantizedWeight, bias: paddle.Tensor | None = None, compute_dtype: paddle.dtype = paddle.float32
@@ -133,16 +139,21 @@ class QuantizedLinear(QuantizedLayer):
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features]."""
-        return FrozenQuantized(self.stored, self.bias)(x)
+        return self._frozen(self.bias)(x)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., in_features] to [..., out_features] without adding the bias."""
-        return quantized_linear(x, self.stored)
+        return self._frozen(None)(x)
 
     def as_frozen_linear(self) -> FrozenLinear | None:
         """Return the layer as an operand of a fused adapter op; None if the bias is trained."""
         is_frozen = self.bias is None or self.bias.stop_gradient
-        return FrozenQuantized(self.stored, self.bias) if is_frozen else None
+        return self._frozen(self.bias) if is_frozen else None
+
+    def _frozen(self, bias: paddle.Tensor | None) -> FrozenLinear:
+        if self.multiplies_in_int8:
+            return FrozenInt8(self.stored, bias, self.measure_int8)
+        return FrozenQuantized(self.stored, bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, {self._format.algo}"

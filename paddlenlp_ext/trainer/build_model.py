@@ -22,6 +22,7 @@ from paddlenlp_ext.parallel.zero import Sharding
 from paddlenlp_ext.peft.formats.fused_projections import with_parts
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
+from paddlenlp_ext.quantization.int8_training import multiply_in_int8
 from paddlenlp_ext.quantization.quantize_model import quantization_report, quantize_linears, quantized_layers
 from paddlenlp_ext.trainer.shard_model import build_pipeline, can_read_slices, check_mesh, place_stage, shard_model
 from paddlenlp_ext.utils.logging import get_logger
@@ -106,6 +107,8 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
         )
     if quantized_layers(model):
         logger.info("%s", quantization_report(model))
+    if config.model.int8_training:
+        multiply_in_int8(model)
 
 
 def weight_dtype(config: RunConfig) -> str:

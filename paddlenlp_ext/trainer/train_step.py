@@ -30,6 +30,7 @@ from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
 from paddlenlp_ext.ops.gradient_clipping import clip_gradients, scale_
+from paddlenlp_ext.quantization.int8_training import inaccurate_layers, measured_errors
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward, ScaledBatch, SequentialSchedule
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from paddlenlp_ext.trainer.objectives.objective import Objective
@@ -164,6 +165,21 @@ class OptimizerStep:
 
         Every rank runs the same batches. All ranks therefore start with the adapter of a single-process run.
         """
+        self._run_before_training(step_batches, self.model.hooks.before_training)
+
+    def choose_int8_layers(self, step_batches: Iterable[StepBatch]) -> list[str]:
+        """Return the layers whose 8-bit products are inaccurate on the first micro-batch (int8_training.py).
+
+        Every rank measures the same micro-batch.
+        """
+        with measured_errors(self.model) as errors:
+            self._run_before_training(step_batches, lambda run_batch: run_batch())
+        return inaccurate_layers(errors)
+
+    def _run_before_training(
+        self, step_batches: Iterable[StepBatch], run: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """Call `run` with a function that runs the forward and backward pass of the next batch; drop the gradients."""
         batches = enumerate(
             self.collate_rows(packs, each.epoch) for each in step_batches for packs in each.micro_batches
         )
@@ -174,7 +190,7 @@ class OptimizerStep:
             self._accumulate([self._scaled(batch, scale, 0, number)], lambda: None)
 
         with self.process_group.gathered_parameters():
-            self.model.hooks.before_training(run_batch)
+            run(run_batch)
         self._expert_counts()  # drop the expert counts of these batches
         _drop_gradients(self.model.parameters())
 

@@ -16,6 +16,7 @@ from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, d
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.quantization.int8_training import keep_activations
 from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
 from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
@@ -305,6 +306,10 @@ class Trainer:
         self.objective.begin()
         if checkpoint is not None:
             restore_checkpoint(checkpoint, self.model, self.optimizer, self.objective, self.process_group)
+        if config.model.int8_training:
+            if self.state.float_layers is None:
+                self.state.float_layers = step.choose_int8_layers(order.step_batches())
+            keep_activations(self.model, self.state.float_layers)
         reports = build_reports(config, self.output_dir, rows) if self.process_group.is_main else []
         self.callbacks = CallbackList([*reports, *self._added_callbacks])
         self.time_limit = TimeLimit(config.safety.max_train_seconds, num_trainable(self.model), self.started)

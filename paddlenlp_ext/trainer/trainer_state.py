@@ -102,6 +102,8 @@ class TrainerState:
         unstable_since: first step of the current instability (nan_and_loss_spikes.py); 0: the run is stable.
         last_unstable: last unstable step of the current instability; 0: the run is stable.
         healthy_step: step of the last stable checkpoint; 0: none.
+        float_layers: layers that `int8_training` leaves with unrounded activations, after the measurement on the first
+            micro-batch; None before the measurement.
         data_order: settings that determine the data order; a resumed run must have the same settings (data/sampler.py).
         interval: sums for the next log entry.
         log_history: all log entries in order.
@@ -131,6 +133,7 @@ class TrainerState:
     unstable_since: int = 0
     last_unstable: int = 0
     healthy_step: int = 0
+    float_layers: list[str] | None = None
     data_order: dict[str, Any] = field(default_factory=dict)
     interval: Interval = field(default_factory=Interval)
     log_history: list[dict[str, Any]] = field(default_factory=list)
@@ -241,6 +244,7 @@ class TrainerState:
 _OPTIONAL_TYPES = {
     "data_cursor": dict,
     "loss_scale": dict,
+    "float_layers": list,
     "best_name": str,
     "best_metric": float,
     "best_step": int,

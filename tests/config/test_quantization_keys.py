@@ -85,3 +85,27 @@ def test_quantized_base_without_adapter_is_refused(tmp_path):
 def test_quantization_keys_without_effect_are_noted(tmp_path, values, words):
     config = load(write(tmp_path, SMALLEST | LORA | {"device": "cpu"} | values))
     assert len(config.notes) == 1 and words in config.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({}, "set an adapter such as lora: true"),
+        (LORA | {"do_train": False, "do_eval": True}, "needs do_train: true"),
+        (LORA | {"device": "gpu"}, "runs only on the CPU"),
+        (LORA | {"tensor_parallel_degree": 2}, "not available with tensor_parallel_degree"),
+        (LORA | {"pipeline_parallel_degree": 2}, "not available with pipeline_parallel_degree"),
+        (LORA | {"expert_parallel_degree": 2}, "not available with expert_parallel_degree"),
+    ],
+    ids=str,
+)
+def test_int8_training_in_runs_that_cannot_use_it_is_refused(tmp_path, monkeypatch, values, words):
+    monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")  # in one process, parallel degrees are ignored
+    found = problems(write(tmp_path, SMALLEST | {"device": "cpu", "int8_training": True} | values))
+    assert any(words in each.message and each.key == "int8_training" for each in found)
+
+
+def test_int8_training_with_an_adapter_is_accepted(tmp_path):
+    values = SMALLEST | LORA | {"device": "cpu", "int8_training": True}
+    assert load(write(tmp_path, values)).model.int8_training
+    assert load(write(tmp_path, values | {"weight_quantize_algo": "nf4"})).model.int8_training

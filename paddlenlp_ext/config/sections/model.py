@@ -85,6 +85,11 @@ class ModelConfig(OptionGroup):
         aliases=("qlora_weight_double_quant_block_size",),
         help="with double quantization: number of scales that share a second-level scale",
     )
+    int8_training: bool = option(
+        False,
+        help="multiply with the frozen base weights in 8-bit integers (docs/precision.md); needs an adapter and a CPU; "
+        "without weight_quantize_algo, the base weights are stored in weight_only_int8",
+    )
     router_aux_loss_coef: float | None = option(
         None,
         minimum=0,

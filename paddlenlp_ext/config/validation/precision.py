@@ -9,6 +9,7 @@ from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS, ModelConfig
+from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
@@ -114,6 +115,32 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
         for key in BLOCKWISE_KEYS:
             if getattr(model, key) != defaults[key]:
                 report.note(f"{key} has no effect: it applies to nf4 and fp4 only", key)
+
+
+@rules("int8_training", "device", "do_train")
+def _int8_products_are_possible(
+    model: ModelConfig,
+    precision: PrecisionConfig,
+    train: TrainConfig,
+    parallel: ParallelConfig,
+    adapter: AdapterChoice,
+    report: Report,
+) -> None:
+    if not model.int8_training:
+        return
+    if not train.do_train:
+        report.error("int8_training needs do_train: true; leave int8_training out to evaluate", "int8_training")
+    elif not adapter.is_requested:
+        report.error(
+            "int8_training multiplies with frozen weights, but without an adapter all weights are trained; set an "
+            "adapter such as lora: true, or leave int8_training out",
+            "int8_training",
+        )
+    elif precision.device != "cpu":
+        report.error("int8_training runs only on the CPU; set device: cpu, or leave int8_training out", "int8_training")
+    for key in ("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"):
+        if getattr(parallel, key) > 1:
+            report.error(f"int8_training is not available with {key}; leave one of them out", "int8_training", key)
 
 
 def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:

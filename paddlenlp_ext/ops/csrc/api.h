@@ -331,8 +331,7 @@ Status quantized_linear_small_batch(const float* x, const QuantizedWeight* weigh
 Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeight* weight, float* x_gradient, i64 rows,
                                        bool accumulate, bool is_bf16);
 
-// -- linear in 8-bit integers: rows of x, of the gradient and of the weight are rounded, with one scale per row
-// --------
+// -- linear in 8-bit integers, with rows of x, of the gradient and of the weight rounded to int8 ----------------------
 
 // Sets `result` to 1 if the processor has instructions for 8-bit products (VNNI), and to 0 otherwise.
 Status has_int8_products(i64* result);

@@ -1,0 +1,109 @@
+"""Training with products in 8-bit integers (`int8_training`, ops/int8_linear): choice and measurement of the layers.
+
+Rows of activations and gradients are rounded to int8 with one scale per row, so a row with outliers has large errors in
+its other values. The error of each layer is measured on the first micro-batch of a run, and layers with a large error
+compute with unrounded activations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import paddle
+from paddle import nn
+
+from paddlenlp_ext.ops.int8_linear import int8_linear
+from paddlenlp_ext.ops.int8_linear.cpp import unavailable_reason
+from paddlenlp_ext.ops.quantized_linear import quantized_linear
+from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
+from paddlenlp_ext.utils.logging import get_logger
+
+logger = get_logger(__name__)
+
+MAX_ERROR = 0.1
+"""Largest error of a layer, by `measured_errors`, with which the layer computes in 8-bit integers."""
+_MEASURED_ROWS = 256
+
+
+def multiply_in_int8(model: nn.Layer) -> None:
+    """Let the quantized linear layers of a model compute in 8-bit integers, except in formats that cannot.
+
+    Raises:
+        ValueError: this machine has no fast 8-bit products.
+    """
+    reason = unavailable_reason()
+    if reason is not None:
+        raise ValueError(
+            f"int8_training: {reason}; leave int8_training out, and set bf16: true if the processor has it"
+        )
+    for layer in model.sublayers():
+        if isinstance(layer, QuantizedLinear):
+            layer.multiplies_in_int8 = layer.stored.is_plain
+
+
+def int8_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
+    """Return the layers that compute in 8-bit integers by name."""
+    layers = {name: each for name, each in model.named_sublayers() if isinstance(each, QuantizedLinear)}
+    return {name: layer for name, layer in layers.items() if layer.multiplies_in_int8}
+
+
+@contextmanager
+def measured_errors(model: nn.Layer) -> Iterator[dict[str, float]]:
+    """Measure the errors of the layers that compute in 8-bit integers, on the first forward pass in the context.
+
+    The error of a layer is the root mean square, over a sample of rows, of |y8 - y| / |y|, where y8 and y are the
+    outputs without bias of rounded and unrounded rows of x. Yields a dict from layer names to errors.
+    """
+    errors: dict[str, float] = {}
+    layers = int8_linears(model)
+    for name, layer in layers.items():
+        layer.measure_int8 = partial(_measure, errors, name, layer)
+    try:
+        yield errors
+    finally:
+        for layer in layers.values():
+            layer.measure_int8 = None
+
+
+def _measure(errors: dict[str, float], name: str, layer: QuantizedLinear, x: paddle.Tensor) -> None:
+    if name in errors:
+        return
+    with paddle.no_grad():
+        rows = x.detach().reshape([-1, x.shape[-1]])
+        rows = rows[:: -(-rows.shape[0] // _MEASURED_ROWS)].contiguous()
+        exact, weight = quantized_linear(rows, layer.stored), layer.stored
+        squares = ((int8_linear(rows, weight) - exact) ** 2).sum(axis=1) / (exact**2).sum(axis=1).clip(min=1e-30)
+        errors[name] = float(squares.mean()) ** 0.5
+
+
+def inaccurate_layers(errors: dict[str, float]) -> list[str]:
+    """Return the layers whose error is above `MAX_ERROR` or NaN, and log one line about all layers."""
+    inaccurate = [name for name, error in errors.items() if not error <= MAX_ERROR]
+    if not errors:
+        return inaccurate
+    typical, name = sorted(errors.values())[len(errors) // 2], max(errors, key=lambda name: errors[name])
+    measured = f"relative error of the products on the first batch: median {typical:.1%}, largest {errors[name]:.1%}"
+    logger.info("int8_training: %d layers in 8 bits; %s (%s)", len(errors) - len(inaccurate), measured, _shown(name))
+    if inaccurate:
+        logger.warning(
+            "int8_training: %d layers with errors above %.0f %% compute with unrounded activations: %s",
+            len(inaccurate),
+            100 * MAX_ERROR,
+            ", ".join(f"{_shown(name)} ({errors[name]:.0%})" for name in inaccurate),
+        )
+    return inaccurate
+
+
+def keep_activations(model: nn.Layer, names: Collection[str]) -> None:
+    """Let the layers `names` compute with unrounded activations."""
+    layers = int8_linears(model)
+    for name in names:
+        if name in layers:
+            layers[name].multiplies_in_int8 = False
+
+
+def _shown(name: str) -> str:
+    """Return the name of a layer without the parts that adapters add."""
+    return name.removeprefix("base_model.").removesuffix(".base")
