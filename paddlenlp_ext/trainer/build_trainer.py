@@ -16,7 +16,6 @@ from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.build_model import BuiltModel, build_model
 from paddlenlp_ext.trainer.forward_backward import build_forward_backward
 from paddlenlp_ext.trainer.load_data import RunData
-from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics
 from paddlenlp_ext.trainer.single_process import ProcessGroup, SingleProcess
 from paddlenlp_ext.trainer.trainer import Trainer
 
@@ -29,7 +28,7 @@ def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Any] = (
     built = build_model(data.source, config, mesh, data.any_rows)
     built.model.add_eos_token_ids({*data.template.stop_token_ids, data.tokenizer.eos_token_id} - {None})
     rows = (data.train_rows, data.eval_rows)
-    return build_trainer_of(built, config, *rows, data.tokenizer, mesh, data.compute_metrics, callbacks)
+    return build_trainer_of(built, config, *rows, data.tokenizer, mesh, callbacks)
 
 
 def build_trainer_of(
@@ -39,7 +38,6 @@ def build_trainer_of(
     eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
     tokenizer: Any,
     mesh: Mesh | None = None,
-    compute_metrics: ComputeMetrics | None = None,
     callbacks: Iterable[Any] = (),
 ) -> Trainer:
     """Build the trainer of a model that is ready to train, with the objective that the configuration selects.
@@ -47,7 +45,7 @@ def build_trainer_of(
     Args:
         built: the distributed model; `BuiltModel(model)` for a model in a single process.
         config: the run's configuration.
-        train_rows, eval_rows, tokenizer, compute_metrics, callbacks: see `Trainer`.
+        train_rows, eval_rows, tokenizer, callbacks: see `Trainer`.
         mesh: processes of the run; None: a single process.
     """
     process_group: ProcessGroup = SingleProcess()
@@ -59,7 +57,6 @@ def build_trainer_of(
         train_rows,
         eval_rows,
         tokenizer,
-        compute_metrics=compute_metrics,
         callbacks=callbacks,
         process_group=process_group,
         forward_backward=build_forward_backward(built.model, built.pipeline),

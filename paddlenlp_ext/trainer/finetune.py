@@ -26,6 +26,7 @@ from paddlenlp_ext.trainer.data_audit import audit_run
 from paddlenlp_ext.trainer.hub import check_push, push_run
 from paddlenlp_ext.trainer.load_data import Dataset, check_training_rows, dataset_keys, load_data, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
+from paddlenlp_ext.trainer.user_code import import_user_code
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import StorageError
@@ -172,6 +173,7 @@ def run_training(
             check_output_dir(config)
             check_push(config.train)
         with _reported_failure(config):
+            import_user_code(config)
             data = load_data(config, train_rows, eval_rows)
             check_training_rows(config, data)
             trainer = build_trainer(config, data)

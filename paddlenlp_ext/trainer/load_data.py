@@ -30,8 +30,6 @@ from paddlenlp_ext.data.training_rows import TrainingRows, load_rows
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.added_tokens import extend_vocabulary
-from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
-from paddlenlp_ext.trainer.metrics.custom_metrics import ComputeMetrics, load_compute_metrics
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -50,7 +48,6 @@ class RunData:
         train_rows: tokenized training rows; None if the run does not train.
         eval_rows: tokenized rows of the dev set, or a mapping from names to dev sets; None without evaluation.
         test_rows: tokenized rows of the test split; None without `do_predict`.
-        compute_metrics: function that the key `compute_metrics` names; None without the key.
     """
 
     source: ModelSource
@@ -58,7 +55,6 @@ class RunData:
     template: Any
     train_rows: TrainingRows | None
     eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None
-    compute_metrics: ComputeMetrics | None = None
     test_rows: TokenizedDataset | None = None
 
     @property
@@ -123,8 +119,8 @@ def load_data(
         eval_rows: rows in memory that replace the dev set, or a mapping from names to the rows of several dev sets.
 
     Raises:
-        ValueError: the model, template, a dataset or `compute_metrics` is not found, the model family is unsupported,
-            or a row is invalid.
+        ValueError: the model, the template or a dataset is not found, the model family is unsupported, or a row is
+            invalid.
     """
     data = load_tokenizing(config)
     train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
@@ -154,29 +150,17 @@ def load_splits(
         sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
         sets = {name: load(config.data, split="dev", rows=rows) for name, rows in rows_by_dev_set(eval_rows).items()}
-    if config.data.dev_ratio and train is not None:
-        _log_held_out(config.data.dev_ratio, sets[""], train)
     return train, sets.get("", sets)  # a single dev set has no name
-
-
-def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> None:
-    """Log how many training rows `dev_ratio` holds out; the total number of rows of a stream is not known yet."""
-    held_out = dev.stats.num_read
-    total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
-    message = "dev_ratio %s: %s%s rows are held out for evaluation"
-    get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
 def load_tokenizing(config: RunConfig) -> RunData:
     """Resolve the model, and load tokenizer and chat template. The result has no rows.
 
     Raises:
-        ValueError: the model, template or `compute_metrics` is not found, or the model family is unsupported.
+        ValueError: the model or the template is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # fails early for an unsupported family
-    compute_metrics = load_compute_metrics(config.generation.compute_metrics)
-    load_callbacks(config.train.callbacks)  # fails early for a wrong path
     tokenizer = load_tokenizer(source.tokenizer_path)
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:
@@ -184,7 +168,7 @@ def load_tokenizing(config: RunConfig) -> RunData:
         unscored = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         source = source.as_classifier(config.train.seed, unscored)
     template = load_training_template(config.data, tokenizer)
-    return RunData(source, tokenizer, template, None, None, compute_metrics)
+    return RunData(source, tokenizer, template, None, None)
 
 
 def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
@@ -204,15 +188,26 @@ def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Cal
 def check_training_rows(config: RunConfig, data: RunData) -> None:
     """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
 
-    The target tokens of a stream are checked later, while its rows are read.
+    The log states how many rows `dev_ratio` holds out. The target tokens of a stream are checked later, while its rows
+    are read.
 
     Raises:
         ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
     """
+    if config.data.dev_ratio and data.train_rows is not None and isinstance(data.eval_rows, TokenizedDataset):
+        _log_held_out(config.data.dev_ratio, data.eval_rows, data.train_rows)
     if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
         check_losses(data.train_rows.stats, config.data.max_lost_targets)
     if (warning := rows_beyond_context(config, data)) is not None:
         get_logger().warning("%s", warning)
+
+
+def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> None:
+    """Log how many training rows `dev_ratio` holds out; the total number of rows of a stream is not known yet."""
+    held_out = dev.stats.num_read
+    total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
+    message = "dev_ratio %s: %s%s rows are held out for evaluation"
+    get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
 def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:

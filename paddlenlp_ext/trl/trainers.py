@@ -33,6 +33,7 @@ from paddlenlp_ext.trainer.hub import check_push
 from paddlenlp_ext.trainer.load_data import dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
+from paddlenlp_ext.trainer.user_code import import_user_code
 from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
@@ -82,6 +83,7 @@ class _TaskTrainer:
         keys |= dataset_keys(train_dataset, eval_dataset)
         config = _with_adapter(keys, self.args.sections, adapter)
         check_push(config.train)
+        import_user_code(config)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):

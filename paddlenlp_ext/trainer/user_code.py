@@ -1,0 +1,17 @@
+"""Functions and classes of the user that keys of the configuration name: `compute_metrics` and `callbacks`."""
+
+from __future__ import annotations
+
+from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
+from paddlenlp_ext.trainer.metrics.custom_metrics import load_compute_metrics
+
+
+def import_user_code(config: RunConfig) -> None:
+    """Import the user's code before data and weights are loaded, so that a wrong path is found early.
+
+    Raises:
+        ValueError: a module cannot be imported, or does not define the function or class.
+    """
+    load_compute_metrics(config.generation.compute_metrics)
+    load_callbacks(config.train.callbacks)
