@@ -210,7 +210,7 @@ class Base(Protocol):
 
 
 class Dense:
-    """Frozen linear layer of a weight [O, I]."""
+    """Frozen linear layer with a weight [O, I]."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.weight = weight.detach()

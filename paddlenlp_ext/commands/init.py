@@ -50,8 +50,8 @@ def run(argv: Sequence[str]) -> None:
     """Ask the questions, write the configuration, and print its plan and the command that starts the run.
 
     Raises:
-        ValueError: `--out` exists or cannot be written, an answer cannot be used, or the run does not fit into the
-            memory.
+        ValueError: `--out` exists, is not a .json file or cannot be written; a question cannot be asked, or its answer
+            cannot be used; or the run does not fit in memory.
     """
     values, _ = parse_arguments(with_long_names(argv), options_of(InitArguments, "arguments"), _USAGE)
     arguments = InitArguments(**values)

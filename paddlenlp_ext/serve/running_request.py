@@ -38,7 +38,7 @@ class RunningRequest:
         model: the model that the request names.
         client: address of the client.
         timeout: time limit in seconds, starting now.
-        grammar: grammar of each answer, at its start; None for free text.
+        grammar: grammar state at the start of each answer; None for free text.
 
     Attributes:
         engine_requests: one request of the engine for each choice.

@@ -56,7 +56,7 @@ def training(folder: Path, keys: dict[str, object]) -> Callable[[], None]:
 
 
 def fill(name: str, work: Callable[[], object], small: Path, sizes: range) -> None:
-    """Run `work` on a file system of each size, and print how often it ended how; exit with 1 after a defect."""
+    """Run `work` on a file system of each size, and print each outcome with its count; exit with 1 after a defect."""
     ends, log = Counter[str](), small.parent / "fill.log"
     for size in sizes:
         log.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Preference data with thoughts and calls: the answers are those of the template, after a common prompt."""
+"""Preference data with reasoning and tool calls: the template renders both answers after a shared prompt."""
 
 from __future__ import annotations
 

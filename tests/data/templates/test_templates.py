@@ -134,7 +134,7 @@ def test_encode_line_break_after_the_end_token_is_not_a_target(tokenizer, tmp_pa
 
 
 def test_encode_two_end_tokens_are_both_targets_and_both_stop(tokenizer, tmp_path):
-    """Test a template that ends a turn with an end of turn and an end of text."""
+    """Test a template that ends a turn with two tokens: end of turn, then end of text."""
     twice = CHATML.replace("'<|im_end|>' + '\n' }}{% endfor %}", "'<|im_end|></s>' + '\n' }}{% endfor %}")
     assert twice != CHATML
     template = load_template(write_template(tmp_path, twice), tokenizer)

@@ -30,8 +30,8 @@ def launches():
 def test_launch_passes_grid_pointers_and_strides(launches):
     (launch,) = launches["other current device"]
     assert launch["pointers"][:5] == launches["pointers"]
-    assert launch["numbers"][:3] == [600, 48, 96]  # rows, size of a row, distance of rows
-    assert launch["grid"] == [19, 1, 1]  # of 32 rows
+    assert launch["numbers"][:3] == [600, 48, 96]  # rows, row size, row stride
+    assert launch["grid"] == [19, 1, 1]  # 19 programs of 32 rows each
 
 
 def test_launch_of_a_known_signature_passes_its_own_grid_pointers_and_numbers(launches):

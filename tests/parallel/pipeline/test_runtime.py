@@ -1,4 +1,4 @@
-"""Two and four pipeline stages, compared with one process: losses, norms, evaluation and saved weights."""
+"""Two pipeline stages, with one or two chunks each, compared with one process: losses, norms, evaluation and saved weights."""
 
 from __future__ import annotations
 

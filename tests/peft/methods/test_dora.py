@@ -1,4 +1,4 @@
-"""DoRA: properties beyond the conformance suite and the golden files of PEFT."""
+"""DoRA: properties that the conformance suite and PEFT's golden files do not cover."""
 
 from __future__ import annotations
 

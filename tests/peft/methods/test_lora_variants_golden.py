@@ -132,7 +132,7 @@ def test_olora_new_adapter_subtracts_its_start_for_any_scale(rslora: bool):
 
 @pytest.mark.parametrize("recompute", [False, True])
 def test_lora_ga_gradient_equals_torch(recompute: bool):
-    """Compare the gradients, and A0 and B0 by the paper's formula in NumPy."""
+    """Compare A0 and B0 with the paper's formula, applied in NumPy to the gradients of PyTorch."""
     gradients = np.load(DATA / "lora_ga_gradients.npz")
     config = LoRAGAConfig(rank=4, alpha=8, target_modules=["q_proj", "k_proj", "down_proj"], ga_stable_gamma=9.0)
     model = get_peft_model(evaluated_base(GRADIENT_CASE), config)

@@ -17,7 +17,9 @@ _MOJIBAKE = re.compile(
     f"(?<![A-ZÀ-Þ])[ÂÃ]{_CONTINUATION}|â[€‚„]{_CONTINUATION}?|ðŸ{_CONTINUATION}"
     f"|(?:[ÐÑ]{_CONTINUATION}){{2}}|(?:[ÎÏ]{_CONTINUATION}){{3}}|(?:[ã-é]{_CONTINUATION}{{2}}){{2}}"
 )
-# Control characters except tab, line feed and carriage return; direction, byte order and zero-width characters.
+# Control characters except tab, line feed and carriage return; separators of lines and paragraphs; zero-width spaces,
+# word joiners and byte order marks; bidirectional embeddings, overrides and isolates. Joiners and direction marks are
+# part of correct text in some scripts.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _REPLACEMENT = re.compile("\ufffd")
 _MARKERS = re.compile(
@@ -79,7 +81,7 @@ def mojibake(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("control character", WARNING, "remove invisible characters")
 def control_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield control characters, direction marks, byte order marks and zero-width characters."""
+    """Yield control characters and other invisible characters."""
     return row.search(_CONTROL)
 
 
