@@ -1,4 +1,4 @@
-"""Two pipeline stages, with one or two chunks each, compared with one process: losses, norms, evaluation and saved weights."""
+"""Two pipeline stages of one or two chunks, compared with one process: losses, norms, evaluation, saved weights."""
 
 from __future__ import annotations
 
