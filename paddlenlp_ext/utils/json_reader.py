@@ -56,6 +56,8 @@ class Location:
 
     def after(self, text: str) -> Location:
         """Return the location where `text` ends if it begins at this location."""
+        if not text:
+            return self
         assert self.line is not None and self.column is not None
         newlines = text.count("\n")
         if not newlines:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from typing import Any
 
 from paddlenlp_ext.data.rows.checked_values import FieldPath
@@ -38,7 +39,7 @@ MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
 """Fields that a message of any format may have in addition to role and content."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RowFormat:
     """Row format and the fields that it reads.
 
@@ -56,12 +57,17 @@ class RowFormat:
     message: tuple[str, ...] = ()
     lost: tuple[str, ...] = TEXTS
 
-    @property
+    @cached_property
     def fields(self) -> tuple[str, ...]:
         """All fields of a row that are read."""
         return tuple(name for names in self.required for name in names) + self.optional
 
-    def missing(self, row: dict[str, Any]) -> list[str]:
+    @cached_property
+    def refused(self) -> tuple[str, ...]:
+        """Fields of `lost` that are not read."""
+        return tuple(name for name in self.lost if name not in self.fields)
+
+    def missing(self, row: Container[str]) -> list[str]:
         """Return the required fields that a row lacks."""
         return [names[0] for names in self.required if not any(name in row for name in names)]
 
@@ -167,12 +173,26 @@ METADATA = (
 
 MISPLACED = REFUSALS[2:5]
 """Refusals of fields that are read elsewhere in a row."""
+_MAX_NAMES = 64
+"""Number of sets of fields whose checks are cached; most data files have only a few."""
 _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
 _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
 
+@lru_cache(maxsize=_MAX_NAMES)
+def complete_formats(names: tuple[str, ...]) -> tuple[RowFormat, ...]:
+    """Return the conversation formats whose required fields a row with the fields `names` has."""
+    return tuple(row_format for row_format in CONVERSATION_FORMATS if not row_format.missing(names))
+
+
+@lru_cache(maxsize=_MAX_NAMES)
+def _refusals_of(names: tuple[str, ...], read: tuple[str, ...]) -> tuple[tuple[str, Refusal], ...]:
+    """Return the fields among `names` that are not read and that have a refusal, with their refusals."""
+    return tuple((name, _REFUSAL_OF[name]) for name in names if name not in read and name in _REFUSAL_OF)
+
+
 def check_refusals(
-    fields: dict[str, Any], path: FieldPath = (), read: Container[str] = (), turn_labels: bool = False
+    fields: dict[str, Any], path: FieldPath = (), read: tuple[str, ...] = (), turn_labels: bool = False
 ) -> None:
     """Check that a row, message or content part sets no unsupported field.
 
@@ -185,11 +205,11 @@ def check_refusals(
     Raises:
         InvalidRowError: a field of `REFUSALS` is set.
     """
-    for name, value in fields.items():
-        refusal = None if name in read else _REFUSAL_OF.get(name)
+    for name, refusal in _refusals_of(tuple(fields), read):
+        value = fields[name]
         if turn_labels and name == "label" and isinstance(value, list):
             continue
-        if refusal is not None and value not in refusal.accepted:
+        if value not in refusal.accepted:
             raise InvalidRowError(NOT_SUPPORTED, f"{name} {refusal.problem}; {refusal.remedy}", (*path, name))
 
 
@@ -199,8 +219,8 @@ def check_texts(row: dict[str, Any], row_format: RowFormat) -> None:
     Raises:
         InvalidRowError: the row sets a field of `row_format.lost`, which the format does not read.
     """
-    for name in row_format.lost:
-        if name not in row_format.fields and row.get(name) not in NOTHING:
+    for name in row_format.refused:
+        if row.get(name) not in NOTHING:
             message = f"{name} is not read in a row of the format {row_format.name}; remove it"
             raise InvalidRowError(NOT_SUPPORTED, message, (name,))
 
@@ -223,14 +243,13 @@ def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
     """Yield each field of a row that is neither read nor metadata; fields of messages appear as `messages[].name`."""
     if not isinstance(row, dict):
         return
-    for row_format in (TEXT,) if autoregressive else CONVERSATION_FORMATS:
-        if row_format.missing(row):
-            continue
-        if row_format is TEXT and "src" in row:
-            yield from _unknown(row, ("src",))
-        else:
-            lists = [key for (key,) in row_format.required] if row_format.message else []
-            yield from unknown_in(row, row_format, lists)
+    if autoregressive:
+        if not TEXT.missing(row):
+            yield from _unknown(row, ("src",) if "src" in row else TEXT.fields)
+        return
+    for row_format in complete_formats(tuple(row)):
+        lists = [key for (key,) in row_format.required] if row_format.message else []
+        yield from unknown_in(row, row_format, lists)
 
 
 def unknown_in(row: dict[str, Any], row_format: RowFormat, lists: Sequence[str]) -> Iterator[str]:
@@ -253,8 +272,14 @@ def _unknown_in_list(items: Any, label: str, read: tuple[str, ...]) -> Iterator[
     yield from found
 
 
-def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> Iterator[str]:
-    return (name for name, value in fields.items() if name not in _KNOWN and name not in read and value not in EMPTY)
+def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> list[str]:
+    return [name for name in _unknown_names(tuple(fields), read) if fields[name] not in EMPTY]
+
+
+@lru_cache(maxsize=_MAX_NAMES)
+def _unknown_names(names: tuple[str, ...], read: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the fields among `names` that are neither read nor known."""
+    return tuple(name for name in names if name not in _KNOWN and name not in read)
 
 
 def markdown_table() -> str:

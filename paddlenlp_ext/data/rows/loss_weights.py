@@ -10,6 +10,7 @@ from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, InvalidRowE
 
 LOSS_WEIGHTS = ("weight", "loss_weight", "loss_scale", "loss", "train", "training")
 """Names of loss weights in rows and messages."""
+_NAMES = frozenset(LOSS_WEIGHTS)
 
 
 def check_row_weights(row: dict[str, Any]) -> None:
@@ -30,6 +31,8 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
         InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
     """
     weights: dict[str, bool] = {}
+    if _NAMES.isdisjoint(fields):
+        return weights
     for name in LOSS_WEIGHTS:
         value = fields.get(name)
         if value is None:

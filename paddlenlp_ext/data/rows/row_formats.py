@@ -38,6 +38,7 @@ from paddlenlp_ext.data.rows.known_fields import (
     RowFormat,
     check_refusals,
     check_texts,
+    complete_formats,
 )
 from paddlenlp_ext.data.rows.loss_weights import check_row_weights, context_turns, loss_weights
 from paddlenlp_ext.data.rows.parse_messages import read_messages, read_tools
@@ -60,7 +61,7 @@ def parse_row(value: Any) -> Conversation:
     """
     if not isinstance(value, dict):
         raise InvalidRowError(WRONG_TYPE, f"the row is {type_name(value)}; write a JSON object")
-    complete = [row_format for row_format in _PARSERS if not row_format.missing(value)]
+    complete = complete_formats(tuple(value))
     read = complete[0].fields if complete else ()
     check_refusals(value, read=read, turn_labels=SRC_TGT in complete)
     check_row_weights(value)
@@ -76,7 +77,10 @@ def parse_row(value: Any) -> Conversation:
     system = _choose_system(conversation.system, value)
     if system is not None and conversation.system is None:
         conversation = conversation.with_system(system)
-    return replace(conversation, tools=read_tools(value), template_kwargs=_template_kwargs(value))
+    tools, template_kwargs = read_tools(value), _template_kwargs(value)
+    if not tools and not template_kwargs:
+        return conversation
+    return replace(conversation, tools=tools, template_kwargs=template_kwargs)
 
 
 def _check_answers(conversation: Conversation) -> None:

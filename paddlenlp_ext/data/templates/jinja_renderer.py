@@ -123,18 +123,7 @@ class Renderer:
         Raises:
             InvalidRowError: the template raises an error, or exceeds the limits of jinja_budget.py.
         """
-        messages = self.dictionaries(conversation)
-        with _bounded(self._source(kwargs), conversation) as name:
-            text = self._tokenizer.apply_chat_template(
-                messages,
-                tools=[dict(tool) for tool in conversation.tools] or None,
-                chat_template=name,
-                add_generation_prompt=for_generation,
-                tokenize=False,
-                **{**_FIXED, **kwargs},
-            )
-            check_characters(text)
-            return text
+        return self._render(conversation, kwargs, add_generation_prompt=for_generation)[0]
 
     def marked_text_of(self, conversation: Conversation, kwargs: Mapping[str, Any]) -> tuple[str, Spans]:
         """Return the text of a conversation, and (start, end) of each span marked with `{% generation %}`.
@@ -142,20 +131,28 @@ class Renderer:
         Raises:
             InvalidRowError: see `text_of`.
         """
+        text, marks = self._render(conversation, kwargs, return_assistant_tokens_mask=True)
+        return text, [(int(start), int(end)) for start, end in marks[0]]
+
+    def _render(self, conversation: Conversation, kwargs: Mapping[str, Any], **options: bool) -> tuple[str, list[Any]]:
+        """Return the text of a conversation, and the marked spans.
+
+        The function of transformers that `apply_chat_template` calls is called directly: for short conversations, the
+        checks before the call take longer than the rendering.
+        """
         from transformers.utils.chat_template_utils import render_jinja_template
 
-        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs}
+        variables: dict[str, Any] = {**self._tokenizer.special_tokens_map, **_FIXED, **kwargs, **options}
         messages = self.dictionaries(conversation)
         with _bounded(self._source(kwargs), conversation) as name:
             texts, marks = render_jinja_template(
                 [messages],
                 tools=[dict(tool) for tool in conversation.tools] or None,
                 chat_template=name,
-                return_assistant_tokens_mask=True,
                 **variables,
             )
             check_characters(texts[0])
-        return str(texts[0]), [(int(start), int(end)) for start, end in marks[0]]
+        return str(texts[0]), list(marks)
 
     def reasoning_of(self, message: Message) -> str:
         """Return the reasoning of an answer, from the reasoning field or from tags in the content; empty if missing."""

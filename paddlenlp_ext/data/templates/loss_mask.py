@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
 
 from paddlenlp_ext.data.templates.rendered_turns import RenderedTurn
 
@@ -35,23 +38,35 @@ class EncodedTurn:
         return len(self.prompt) + sum(len(ids) for ids, lead in leads if lead.is_prompt)
 
     @property
-    def tokens(self) -> list[int]:
-        return [*self.prompt, *(token for ids in self.lead for token in ids), *self.answer]
+    def pieces(self) -> list[tuple[list[int], bool]]:
+        """Token ids of prompt, leads and answer, and whether they are targets."""
+        is_target = self.text.is_target
+        leads = [(ids, is_target and lead.is_target) for ids, lead in zip(self.lead, self.text.lead, strict=True)]
+        return [(self.prompt, False), *leads, (self.answer, is_target)]
 
     @property
-    def loss_mask(self) -> list[bool]:
-        is_target = self.text.is_target
-        mask = [False] * len(self.prompt)
-        for ids, lead in zip(self.lead, self.text.lead, strict=True):
-            mask += [is_target and lead.is_target] * len(ids)
-        return mask + [is_target] * len(self.answer)
+    def num_targets(self) -> int:
+        return sum(len(ids) for ids, is_target in self.pieces if is_target)
 
 
 def join_turns(turns: Sequence[EncodedTurn]) -> tuple[list[int], list[bool]]:
     """Concatenate the tokens and the loss masks of turns."""
     tokens: list[int] = []
     loss_mask: list[bool] = []
-    for turn in turns:
-        tokens += turn.tokens
-        loss_mask += turn.loss_mask
+    for ids, is_target in chain.from_iterable(turn.pieces for turn in turns):
+        tokens += ids
+        loss_mask += [is_target] * len(ids)
+    return tokens, loss_mask
+
+
+def join_in_arrays(turns: Sequence[EncodedTurn]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the result of `join_turns` as arrays: tokens int32 [L], loss mask bool [L]."""
+    pieces = [piece for turn in turns for piece in turn.pieces]
+    length = sum(len(ids) for ids, _ in pieces)
+    tokens = np.fromiter(chain.from_iterable(ids for ids, _ in pieces), np.int32, length)
+    loss_mask, end = np.zeros(length, bool), 0
+    for ids, is_target in pieces:
+        start, end = end, end + len(ids)
+        if is_target:
+            loss_mask[start:end] = True
     return tokens, loss_mask

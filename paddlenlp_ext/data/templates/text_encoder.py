@@ -60,6 +60,19 @@ def check_characters(text: str) -> None:
         )
 
 
+def _has_backend(tokenizer: Any) -> bool:
+    """Return whether transformers passes texts unchanged to a tokenizer of the `tokenizers` library.
+
+    Some subclasses, such as those of CodeLlama and CPM, change a text before they pass it on.
+    """
+    from transformers import PreTrainedTokenizerFast as Fast
+
+    methods = ("_encode_plus", "_batch_encode_plus")
+    return isinstance(tokenizer, Fast) and all(
+        getattr(type(tokenizer), name, None) is getattr(Fast, name, None) for name in methods
+    )
+
+
 class TextEncoder:
     """Encoder of text fragments that adds no special tokens.
 
@@ -73,6 +86,7 @@ class TextEncoder:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
+        self._has_backend = _has_backend(tokenizer)
         self._anchor_ids = self._encode([_ANCHOR])[0]
         alone, anchored = self._encode(["x", f"{_ANCHOR}x"])
         self._adds_dummy_prefix = anchored != self._anchor_ids + alone
@@ -109,7 +123,7 @@ class TextEncoder:
         if not texts:
             return []
         try:
-            encoded = self.tokenizer(list(texts), add_special_tokens=False, return_attention_mask=False, verbose=False)
+            return self._ids(list(texts))
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a panic in Rust code is not a subclass of Exception
@@ -121,7 +135,24 @@ class TextEncoder:
                 f"tokenizer {self.tokenizer.name_or_path}: cannot encode {texts[0][:40]!r}, of {len(texts[0]):,} "
                 f"characters: {error}; change the text, or the regular expressions of tokenizer.json",
             ) from error
-        return [list(ids) for ids in encoded["input_ids"]]
+
+    def _ids(self, texts: list[str]) -> list[list[int]]:
+        """Return the token ids of texts, without offsets and the other results that transformers makes of an encoding.
+
+        The settings of the backend are those of a call of the tokenizer without truncation and padding. They are set
+        only where they differ, because other threads may be encoding.
+        """
+        if not self._has_backend:
+            encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            return [list(ids) for ids in encoded["input_ids"]]
+        backend = self.tokenizer.backend_tokenizer
+        if backend.truncation is not None:
+            backend.no_truncation()
+        if backend.padding is not None:
+            backend.no_padding()
+        if backend.encode_special_tokens != self.tokenizer.split_special_tokens:
+            backend.encode_special_tokens = self.tokenizer.split_special_tokens
+        return [encoding.ids for encoding in backend.encode_batch_fast(texts, add_special_tokens=False)]
 
     def _ids_before_text(self) -> list[int]:
         alone = self._encode(["x"])[0]

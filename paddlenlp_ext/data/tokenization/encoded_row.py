@@ -82,9 +82,9 @@ class TokenizedRow:
     location: Location
     tokens: np.ndarray
     loss_mask: np.ndarray
-    answer_start: int
-    last_turn: int
-    num_truncated_tokens: int
+    answer_start: int = 0
+    last_turn: int = 0
+    num_truncated_tokens: int = 0
     part: int = 0
     num_thoughts: int = 0
     num_tool_calls: int = 0

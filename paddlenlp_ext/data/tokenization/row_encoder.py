@@ -22,7 +22,7 @@ from paddlenlp_ext.data.rows.known_fields import unknown_fields
 from paddlenlp_ext.data.rows.row_formats import parse_row, parse_text
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 from paddlenlp_ext.data.templates.base import ChatTemplate
-from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_turns
+from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_in_arrays
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
 from paddlenlp_ext.data.tokenization.statistics import DataStats
@@ -112,6 +112,8 @@ def _finish_row(
             finished.append(_finish(row, example, turns, template, limits))
         except InvalidRowError as error:
             lost.append((error, sum(turn.length for turn in turns), _num_targets(turns)))
+    if not lost and len(finished) == 1:
+        return [*finished]
     num_lost, num_lost_targets = (sum(counts) for counts in zip((0, 0), *(item[1:] for item in lost), strict=True))
     if not finished or (lost and limits.truncation == "error"):
         num_targets = num_lost_targets + sum(int(example.loss_mask.sum()) for example in finished)
@@ -128,28 +130,24 @@ def _finish(
     row: SourceRow, example: Example, turns: list[EncodedTurn], template: ChatTemplate, limits: LengthLimits
 ) -> TokenizedRow:
     truncated = truncate_turns(example, turns, template, limits)
-    target = _last_target(truncated.turns)
-    tokens, loss_mask = join_turns(truncated.turns)
-    targets = [turn.text for turn in truncated.turns if turn.text.is_target]
-    before = sum(turn.length for turn in truncated.turns[:target])
-    return replace(
-        _tokenized(
-            row,
-            tokens,
-            loss_mask,
-            before + truncated.turns[target].generation_start,
-            truncated.turns[target].text.number + truncated.num_removed_answers,
-            truncated.num_truncated_tokens,
-        ),
+    remaining, num_lost = truncated.turns, truncated.num_truncated_tokens
+    target = _last_target(remaining)
+    targets = [turn.text for turn in remaining if turn.text.is_target]
+    return _tokenized(
+        row,
+        *join_in_arrays(remaining),
+        answer_start=sum(turn.length for turn in remaining[:target]) + remaining[target].generation_start,
+        last_turn=remaining[target].text.number + truncated.num_removed_answers,
+        num_truncated_tokens=num_lost,
         num_thoughts=sum(turn.has_reasoning for turn in targets),
         num_tool_calls=sum(turn.num_tool_calls for turn in targets),
         num_empty_thoughts=sum(turn.has_empty_reasoning for turn in targets),
-        num_truncated_target_tokens=_num_targets(turns) - sum(loss_mask) if truncated.num_truncated_tokens else 0,
+        num_truncated_target_tokens=_num_targets(turns) - _num_targets(remaining) if num_lost else 0,
     )
 
 
 def _num_targets(turns: Sequence[EncodedTurn]) -> int:
-    return sum(sum(turn.loss_mask) for turn in turns)
+    return sum(turn.num_targets for turn in turns)
 
 
 def _last_target(turns: Sequence[EncodedTurn]) -> int:
@@ -173,8 +171,8 @@ def _encode_texts(
         assert isinstance(row, SourceRow), "text comes from a valid row"
         (turn,) = next(encoded)
         try:
-            for part, tokens in enumerate(split_text(turn.prompt + turn.answer, limits)):
-                yield replace(_tokenized(row, tokens, [True] * len(tokens), 0, 0, 0), part=part)
+            for part, ids in enumerate(split_text(turn.prompt + turn.answer, limits)):
+                yield _tokenized(row, np.array(ids, np.int32), np.ones(len(ids), bool), part=part)
         except InvalidRowError as error:
             yield replace(error.in_row(row), num_target_tokens=turn.length)
 
@@ -188,22 +186,23 @@ def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
         return error.in_row(row)
 
 
-def _tokenized(
-    row: SourceRow,
-    tokens: list[int],
-    loss_mask: list[bool],
-    answer_start: int,
-    last_turn: int,
-    num_truncated_tokens: int,
-) -> TokenizedRow:
-    if not any(loss_mask[1:]):
+def _tokenized(row: SourceRow, tokens: np.ndarray, loss_mask: np.ndarray, **values: int) -> TokenizedRow:
+    """Return an example of a row; the first token is no target, because no token precedes it.
+
+    Args:
+        row: the row.
+        tokens: int32 [L].
+        loss_mask: bool [L]; the first value is set to false.
+        values: further attributes of the example.
+
+    Raises:
+        InvalidRowError: no token is a target.
+    """
+    loss_mask[:1] = False
+    if not np.count_nonzero(loss_mask):
         message = f"the row of {len(tokens)} tokens has no target token after its first token; remove the row"
         raise InvalidRowError(NO_TARGET, message)
-    target = np.array(loss_mask, dtype=bool)
-    target[0] = False
-    return TokenizedRow(
-        row.location, np.array(tokens, dtype=np.int32), target, answer_start, last_turn, num_truncated_tokens
-    )
+    return TokenizedRow(row.location, tokens, loss_mask, **values)
 
 
 @dataclass(frozen=True)
@@ -282,7 +281,7 @@ class RowEncoder:
             num_untruncated=len(rows_read) - num_truncated,
             num_truncated=num_truncated,
             num_tokens=sum(len(row.tokens) for row in valid),
-            num_target_tokens=sum(int(row.loss_mask.sum()) for row in valid),
+            num_target_tokens=sum(int(np.count_nonzero(row.loss_mask)) for row in valid),
             num_truncated_tokens=sum(row.num_truncated_tokens for row in valid),
             num_lost_target_tokens=sum(row.num_truncated_target_tokens for row in valid)
             + sum(row.num_target_tokens for row in dropped),

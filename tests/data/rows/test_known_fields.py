@@ -350,6 +350,15 @@ def test_load_dataset_names_unknown_fields_once_per_file(options, tokenizer, tmp
         ]
 
 
+def test_load_dataset_with_equal_fields_of_other_values_checks_the_values(options, tokenizer, tmp_path):
+    """Test rows whose fields have the same names, so that the checks of the names are computed once."""
+    rows = [{"src": "a", "tgt": "b", "foo": foo, "images": images} for foo, images in (("", []), (1, []), (2, ["c"]))]
+    folder = write(tmp_path / "set", *rows)
+    stats = load_dataset(options(folder, bad_rows="drop"), "train", tokenizer).stats
+    assert stats.unknown_fields == {str(folder / "train.json"): {"foo": 2}}
+    assert stats.dropped == {"not supported": 1} and stats.examples[0].location.line == 3
+
+
 def test_load_dataset_autoregressive_names_the_fields_beside_the_text(options, tokenizer, tmp_path):
     rows = ({"src": "a", "text": "b", "tgt": "c"}, {"text": "a", "system": "You", "messages": MESSAGES})
     folder = write(tmp_path / "set", *rows)

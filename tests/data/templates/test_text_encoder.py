@@ -1,9 +1,10 @@
-"""Texts that a tokenizer cannot encode are errors that name the text."""
+"""Token ids of texts are those of transformers; texts that a tokenizer cannot encode are errors that name the text."""
 
 from __future__ import annotations
 
 import pytest
 from tokenizers import Regex, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, USER, Conversation, Message
 from paddlenlp_ext.data.rows.errors import InvalidRowError
@@ -35,3 +36,29 @@ def test_check_characters_names_the_position_of_a_surrogate():
 def test_encode_text_with_a_lone_surrogate_names_its_position():
     with pytest.raises(InvalidRowError, match=r"U\+D83D at character 1, after 'a'"):
         TextEncoder(make_tokenizer()).encode(["b", "a\ud83d"], [False, False])
+
+
+@pytest.mark.parametrize("splits_special", [False, True])
+def test_encode_with_other_settings_of_the_backend_returns_the_ids_of_transformers(splits_special):
+    """Test settings that an earlier call of the tokenizer may have left."""
+    texts = ["Was ist 2 + 2?<|im_end|>", "", " vier\n", "Grüße, 你好"]
+    tokenizer = make_tokenizer(bos="<s>", adds_bos=True)
+    tokenizer.split_special_tokens = splits_special
+    expected = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    assert (len(expected[0]) > len(tokenizer(texts[0][:14])["input_ids"])) == splits_special
+    encoder, backend = TextEncoder(tokenizer), tokenizer.backend_tokenizer
+    backend.enable_truncation(2)
+    backend.enable_padding(length=64)
+    backend.encode_special_tokens = not splits_special
+    assert encoder.encode(texts, [False] * len(texts)) == expected
+
+
+def test_encode_with_a_tokenizer_class_that_changes_texts_calls_the_class():
+    class Lower(PreTrainedTokenizerFast):
+        def _encode_plus(self, text, *args, **options):
+            return super()._encode_plus([each.lower() for each in text] if isinstance(text, list) else text, **options)
+
+    tokenizer = Lower(tokenizer_object=make_tokenizer().backend_tokenizer)
+    assert TextEncoder(tokenizer).encode(["Das IST"], [False]) == TextEncoder(make_tokenizer()).encode(
+        ["das ist"], [False]
+    )
