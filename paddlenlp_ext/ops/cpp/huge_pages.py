@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import paddle
 
@@ -16,6 +17,7 @@ HUGE_PAGE = 1 << 21
 
 _SMALLEST = 1 << 16  # bytes; smaller tensors, such as norms and biases, would waste most of a huge page
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25  # constants of Linux's madvise
+_MAX_TRIES = 4  # MADV_COLLAPSE fails with EAGAIN while the kernel moves a page for another reason
 
 
 def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
@@ -26,15 +28,18 @@ def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
     """
     if sys.platform != "linux":
         return
-    advise = ctypes.CDLL(None).madvise
+    advise = ctypes.CDLL(None, use_errno=True).madvise
     advise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
-    for first, end in _runs(tensors):
-        for advice in (_MADV_HUGEPAGE, _MADV_COLLAPSE):
-            advise(first * HUGE_PAGE, (end - first) * HUGE_PAGE, advice)
+    # One call per page: a call for several pages stops at the first page that also belongs to an unsuitable mapping.
+    for page in sorted(_pages(tensors)):
+        advise(page * HUGE_PAGE, HUGE_PAGE, _MADV_HUGEPAGE)
+        for _ in range(_MAX_TRIES):
+            if advise(page * HUGE_PAGE, HUGE_PAGE, _MADV_COLLAPSE) == 0 or ctypes.get_errno() != errno.EAGAIN:
+                break
 
 
-def _runs(tensors: Iterable[paddle.Tensor]) -> Iterator[tuple[int, int]]:
-    """Yield (first page, end page) of each contiguous run of huge pages that contain parts of the tensors."""
+def _pages(tensors: Iterable[paddle.Tensor]) -> set[int]:
+    """Return the indices of the huge pages that contain parts of the tensors."""
     pages: set[int] = set()
     for tensor in tensors:
         if not (has_storage(tensor) and is_on_cpu(tensor)):
@@ -43,8 +48,4 @@ def _runs(tensors: Iterable[paddle.Tensor]) -> Iterator[tuple[int, int]]:
         if size >= _SMALLEST:
             start = tensor.data_ptr()
             pages.update(range(start // HUGE_PAGE, -(-(start + size) // HUGE_PAGE)))
-    for first in sorted(page for page in pages if page - 1 not in pages):
-        end = first + 1
-        while end in pages:
-            end += 1
-        yield first, end
+    return pages
