@@ -1,8 +1,8 @@
 """Training with products in 8-bit integers (`int8_training`, ops/int8_linear): choice and measurement of the layers.
 
-Rows of activations and gradients are rounded to int8 with one scale per row, so a row with outliers has large errors in
-its other values. The error of each layer is measured on the first micro-batch of a run, and layers with a large error
-compute with unrounded activations.
+Blocks of activations and gradients are rounded to int8 with one scale per block, so a block with an outlier has large
+errors in its other values. The error of each layer is measured on the first micro-batch of a run, and layers with a
+large error compute with unrounded activations.
 """
 
 from __future__ import annotations

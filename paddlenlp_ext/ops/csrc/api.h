@@ -333,12 +333,13 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // -- linear in 8-bit integers, with rows of x, of the gradient and of the weight rounded to int8 ----------------------
 
-// Sets `result` to 1 if the processor has instructions for 8-bit products (VNNI), and to 0 otherwise.
+// Sets `result` to 1 if 8-bit products are the fastest of the processor, which has VNNI and no AMX tiles, and to 0
+// otherwise. (Tiles multiply bfloat16 four times as fast as AVX-512-VNNI multiplies bytes.)
 Status has_int8_products(i64* result);
 
-// Rounds x [rows, width] to `values` [rows, padded width] times `scales` [rows]. The padded width is a multiple of 4.
-// `offsets` [rows] are 128 times the sums of the values. The scale of a row with NaN or infinity is NaN. `is_bf16`
-// refers to x.
+// Rounds blocks of 128 values of the rows of x [rows, width] to `values` [rows, padded width] times `scales` [rows,
+// blocks]. The padded width is a multiple of 4. `offsets` [rows, blocks] are 128 times the sums of the values. The scale
+// of a block with NaN or infinity is NaN. `is_bf16` refers to x.
 Status int8_round_rows(const void* x, i64 rows, i64 width, int8_t* values, float* scales, int32_t* offsets,
                        bool is_bf16);
 

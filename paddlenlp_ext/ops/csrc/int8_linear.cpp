@@ -1,9 +1,7 @@
-// Linear layer in 8-bit integers: y = x W^T + bias and the gradient of x, with rows of x, or of the gradient, and rows
-// of W rounded to int8. Products and sums are exact integers.
+// Linear layer in 8-bit integers: y = x W^T + bias and the gradient of x, with blocks of the rows of x, or of the
+// gradient, and rows of W rounded to int8. Products and sums of a block are exact integers.
 //
 // A thread copies a panel of W into the layout of the instructions, and multiplies a part of the rows with the panel.
-#include <stdexcept>
-#include <string>
 
 #include "int8_product.h"
 #include "quantized_weight.h"
@@ -18,19 +16,20 @@ constexpr float SMALLEST_SCALED = 1e-36f;  // 127 / x overflows for smaller valu
 constexpr uint32_t INFINITE = 0x7f800000;  // bits of infinity; NaN has larger bits
 constexpr i64 ROWS_PER_TASK = 510;         // copying a panel then takes about 1 % of the time of the products
 
-// Returns the row's `count` <= 16 values from `at` on, multiplied by the factors of their columns if there are any.
+// Returns `count` <= 16 values from `at` on, multiplied by their factors unless these are null.
 template <class Value>
 inline f32x16 scaled(const Value* x, const float* factors, i64 at, i64 count) {
     const f32x16 values = load_part(x + at, count);
     return factors == nullptr ? values : values * load_part(factors + at, count);
 }
 
-// Rounds a row to int8, and returns its scale. A row with NaN or infinity has the scale NaN, so that all its products
-// are NaN. `sum` is set to the sum of the integers. The maximum is taken over bits, because comparisons skip NaN.
+// Rounds `size` values to int8, and returns their scale. Values with NaN or infinity have the scale NaN, so that all
+// products are NaN. `sum` is set to the sum of the integers. The maximum is taken over bits, because comparisons skip
+// NaN.
 template <class Value>
-float round_row(const Value* x, const float* factors, i64 width, int8_t* to, int32_t* sum) {
+float round_block(const Value* x, const float* factors, i64 size, int8_t* to, int32_t* sum) {
     u32x16 bits{};
-    for_each_vector(width, [&](i64 at, i64 count) {
+    for_each_vector(size, [&](i64 at, i64 count) {
         const u32x16 absolute = (u32x16)scaled(x, factors, at, count) & 0x7fffffffu;
         bits = absolute > bits ? absolute : bits;
     });
@@ -42,17 +41,13 @@ float round_row(const Value* x, const float* factors, i64 width, int8_t* to, int
     const f32x16 inverse = broadcast(is_zero ? 0.0f : LARGEST / largest);
     const f32x16 rounder = broadcast(12582912.0f);  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
     i32x16 sums{};
-    for_each_vector(is_zero ? 0 : width, [&](i64 at, i64 count) {
+    for_each_vector(is_zero ? 0 : size, [&](i64 at, i64 count) {
         const i32x16 rounded = (i32x16)(scaled(x, factors, at, count) * inverse + rounder) - 0x4b400000;
         sums += rounded;
         const i8x16 narrow = narrow_to_int8(rounded);
         std::memcpy(to + at, &narrow, size_t(count));
     });
-    const i64 padded = int8::padded_depth(width);
-    if (is_zero)
-        std::memset(to, 0, size_t(padded));
-    else
-        std::memset(to + width, 0, size_t(padded - width));
+    if (is_zero) std::memset(to, 0, size_t(size));
     *sum = 0;
     for (int lane = 0; lane < LANES; ++lane) *sum += sums[lane];
     return is_finite ? largest / LARGEST : std::nanf("");
@@ -62,11 +57,18 @@ float round_row(const Value* x, const float* factors, i64 width, int8_t* to, int
 template <class Value>
 void round_rows(const Value* x, const float* factors, i64 rows, i64 width, int8_t* values, float* scales,
                 int32_t* offsets) {
-    const i64 padded = int8::padded_depth(width);
+    const i64 padded = int8::padded_depth(width), blocks = int8::num_blocks(width);
     parallel_for_rows(rows, width, [&](i64 begin, i64 end) {
         for (i64 r = begin; r < end; ++r) {
-            scales[r] = round_row(x + r * width, factors, width, values + r * padded, offsets + r);
-            offsets[r] *= 128;
+            for (i64 b = 0; b < blocks; ++b) {
+                const i64 first = b * int8::BLOCK, size = width - first < int8::BLOCK ? width - first : int8::BLOCK;
+                const float* own = factors == nullptr ? nullptr : factors + first;
+                int32_t sum;
+                scales[r * blocks + b] =
+                    round_block(x + r * width + first, own, size, values + r * padded + first, &sum);
+                offsets[r * blocks + b] = 128 * sum;
+            }
+            std::memset(values + r * padded + width, 0, size_t(padded - width));
         }
     });
 }
@@ -82,16 +84,14 @@ struct Weight {
 Weight in_int8(const QuantizedWeight& weight) {
     if (is_int8(weight) && weight.block == weight.in && weight.group == 0)
         return {weight.codes, static_cast<const float*>(weight.scales), weight.out, weight.in};
-    int8_t* const codes = scratch<int8_t>(SCRATCH_A, weight.out * int8::padded_depth(weight.in));
+    int8_t* const codes = scratch<int8_t>(SCRATCH_A, weight.out * weight.in);
     float* const scales = scratch<float>(SCRATCH_B, weight.out);
     parallel_for_rows(weight.out, weight.in, [&](i64 begin, i64 end) {
-        float* const row = scratch<float>(SCRATCH_D, weight.in + int8::padded_depth(weight.in));
-        int8_t* const rounded = reinterpret_cast<int8_t*>(row + weight.in);
+        float* const row = scratch<float>(SCRATCH_D, weight.in);
         int32_t sum;
         for (i64 o = begin; o < end; ++o) {
             dequantize(weight, o * weight.in, (o + 1) * weight.in, row);
-            scales[o] = round_row<float>(row, nullptr, weight.in, rounded, &sum);
-            std::memcpy(codes + o * weight.in, rounded, size_t(weight.in));
+            scales[o] = round_block<float>(row, nullptr, weight.in, codes + o * weight.in, &sum);
         }
     });
     return {reinterpret_cast<const uint8_t*>(codes), scales, weight.out, weight.in};
@@ -147,11 +147,8 @@ void pack_columns(const Weight& weight, i64 first, i64 count, uint8_t* panel) {
 // y [count, columns] = the product of all rows and all columns. `pack` fills the bytes of a panel from its first column
 // and its number of columns. The factors and the bias of the columns may be null.
 template <class Pack>
-void multiply(const int8::Rows& rows, i64 count, i64 depth, const float* factors, const float* bias, i64 columns,
-              float* y, Pack&& pack) {
-    if (depth > int8::MAX_DEPTH)
-        throw std::invalid_argument("a sum of " + std::to_string(depth) + " products of 8 bits can overflow; at most " +
-                                    std::to_string(int8::MAX_DEPTH) + " are supported");
+void multiply(const int8::Rows& rows, i64 count, const float* factors, const float* bias, i64 columns, float* y,
+              Pack&& pack) {
     const i64 parts = count < 2 * ROWS_PER_TASK ? 1 : count / ROWS_PER_TASK;
     const i64 part_rows = ((count + parts - 1) / parts + int8::ROWS - 1) / int8::ROWS * int8::ROWS;
     const i64 panels = (columns + int8::COLUMNS - 1) / int8::COLUMNS;
@@ -173,7 +170,11 @@ void multiply(const int8::Rows& rows, i64 count, i64 depth, const float* factors
 }  // namespace
 
 Status has_int8_products(i64* result) {
+#if defined(__AMX_BF16__)
+    *result = 0;
+#else
     *result = int8::HAS_INSTRUCTIONS;
+#endif
     return OK;
 }
 
@@ -190,8 +191,9 @@ Status int8_linear_forward(const int8_t* values, const float* scales, const int3
                            const QuantizedWeight* weight, const float* bias, float* y, i64 rows) {
     return guarded([&] {
         const Weight codes = in_int8(*weight);
-        multiply({values, scales, offsets, int8::padded_depth(codes.in)}, rows, codes.in, codes.scales, bias, codes.out,
-                 y, [&](i64 first, i64 count, uint8_t* panel) { pack_rows(codes, first, count, panel); });
+        const i64 stride = int8::padded_depth(codes.in), blocks = int8::num_blocks(codes.in);
+        multiply({values, scales, offsets, stride, blocks}, rows, codes.scales, bias, codes.out, y,
+                 [&](i64 first, i64 count, uint8_t* panel) { pack_rows(codes, first, count, panel); });
     });
 }
 
@@ -199,15 +201,16 @@ Status int8_linear_input_gradient(const void* gradient, const QuantizedWeight* w
                                   bool is_bf16) {
     return guarded([&] {
         const Weight codes = in_int8(*weight);
-        const i64 stride = int8::padded_depth(codes.out);
-        int8_t* const values = scratch<int8_t>(SCRATCH_D, rows * (stride + 8) + 64);
-        float* const scales = reinterpret_cast<float*>(values + (rows * stride + 63) / 64 * 64);
-        int32_t* const offsets = reinterpret_cast<int32_t*>(scales + rows);
+        const i64 stride = int8::padded_depth(codes.out), blocks = int8::num_blocks(codes.out);
+        int8_t* const values = scratch<int8_t>(SCRATCH_D, rows * (stride + 8 * blocks));
+        float* const scales =
+            reinterpret_cast<float*>(values + rows * stride);  // aligned: the stride is a multiple of 4
+        int32_t* const offsets = reinterpret_cast<int32_t*>(scales + rows * blocks);
         with_dtype(is_bf16, [&](auto value) {
             round_rows(static_cast<const decltype(value)*>(gradient), codes.scales, rows, codes.out, values, scales,
                        offsets);
         });
-        multiply({values, scales, offsets, stride}, rows, codes.out, nullptr, nullptr, codes.in, x_gradient,
+        multiply({values, scales, offsets, stride, blocks}, rows, nullptr, nullptr, codes.in, x_gradient,
                  [&](i64 first, i64 count, uint8_t* panel) { pack_columns(codes, first, count, panel); });
     });
 }

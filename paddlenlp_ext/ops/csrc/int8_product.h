@@ -1,7 +1,7 @@
 // Products of 8-bit integers with 32-bit sums: rows of int8 values times a panel of a weight.
 //
 // The instructions of VNNI multiply unsigned by signed bytes. A panel therefore stores weight + 128, and each sum
-// starts at -128 times the sum of the row, so that the result is exact.
+// starts at -128 times the sum of the values, so that the result is exact.
 #pragma once
 
 #include "simd.h"
@@ -38,79 +38,93 @@ static inline Sums add_products(Sums sums, Sums weights, Sums values) {
 }
 #endif
 #endif
+typedef float Floats __attribute__((vector_size(sizeof(Sums))));
 constexpr i64 SUM_LANES = sizeof(Sums) / sizeof(int32_t);
 
 constexpr i64 DEPTH = 4;                      // products that an instruction adds to a sum
 constexpr i64 COLUMNS = VECTORS * SUM_LANES;  // columns of a panel
-constexpr i64 MAX_DEPTH = 1 << 16;            // no sum overflows: (127 + 128) * 127 * MAX_DEPTH < 2^31
+constexpr i64 BLOCK = 128;                    // consecutive values of a row that share a scale
 
 static inline i64 padded_depth(i64 depth) { return (depth + DEPTH - 1) / DEPTH * DEPTH; }
+static inline i64 num_blocks(i64 depth) { return (depth + BLOCK - 1) / BLOCK; }
 
-// Quantized rows: `values` [rows, padded_depth] with zeros after the depth; value times `scales` [rows]; `offsets`
-// [rows] are 128 times the sum of the row.
+// Rounded rows: `values` [rows, stride] with zeros after the depth; values times `scales` [rows, blocks]; `offsets`
+// [rows, blocks] are 128 times the sums of the values.
 struct Rows {
     const int8_t* values;
     const float* scales;
     const int32_t* offsets;
-    i64 stride;
-    Rows from(i64 row) const { return {values + row * stride, scales + row, offsets + row, stride}; }
+    i64 stride, blocks;
+    Rows from(i64 row) const {
+        return {values + row * stride, scales + row * blocks, offsets + row * blocks, stride, blocks};
+    }
 };
 
-// A panel of a weight, [padded_depth / 4, COLUMNS, 4] bytes, and the factor and the bias of each column.
+// A panel of a weight, [stride / 4, COLUMNS, 4] bytes, and the factor and the bias of each column.
 struct Panel {
     uint8_t* bytes;
     float scales[COLUMNS];
     float bias[COLUMNS];
 };
 
-// y[r, c] = sum(r, c) * row scale * column scale + bias for COUNT rows and the first `columns` columns of a panel.
-// `stride` is the row stride of y. The function is not inlined, so that GCC keeps the sums in registers.
+// Adds to `totals` [COUNT, COLUMNS] the product of a block of `depth` values of COUNT rows, `stride` bytes apart, and
+// of the panel's bytes `weights`. Row r has the scale scales[r * blocks] and the offset offsets[r * blocks]. The
+// function is not inlined, so that GCC keeps the sums in registers.
 template <int COUNT>
-__attribute__((noinline)) static void block(const Rows& rows, const Panel& panel, float* y, i64 columns, i64 stride) {
+__attribute__((noinline)) static void add_block(const int8_t* values, i64 stride, i64 depth, const uint8_t* weights,
+                                                const float* scales, const int32_t* offsets, i64 blocks,
+                                                Floats* totals) {
     Sums sums[COUNT][VECTORS];
 #pragma GCC unroll 8
     for (int r = 0; r < COUNT; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Sums{} - rows.offsets[r];
-    const int8_t* x = rows.values;
-    const uint8_t* weights = panel.bytes;
-    const i64 row_stride = rows.stride;
-    for (i64 k = 0; k < row_stride; k += DEPTH, weights += COLUMNS * DEPTH) {
+        for (int v = 0; v < VECTORS; ++v) sums[r][v] = Sums{} - offsets[r * blocks];
+    for (const int8_t* const end = values + depth; values < end; values += DEPTH, weights += COLUMNS * DEPTH) {
         Sums w[VECTORS];
 #pragma GCC unroll 8
         for (int v = 0; v < VECTORS; ++v) w[v] = in_register(load_as<Sums>(weights + v * i64(sizeof(Sums))));
 #pragma GCC unroll 8
         for (int r = 0; r < COUNT; ++r) {
             int32_t four;
-            std::memcpy(&four, x + r * row_stride + k, sizeof four);
-            const Sums values = in_register(Sums{} + four);
+            std::memcpy(&four, values + r * stride, sizeof four);
+            const Sums broadcast_four = in_register(Sums{} + four);
 #pragma GCC unroll 8
-            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], w[v], values);
+            for (int v = 0; v < VECTORS; ++v) sums[r][v] = add_products(sums[r][v], w[v], broadcast_four);
         }
     }
-    typedef float Floats __attribute__((vector_size(sizeof(Sums))));
 #pragma GCC unroll 8
-    for (int r = 0; r < COUNT; ++r) {
-        const float scale = rows.scales[r];
+    for (int r = 0; r < COUNT; ++r)
 #pragma GCC unroll 8
+        for (int v = 0; v < VECTORS; ++v)
+            totals[r * VECTORS + v] += __builtin_convertvector(sums[r][v], Floats) * scales[r * blocks];
+}
+
+// y[r, c] = total(r, c) * column scale + bias for COUNT rows and the first `columns` columns of a panel, where a total
+// is the sum of the exact sums of the blocks times their scales. `stride` is the row stride of y.
+template <int COUNT>
+static void product_of_rows(const Rows& rows, const Panel& panel, float* y, i64 columns, i64 stride) {
+    Floats totals[COUNT * VECTORS] = {};
+    for (i64 block = 0, k = 0; block < rows.blocks; ++block, k += BLOCK)
+        add_block<COUNT>(rows.values + k, rows.stride, rows.stride - k < BLOCK ? rows.stride - k : BLOCK,
+                         panel.bytes + k * COLUMNS, rows.scales + block, rows.offsets + block, rows.blocks, totals);
+    for (int r = 0; r < COUNT; ++r)
         for (int v = 0; v < VECTORS; ++v) {
             const i64 first = v * SUM_LANES, count = columns - first;
-            const Floats factors = scale * load_as<Floats>(panel.scales + first);
             const Floats result =
-                __builtin_convertvector(sums[r][v], Floats) * factors + load_as<Floats>(panel.bias + first);
+                totals[r * VECTORS + v] * load_as<Floats>(panel.scales + first) + load_as<Floats>(panel.bias + first);
             if (count >= SUM_LANES)
                 std::memcpy(y + r * stride + first, &result, sizeof result);
             else if (count > 0)
                 std::memcpy(y + r * stride + first, &result, size_t(count) * sizeof(float));
         }
-    }
 }
 
-// Calls block() for `count` rows.
+// Calls product_of_rows() for `count` rows.
 static inline void product(const Rows& rows, i64 count, const Panel& panel, float* y, i64 columns, i64 stride) {
     i64 row = 0;
-    for (; row + ROWS <= count; row += ROWS) block<ROWS>(rows.from(row), panel, y + row * stride, columns, stride);
-    for (; row < count; ++row) block<1>(rows.from(row), panel, y + row * stride, columns, stride);
+    for (; row + ROWS <= count; row += ROWS)
+        product_of_rows<ROWS>(rows.from(row), panel, y + row * stride, columns, stride);
+    for (; row < count; ++row) product_of_rows<1>(rows.from(row), panel, y + row * stride, columns, stride);
 }
 
 }  // namespace int8

@@ -1,11 +1,12 @@
 """Linear layer with a frozen quantized weight whose products are computed in 8-bit integers.
 
-    y = q(x) q(W)^T + bias,   dL/dx = q((dL/dy) S) C        q(W) = S C
+    y = q(x) Q(W)^T + bias,   dL/dx = q((dL/dy) S) C        Q(W) = S C
 
-q rounds each row to integers from -127 to 127 times a scale, the row's largest magnitude / 127. C are the integers of W
-and S its scales (int8 training as in SwitchBack, arXiv:2304.13013, with scales per row). Integer products and sums are
-exact, so the results do not depend on the number of threads. A weight in weight_only_int8 is read as it is stored, and
-other formats are dequantized and rounded in each call. W and the bias have no gradient.
+q rounds blocks of 128 values of a row to integers from -127 to 127 times a scale, the largest magnitude of the block
+/ 127, as in Jetfire (arXiv:2403.12422). An outlier therefore affects only the values of its block. Q rounds rows of W,
+as in SwitchBack (arXiv:2304.13013): C are the integers and S the scales. The products and sums of a block are exact,
+and blocks are added in order, so the results do not depend on the number of threads. A weight in weight_only_int8 is
+read as it is stored, and other formats are dequantized and rounded in each call. W and the bias have no gradient.
 
 A row of x or of dL/dy with NaN or infinity gives a row of NaN.
 """

@@ -11,6 +11,7 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import matmul_operand
+from paddlenlp_ext.ops.int8_linear.reference import BLOCK
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed
 from paddlenlp_ext.ops.tensor_utils import contiguous
@@ -21,7 +22,10 @@ def unavailable_reason() -> str | None:
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_int8_products():
-        return "this processor has neither AVX-512-VNNI nor AVX-VNNI, the instructions for 8-bit products"
+        return (
+            "this processor has no instructions for 8-bit products (AVX-512-VNNI or AVX-VNNI), or it has AMX tiles, "
+            "which are faster in bfloat16"
+        )
     return None
 
 
@@ -45,7 +49,7 @@ def int8_linear_cpp(x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tens
     """Return q(x) q(W)^T + bias, float32 [..., out], without autograd.
 
     Raises:
-        ValueError: the shapes do not match, or the sums of `in` products can overflow.
+        ValueError: the shapes do not match.
     """
     _check(weight, "x", x.shape, 1)
     x = contiguous(x)
@@ -66,7 +70,7 @@ def int8_input_gradient_cpp(gradient: paddle.Tensor, weight: QuantizedWeight) ->
     """Return the input gradient, float32 [..., in], for a float32 or bfloat16 dL/dy [..., out].
 
     Raises:
-        ValueError: the shapes do not match, or the sums of `out` products can overflow.
+        ValueError: the shapes do not match.
     """
     _check(weight, "gradient", gradient.shape, 0)
     gradient = contiguous(gradient)
@@ -102,7 +106,8 @@ def _cached_rows(x: paddle.Tensor) -> _Int8Rows:
 def _rounded_rows(x: paddle.Tensor) -> _Int8Rows:
     rows, width = math.prod(x.shape[:-1]), x.shape[-1]
     values = library.empty([rows, -(-width // 4) * 4], "int8")
-    result = _Int8Rows(values, library.empty([rows]), library.empty([rows], "int32"))
+    blocks = -(-width // BLOCK)
+    result = _Int8Rows(values, library.empty([rows, blocks]), library.empty([rows, blocks], "int32"))
     addresses = [library.pointer(each) for each in (result.values, result.scales, result.offsets)]
     library.function("int8_round_rows")(library.pointer(x), rows, width, *addresses, x.dtype == paddle.bfloat16)
     return result
