@@ -27,18 +27,21 @@ def step_operations(
     Args:
         shape: a config.json of a Llama-like model with a tied lm_head.
         lengths: lengths of the documents; a token attends to itself and the tokens before it in its document.
-        num_target_tokens: tokens in the loss; lm_head computes logits only for them.
+        num_target_tokens: tokens in the loss. lm_head and the feed-forward of the last layer compute only these tokens.
         rank: rank of LoRA on all linears of a frozen base; None trains all weights.
 
     Returns:
         `linear forward`, `linear input gradient`, `linear weight gradient`, `lora`, `attention`, `head`.
     """
     tokens, layers = sum(lengths), shape["num_hidden_layers"]
-    linears = linear_shapes(shape)
+    linears, skipped = linear_shapes(shape), tokens - num_target_tokens
+    feed_forward = linears[4:]
     forward = 2.0 * tokens * layers * sum(rows * columns for rows, columns in linears)
+    forward -= 2.0 * skipped * sum(rows * columns for rows, columns in feed_forward)
     # With a frozen embedding, the first layer's q, k and v need no gradient of their input.
     unwanted = 2.0 * tokens * sum(rows * columns for rows, columns in linears[:3]) if rank else 0.0
     through_rank = 2.0 * tokens * layers * (rank or 0) * sum(rows + columns for rows, columns in linears)
+    through_rank -= 2.0 * skipped * (rank or 0) * sum(rows + columns for rows, columns in feed_forward)
     unwanted_rank = 2.0 * tokens * (rank or 0) * sum(rows for rows, _ in linears[:3])
     pairs = sum(length * (length + 1) / 2 for length in lengths)
     products = 2.0 * pairs * shape["num_attention_heads"] * shape["head_dim"] * layers

@@ -84,6 +84,11 @@ class PackedBatch:
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     @property
+    def loss_positions(self) -> np.ndarray:
+        """Indices in the flattened batch of the positions that the loss reads, int64 [R], ascending."""
+        return np.flatnonzero(self.labels != IGNORED_LABEL)
+
+    @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
         """Number of positions of each document before its last answer; 0 for padding.
 

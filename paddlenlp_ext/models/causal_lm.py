@@ -130,6 +130,7 @@ class CausalLM(TrainableModel, PushToHub):
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
         document_parents: DocumentParents | None = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return the hidden states after the final norm [B, S, D], which are the input of lm_head.
 
@@ -138,11 +139,13 @@ class CausalLM(TrainableModel, PushToHub):
             document_parents: for each document of a row, the index of the document that it continues, or None
                 (ops/attention/document_layout.py). Answers that continue the same prompt document share its
                 computation.
+            loss_positions: unique indices in the flattened batch [B * S], int64 [R]. The hidden states of other
+                positions are unspecified, because the last layer skips their feed-forward. None: all positions.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
         """
-        return self.model(input_ids, position_ids, document_lengths, cache, document_parents)
+        return self.model(input_ids, position_ids, document_lengths, cache, document_parents, loss_positions)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
         """Compute the logits of new tokens in one C++ call; return None if it is unavailable (`run_cpp_model`)."""

@@ -89,10 +89,13 @@ class Decoder(nn.Layer):
         document_lengths: DocumentLengths | None = None,
         cache: KeyValueCache | None = None,
         document_parents: DocumentParents | None = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return the hidden states [B, S, D] after the final norm; see `CausalLM.hidden_states` for the arguments."""
         inputs = self.attention_inputs(
-            input_ids_BS, position_ids_BS, document_lengths, cache, document_parents=document_parents
+            *(input_ids_BS, position_ids_BS, document_lengths, cache),
+            document_parents=document_parents,
+            loss_positions=loss_positions,
         )
         return self.forward_embeddings(self.embed(input_ids_BS), inputs)
 
@@ -149,6 +152,7 @@ class Decoder(nn.Layer):
         cache: KeyValueCache | None,
         first_position: int = 0,
         document_parents: DocumentParents | None = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> AttentionInputs:
         """Build the inputs that all layers share: RoPE tables, and either the document layouts or the cache.
 
@@ -183,7 +187,8 @@ class Decoder(nn.Layer):
                 "position_ids do not count from 0 in each document. ALiBi does not support other positions; "
                 "leave position_ids out"
             )
-        return AttentionInputs(self.rotary(position_ids_BS + first_position), layouts)
+        rotations = self.rotary(position_ids_BS + first_position)
+        return AttentionInputs(rotations, layouts, loss_positions=loss_positions)
 
 
 def _rounded_root(size: int) -> float:

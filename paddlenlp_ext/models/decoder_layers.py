@@ -19,6 +19,7 @@ from paddle import nn
 
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -34,6 +35,9 @@ class DecoderLayer(nn.Layer):
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         norm_names: map from norm role (`NORM_ROLES`) to attribute name.
+        skips_unread: whether the feed-forward computes only `AttentionInputs.loss_positions`. Only the last layer can
+            skip positions, because later layers attend to all positions. Experts compute all tokens, which count in
+            the load balancing loss.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
@@ -42,6 +46,8 @@ class DecoderLayer(nn.Layer):
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
         self.self_attn = config.attention(layer_index)
         self.mlp = config.feed_forward(layer_index)
+        is_last = layer_index == config.num_hidden_layers - 1
+        self.skips_unread = is_last and not isinstance(self.mlp, MixtureOfExperts)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
@@ -62,8 +68,21 @@ class DecoderLayer(nn.Layer):
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         return self.scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
 
-    def _feed_forward(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
-        return self.scaled(self.mlp(x_BSD))
+    def _feed_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Return the scaled output of the feed-forward; 0 at the positions that the layer skips."""
+        positions_R = inputs.loss_positions
+        if positions_R is None or not self.skips_unread or self._feed_forward_has_dropout():
+            return self.scaled(self.mlp(x_BSD))
+        x_TD = x_BSD.flatten(0, 1)
+        read_RD = self.scaled(self.mlp(paddle.gather(x_TD, positions_R).unsqueeze(0))).squeeze(0)
+        return paddle.scatter(paddle.zeros(x_TD.shape, read_RD.dtype), positions_R, read_RD).reshape(x_BSD.shape)
+
+    def _feed_forward_has_dropout(self) -> bool:
+        """Return whether adapters of the feed-forward draw dropout masks, whose values depend on their shape.
+
+        With masks of all positions, the results do not depend on sequence parallelism.
+        """
+        return self.training and any(getattr(each, "dropout", 0.0) for each in self.mlp.sublayers(include_self=True))
 
 
 class PreNormLayer(DecoderLayer):
@@ -78,7 +97,7 @@ class PreNormLayer(DecoderLayer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         attended_BSD = self._attend(self.input_layernorm(x_BSD), inputs)
         x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
-        return x_BSD + self._feed_forward(normed_BSD)
+        return x_BSD + self._feed_forward(normed_BSD, inputs)
 
 
 class PostNormLayer(DecoderLayer):
@@ -95,7 +114,7 @@ class PostNormLayer(DecoderLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         x_BSD = x_BSD + self.post_attention_layernorm(self._attend(x_BSD, inputs))
-        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(x_BSD))
+        return x_BSD + self.post_feedforward_layernorm(self._feed_forward(x_BSD, inputs))
 
 
 class SandwichLayer(DecoderLayer):
@@ -111,7 +130,7 @@ class SandwichLayer(DecoderLayer):
         before_attention, after_attention, before_mlp, after_mlp = self.norms_by_role().values()
         attended_BSD = after_attention(self._attend(before_attention(x_BSD), inputs))
         x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
-        return x_BSD + after_mlp(self._feed_forward(normed_BSD))
+        return x_BSD + after_mlp(self._feed_forward(normed_BSD, inputs))
 
 
 class ParallelLayer(DecoderLayer):
@@ -124,7 +143,7 @@ class ParallelLayer(DecoderLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         normed_BSD = self.input_layernorm(x_BSD)
-        return x_BSD + self._attend(normed_BSD, inputs) + self._feed_forward(normed_BSD)
+        return x_BSD + self._attend(normed_BSD, inputs) + self._feed_forward(normed_BSD, inputs)
 
 
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {

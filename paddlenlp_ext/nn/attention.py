@@ -53,6 +53,8 @@ class AttentionInputs:
         num_shared: length of a prompt at the start of the row, to which all documents of the row attend; 0: no prompt.
             With a prompt, the batch size is 1, and `layouts` describes only the positions after the prompt.
         adapter_inputs: inputs that only adapters read.
+        loss_positions: indices in the flattened batch [B * S] of the positions whose final hidden states are used,
+            int64 [R], unique; None: all positions.
     """
 
     rotations: Sequence[Rotation]
@@ -61,6 +63,7 @@ class AttentionInputs:
     prefix: KeyValuePrefix | None = None
     num_shared: int = 0
     adapter_inputs: Any = None
+    loss_positions: paddle.Tensor | None = None
 
 
 @dataclass(frozen=True)

@@ -81,6 +81,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     partial = [*decoder.norm.parameters()]
     for layer in decoder.layers:
+        layer.skips_unread = False  # positions index the full sequence
         partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter of a norm, attention or MLP

@@ -34,6 +34,10 @@ class ScaledBatch:
     context: Callable[[], AbstractContextManager[Any]]
 
 
+_MAX_LOSS_SHARE = 0.9
+"""Largest share of positions in the loss for which the last layer skips the feed-forward of the other positions; with
+larger shares, copying the rows takes longer than their feed-forward."""
+
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
 """Type of `Objective.measure`, a function from model, hidden states [B, S, D] and batch to loss and metric sums."""
 
@@ -45,12 +49,18 @@ def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, 
 
 
 def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
-    """Return the hidden states [B, S, D] of a batch, the input of lm_head."""
+    """Return the hidden states [B, S, D] of a batch, the input of lm_head, for `batch.loss_positions`.
+
+    The hidden states of other positions are unspecified.
+    """
+    positions_R = batch.loss_positions
+    saves_time = 0 < len(positions_R) <= _MAX_LOSS_SHARE * batch.num_positions
     return model.hidden_states(
         paddle.to_tensor(batch.input_ids),
         position_ids=paddle.to_tensor(batch.position_ids),
         document_lengths=batch.document_lengths,
         document_parents=batch.document_parents,
+        loss_positions=paddle.to_tensor(positions_R) if saves_time else None,
         **({"prompt_lengths": batch.prompt_lengths} if model.reads_prompts else {}),
     )
 

@@ -97,13 +97,14 @@ def test_step_operations_are_two_per_weight_and_token():
     model = AutoModelForCausalLM.from_config(TINY, seed=0)
     weights = sum(layer.weight.size for layer in model.sublayers() if isinstance(layer, Linear))
     parts = step_operations(TINY, [7], num_target_tokens=5, rank=2)
-    assert parts["linear forward"] == 2 * 7 * weights
+    last_feed_forward = sum(rows * columns for rows, columns in linear_shapes(TINY)[4:])
+    assert parts["linear forward"] == 2 * 7 * weights - 2 * (7 - 5) * last_feed_forward
     q, k, v = (2 * 7 * rows * columns for rows, columns in linear_shapes(TINY)[:3])
     assert parts["linear input gradient"] == parts["linear forward"] - q - k - v
     assert parts["attention"] == 6 * 2 * (7 * 8 / 2) * 12 * 2
     assert parts["head"] == 2 * 2 * 5 * 12 * 37
     full = step_operations(TINY, [3, 4], num_target_tokens=7, rank=None)
-    assert (full["lora"], full["linear weight gradient"]) == (0.0, parts["linear forward"])
+    assert (full["lora"], full["linear weight gradient"]) == (0.0, 2 * 7 * weights)
     assert full["attention"] < parts["attention"]
 
 

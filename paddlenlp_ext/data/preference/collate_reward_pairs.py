@@ -27,6 +27,11 @@ class RewardBatch(PackedBatch):
     scored: np.ndarray
     margins: np.ndarray
 
+    @property
+    def loss_positions(self) -> np.ndarray:
+        """Indices in the flattened batch of the positions that are scored, int64 [A]."""
+        return self.scored
+
 
 def collate_reward_pairs(
     packs: Sequence[Sequence[TokenizedPair]],

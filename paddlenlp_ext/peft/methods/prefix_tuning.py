@@ -98,16 +98,19 @@ class PrefixAdapter(Adapter):
         document_lengths: Any = None,
         cache: Any = None,
         document_parents: Any = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return the last hidden states [B, S, D]; `position_ids` are counted from 0, without the prefix."""
         if not self.enabled:
-            return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
+            return super().hidden_states(
+                input_ids, position_ids, document_lengths, cache, document_parents, loss_positions
+            )
         if cache is not None and cache.is_new:
             layers = [layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if layer.is_on_stage]
             cache.set_prefix({layer.base.layer_index: layer.keys_and_values() for layer in layers})
         decoder, num_tokens = self.base_model.model, self.peft_config.num_virtual_tokens
         inputs = decoder.attention_inputs(
-            input_ids, position_ids, document_lengths, cache, num_tokens, document_parents
+            input_ids, position_ids, document_lengths, cache, num_tokens, document_parents, loss_positions
         )
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 

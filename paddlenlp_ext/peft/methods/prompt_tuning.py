@@ -56,6 +56,7 @@ class PromptAdapter(Adapter):
         document_lengths: Any = None,
         cache: Any = None,
         document_parents: Any = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return the last hidden states of the tokens [B, S, D]; takes the arguments of `CausalLM.hidden_states`.
 
@@ -63,7 +64,9 @@ class PromptAdapter(Adapter):
             ValueError: the sum of the document lengths differs from the row length.
         """
         if not self.enabled:
-            return super().hidden_states(input_ids, position_ids, document_lengths, cache, document_parents)
+            return super().hidden_states(
+                input_ids, position_ids, document_lengths, cache, document_parents, loss_positions
+            )
         decoder = self.base_model.model
         prompt_PD = decoder.embed_tokens.vectors()
         num_prompt = prompt_PD.shape[0]
@@ -86,6 +89,7 @@ class PromptAdapter(Adapter):
             [documents.tolist()],
             None,
             document_parents=[[None if parent < 0 else parent for parent in parents.tolist()]],
+            loss_positions=None if loss_positions is None else loss_positions + num_prompt,
         )
         if position_ids is None:
             position_ids = paddle.to_tensor(layout.positions())

@@ -65,11 +65,13 @@ class ReftAdapter(Adapter):
         cache: Any = None,
         prompt_lengths: Sequence[Sequence[int]] | None = None,
         document_parents: DocumentParents | None = None,
+        loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
         """Return the last hidden states [B, S, D].
 
         Args:
-            input_ids, position_ids, document_lengths, cache, document_parents: arguments of the base model.
+            input_ids, position_ids, document_lengths, cache, document_parents, loss_positions: arguments of the base
+                model.
             prompt_lengths: prompt length of each document, for each row of the batch; None: the full document, or
                 with a cache the positions before `cache.prompt_end`.
 
@@ -93,7 +95,9 @@ class ReftAdapter(Adapter):
         chosen = SelectedPositions(paddle.to_tensor(indices) if len(indices) else None)
         decoder = self.base_model.model
         inputs = decoder.attention_inputs(
-            input_ids, position_ids, document_lengths, cache, document_parents=document_parents
+            *(input_ids, position_ids, document_lengths, cache),
+            document_parents=document_parents,
+            loss_positions=loss_positions,
         )
         inputs = dataclasses.replace(inputs, adapter_inputs=chosen)
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
