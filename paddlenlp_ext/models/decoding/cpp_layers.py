@@ -17,19 +17,19 @@ from typing import Any
 import paddle
 from paddle import nn
 
-from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, max_positions, prepared
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, max_length, prepared
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
 from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
-from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.gates import geglu
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 
-_NO_WINDOW = 1 << 40  # more than the number of positions in any cache
+_UNLIMITED = 1 << 40  # more than the number of positions in any cache
 
 
 def run_cpp_layers(
@@ -37,8 +37,7 @@ def run_cpp_layers(
 ) -> paddle.Tensor | None:
     """Run the layers `start` to `stop` - 1 over a few new positions; return None if C++ does not support the pass."""
     cache = inputs.cache
-    num_positions = x_BSD.shape[0] * x_BSD.shape[1]
-    if not fits_cpp(cache, num_positions) or not is_plain(inputs) or library.usable(x_BSD) is not None:
+    if not fits_cpp(cache, x_BSD.shape[1]) or not is_plain(inputs) or library.usable(x_BSD) is not None:
         return None
     key = CppLayers, start, stop
     step = prepared(cache, key, lambda: [*layers][start:stop], layers_reason, CppLayers, "C++ layers")
@@ -69,11 +68,8 @@ class CppLayers:
         self._layers = (struct("DecodeLayer") * len(layers))()
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
-        self._starts, self._firsts = ((ctypes.c_int64 * max_positions())() for _ in range(2))
         first = self._attentions[0]
         self.sizes = struct("DecodeSizes")(
-            starts=ctypes.addressof(self._starts),
-            firsts=ctypes.addressof(self._firsts),
             hidden=layers[0].hidden_size,
             inner=layers[0].mlp.down_proj.in_features,
             heads=first.q_proj.out_features // first.head_dim,
@@ -83,6 +79,7 @@ class CppLayers:
             residual_multiplier=layers[0].residual_multiplier,
             is_gelu=layers[0].mlp.gate is geglu,
         )
+        self._set_capacity(max_length())
         self.arguments = ctypes.byref(self._layers), len(layers), ctypes.byref(self.sizes)
 
     def __call__(self, x_BSD: paddle.Tensor, rotations: Sequence[Any], cache: ReservingCache) -> paddle.Tensor:
@@ -110,12 +107,19 @@ class CppLayers:
         """Reserve `length` new positions per row in the cache, and write their slots into the structs."""
         reserved = cache.reserve(self._indices, length)
         assert len(reserved.starts) == batch, "the cache does not match the hidden states"
+        if batch > len(self._starts):
+            self._set_capacity(batch)
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix
         self._starts[:batch], self._firsts[:batch] = reserved.starts, reserved.firsts
         stored = [keys() for keys in self._stored]
         if reserved.first_row != self._first_row or any(map(is_not, [keys for keys, _ in reserved.stored], stored)):
             self._set_stored(reserved)
         return reserved
+
+    def _set_capacity(self, num_rows: int) -> None:
+        """Allocate the slots of the new positions for up to `num_rows` rows."""
+        self._starts, self._firsts = ((ctypes.c_int64 * num_rows)() for _ in range(2))
+        self.sizes.starts, self.sizes.firsts = ctypes.addressof(self._starts), ctypes.addressof(self._firsts)
 
     def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
         """Set the addresses of the cosines and sines [B, S, R] of each layer.
@@ -134,15 +138,20 @@ class CppLayers:
             weight: weight [out, in], which must outlive this object.
             bias: bias [out], which must outlive this object, or None.
         """
-        (out_features, in_features), dense, quantized, is_bf16 = weight.shape, None, None, False
+        (out_features, in_features), dense, quantized = weight.shape, None, None
+        is_bf16 = weight.dtype == paddle.bfloat16 and bf16.unavailable_reason() is None
+        few_rows = library.small_batch_rows(is_bf16)
         if isinstance(weight, paddle.Tensor):
-            dense, is_bf16 = library.pointer(weight), weight.dtype == paddle.bfloat16
+            dense = library.pointer(weight)
+            if weight.dtype == paddle.bfloat16 and not is_bf16:  # oneDNN cannot read the weight on this processor
+                is_bf16, few_rows = True, _UNLIMITED
         else:
             packed = packed_struct(weight)
             self._kept.append(packed)
             quantized = ctypes.addressof(packed)
         bias_address = None if bias is None else library.pointer(bias)
-        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, in_features, out_features, is_bf16)
+        sizes = (in_features, out_features, few_rows)
+        matrix = struct("DecodeMatrix")(dense, quantized, bias_address, *sizes, is_bf16)
         self._kept.append(matrix)
         return ctypes.addressof(matrix)
 
@@ -178,4 +187,4 @@ class CppLayers:
             self._kept.append(sinks)
             to.sinks = library.pointer(sinks)
         to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
-        to.window = _NO_WINDOW if attention.window is None else attention.window
+        to.window = _UNLIMITED if attention.window is None else attention.window

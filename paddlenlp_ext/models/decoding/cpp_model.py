@@ -21,7 +21,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.models.decoding.cpp_layers import CppLayers
-from paddlenlp_ext.models.decoding.eligibility import fits_cpp, max_positions, model_reason, prepared
+from paddlenlp_ext.models.decoding.eligibility import fits_cpp, max_length, model_reason, prepared
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
@@ -41,7 +41,7 @@ def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValu
     Raises:
         ValueError: a token is not in the vocabulary.
     """
-    if not fits_cpp(cache, len(tokens_BS) * len(tokens_BS[0])):
+    if not fits_cpp(cache, len(tokens_BS[0])):
         return None
     step = prepared(cache, CppModel, lambda: model, model_reason, CppModel, "a C++ model")
     return None if step is None else step(tokens_BS, cache)
@@ -60,12 +60,6 @@ class CppModel:
         self._num_ids, self._vocab_size = table_VD.shape[0], head_VD.shape[0]
         self._layers, self._rotary = CppLayers(decoder.layers), decoder.rotary
         self._ropes = (struct("DecodeRope") * len(self._rotary.distinct))()
-        sizes = [settings.rotary_dim for settings in self._rotary.distinct]
-        self._tables = [np.empty([2, max_positions(), size], np.float32) for size in sizes]  # cosines and sines
-        for rope, (cos, sin), size in zip(self._ropes, self._tables, sizes, strict=True):
-            rope.cos, rope.sin, rope.rotated = cos.ctypes.data, sin.ctypes.data, size
-        by_layer = [self._ropes[index] for index in self._rotary.index_by_layer]
-        self._layers.set_tables([(rope.cos, rope.sin, rope.rotated) for rope in by_layer])
         self._frequencies: list[tuple[np.ndarray, float]] = []
         self._constant_until: list[float] = []
         self._model = struct("DecodeModel")(
@@ -78,9 +72,19 @@ class CppModel:
             logit_scale=decoder.logit_scale,
             is_bf16=table_VD.dtype == paddle.bfloat16,
         )
-        self._ids = (ctypes.c_int64 * max_positions())()
-        self._logits = np.empty(max_positions() * self._vocab_size, np.float32)
         self._kept = model, head_VD, table_VD
+        self._set_capacity(max_length())
+
+    def _set_capacity(self, num_positions: int) -> None:
+        """Allocate the token ids, rotation tables and logits of up to `num_positions` new positions in all rows."""
+        sizes = [settings.rotary_dim for settings in self._rotary.distinct]
+        self._tables = [np.empty([2, num_positions, size], np.float32) for size in sizes]  # cosines and sines
+        for rope, (cos, sin), size in zip(self._ropes, self._tables, sizes, strict=True):
+            rope.cos, rope.sin, rope.rotated = cos.ctypes.data, sin.ctypes.data, size
+        by_layer = [self._ropes[index] for index in self._rotary.index_by_layer]
+        self._layers.set_tables([(rope.cos, rope.sin, rope.rotated) for rope in by_layer])
+        self._ids = (ctypes.c_int64 * num_positions)()
+        self._logits = np.empty(num_positions * self._vocab_size, np.float32)
         self._run = partial(
             library.function("decode_tokens"),
             ctypes.byref(self._model),
@@ -95,6 +99,8 @@ class CppModel:
         ids = [token for row in tokens_BS for token in row]
         if not 0 <= min(ids) <= max(ids) < self._num_ids:
             raise ValueError(f"token ids from {min(ids)} to {max(ids)}, but the embedding has {self._num_ids} rows")
+        if len(ids) > len(self._ids):
+            self._set_capacity(len(ids))
         self._ids[: batch * length] = ids
         reserved = self._layers.reserve(cache, batch, length)  # after the checks, because `reserve` changes the cache
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length

@@ -75,14 +75,17 @@ def prepared(
     return cache.derived(key, prepare)
 
 
-def max_positions() -> int:
-    """Return the maximum number of new positions of a C++ step, summed over the rows."""
+def max_length() -> int:
+    """Return the maximum number of new positions of a row in a C++ step; the number of rows is not limited.
+
+    The step computes attention one position at a time. For longer parts of a prompt, the attention op is faster.
+    """
     return library.small_batch_rows(in_bf16=True)
 
 
-def fits_cpp(cache: KeyValueCache | None, num_positions: int) -> TypeGuard[ReservingCache]:
-    """Return whether a forward pass can run in C++; `num_positions` is the number of new positions in all rows."""
-    return isinstance(cache, ReservingCache) and cache.has_positions and num_positions <= max_positions()
+def fits_cpp(cache: KeyValueCache | None, length: int) -> TypeGuard[ReservingCache]:
+    """Return whether a forward pass can run in C++; `length` is the number of new positions of a row."""
+    return isinstance(cache, ReservingCache) and cache.has_positions and length <= max_length()
 
 
 def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: paddle.Tensor) -> TypeGuard[KeyValueCache]:

@@ -81,7 +81,8 @@ struct DecodeMatrix {
     const float* bias;  // [out], or null
     i64 in;
     i64 out;
-    bool is_bf16;  // whether `dense` is bf16
+    i64 few_rows;  // largest number of positions for which the products for a few rows are used instead of oneDNN's
+    bool is_bf16;  // whether `dense` is bf16; for `quantized`, whether oneDNN's products read bf16
 };
 
 // Decoder layer of a decoding step. A norm is the weight of an RMSNorm, or null if the layer does not have the norm.

@@ -3,7 +3,8 @@
 // For a small model, calling the separate ops takes longer than running them.
 //
 // Each thread computes some outputs of a matrix, or some key heads, from tensors that all threads have written before a
-// barrier. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
+// barrier. The outputs of many positions are computed with oneDNN, which stays on the calling thread in a parallel
+// region. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
 // time than another barrier.
 #include <cmath>
 #include <initializer_list>
@@ -11,6 +12,7 @@
 
 #include "decode_attention.h"
 #include "gates.h"
+#include "gemm.h"
 #include "quantized_weight.h"
 #include "rms_norm.h"
 #include "rope.h"
@@ -20,6 +22,7 @@
 namespace plx {
 namespace {
 
+constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
 constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
 
 // Consecutive arrays in one block of memory. With a null block, only their total size is computed.
@@ -182,6 +185,10 @@ class Worker {
             const void* next = own_weight(product + 1 < products.end() ? product[1].matrix : following);
             const auto [begin, end] = part(matrix.out);
             float* const y = product->y;
+            if (positions_ > matrix.few_rows) {
+                with_dtype(matrix.is_bf16, [&](auto value) { multiply_many<decltype(value)>(x, matrix, y); });
+                continue;
+            }
             if (matrix.quantized == nullptr) {
                 with_dtype(matrix.is_bf16, [&](auto value) {
                     const auto* weight = static_cast<const decltype(value)*>(matrix.dense);
@@ -191,10 +198,43 @@ class Worker {
             }
             const float* operand = small_batch_operand(*matrix.quantized, x, positions_, own_.operand);
             small_batch_part(operand, *matrix.quantized, y, positions_, begin, end, next);
-            if (matrix.bias == nullptr) continue;
-            for (i64 position = 0; position < positions_; ++position)
-                for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
+            add_bias(matrix, y);
         }
+    }
+
+    // Computes this thread's outputs with oneDNN. Value is the type of the operands.
+    template <class Value>
+    void multiply_many(const float* x, const DecodeMatrix& matrix, float* y) const {
+        const auto [begin, end] = part(matrix.out);
+        const Value* operand = in_dtype(x, positions_ * matrix.in, reinterpret_cast<Value*>(own_.operand));
+        auto product = [&, in = matrix.in](const Value* weight, i64 first, i64 count) {
+            gemm(false, true, positions_, count, in, 1.0f, operand, in, weight, in, 0.0f, y + first, matrix.out);
+        };
+        if (matrix.quantized == nullptr) {
+            product(static_cast<const Value*>(matrix.dense) + begin * matrix.in, begin, end - begin);
+        } else {
+            const i64 rows = std::max<i64>(DEQUANTIZED_VALUES / matrix.in, 1);
+            Value* const values = scratch<Value>(SCRATCH_A, rows * matrix.in);
+            for (i64 first = begin; first < end; first += rows) {
+                const i64 count = std::min(rows, end - first);
+                dequantize(*matrix.quantized, first * matrix.in, (first + count) * matrix.in, values);
+                product(values, first, count);
+            }
+        }
+        add_bias(matrix, y);
+    }
+
+    static const float* in_dtype(const float* x, i64, float*) { return x; }
+    static const bf16* in_dtype(const float* x, i64 count, bf16* to) {
+        for_each_vector(count, [&](i64 at, i64 size) { store_part(to + at, load_part(x + at, size), size); });
+        return to;
+    }
+
+    void add_bias(const DecodeMatrix& matrix, float* y) const {
+        if (matrix.bias == nullptr) return;
+        const auto [begin, end] = part(matrix.out);
+        for (i64 position = 0; position < positions_; ++position)
+            for (i64 o = begin; o < end; ++o) y[position * matrix.out + o] += matrix.bias[o];
     }
 
     // Writes the norm of all positions to `to` and returns `to`; without a weight, returns x itself.

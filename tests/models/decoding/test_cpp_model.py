@@ -15,7 +15,7 @@ from paddlenlp_ext.generation.padded_kv_cache import BLOCK, KVCache, _LayerKeyVa
 from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.models.decoding.eligibility import max_positions
+from paddlenlp_ext.models.decoding.eligibility import max_length
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -198,12 +198,32 @@ def test_cpp_model_of_adapters_and_hooks_runs_in_separate_calls():
         assert not runs_in_one_call(adapted) and not runs_in_one_call(adapted.base_model)
 
 
-def test_cpp_model_of_many_positions_runs_in_separate_calls():
+def test_cpp_model_of_long_rows_runs_in_separate_calls():
     model = tiny_model("llama_grouped_heads")
     with paddle.no_grad():
-        for num_rows, in_one_call in ((max_positions(), True), (max_positions() + 1, False)):
-            cache, _ = prefill(model, random_prompts((3,) * num_rows))
-            assert isinstance(step(model, [[7]] * num_rows, cache), np.ndarray) == in_one_call
+        for length, in_one_call in ((max_length(), True), (max_length() + 1, False)):
+            cache, _ = prefill(model, PROMPTS)
+            assert isinstance(step(model, [[7] * length] * 3, cache), np.ndarray) == in_one_call
+
+
+@pytest.mark.parametrize("algo", [None, "nf4", "weight_only_int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cpp_model_of_many_rows_equals_ops(algo, dtype, monkeypatch):
+    """Test products by oneDNN, and in float32 a feed-forward block that each thread dequantizes in several parts.
+
+    In bfloat16, differences in the last bit of a sum may change the rounding of one of many activations.
+    """
+    if dtype == "bfloat16" and bf16.unavailable_reason() is not None:
+        pytest.skip("needs bfloat16 products")
+    inner = 96 if dtype == "bfloat16" else 4160
+    sizes = {"hidden_size": 64, "intermediate_size": inner, "model_type": "qwen2"}
+    model = AutoModelForCausalLM.from_config({**SIZES, **sizes}, dtype=dtype)
+    if algo is not None:
+        quantize_linears(model, QuantizationConfig(algo=algo))
+    for layer in model.model.layers:
+        layer.self_attn.k_proj.bias.set_value(paddle.randn(layer.self_attn.k_proj.bias.shape))
+    num_rows = library.small_batch_rows(dtype == "bfloat16") + 3
+    check_steps(model, monkeypatch, random_prompts(range(2, 2 + num_rows)), num_steps=3)
 
 
 def test_cpp_model_with_another_number_of_rows_raises():
