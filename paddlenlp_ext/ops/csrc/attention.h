@@ -14,6 +14,7 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 #include <vector>
 
 #include "tile_product.h"
@@ -104,43 +105,59 @@ constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;
 }
 
-// Return a tile of floats [rows][columns] with row stride BLOCK as the left factor of a product. left_row_major returns
-// the tile itself, so the product sums over its columns. left_col_major returns the transpose of a tile with 16
-// columns, so the product sums over its rows. Packed elements are written to `scratch` [BLOCK * BLOCK / 2].
-inline tiles::Strided<float> left_row_major(i64, i64, const float* from, float*) { return {from, BLOCK, 1}; }
-inline tiles::Strided<float> left_col_major(i64, const float* from, float*) { return {from, 1, BLOCK}; }
-inline tiles::Strided<PackedPair> left_row_major(i64 rows, i64 columns, const float* from, PackedPair* scratch) {
-    pack_row_major(rows, columns, from, BLOCK, scratch, BLOCK / 2);
-    return {scratch, BLOCK / 2, 1};
-}
-inline tiles::Strided<PackedPair> left_col_major(i64 rows, const float* from, PackedPair* scratch) {
-    pack_col_major(rows, LANES, from, BLOCK, scratch, LANES);
-    return {scratch, 1, LANES};
-}
+// Values of a tile as the left factor of a product, in an array [BLOCK][BLOCK] of elements. The factor [key][query] of
+// a product that sums over keys has pairs of two adjacent keys, and one that sums over queries has pairs of two
+// adjacent queries. Both can replace the floats [key][query] of the same array, because a value is stored no later than
+// its element is read.
+template <class Element>
+struct Factors {
+    Element* data;
+
+    // Stores the values of 16 queries for VALUES adjacent keys; `key` is a multiple of VALUES.
+    void store_over_keys(i64 key, i64 query, const f32x16 (&values)[VALUES<Element>]) const {
+        Element* const to = data + key / VALUES<Element> * BLOCK + query;
+        if constexpr (VALUES<Element> == 1) return std::memcpy(to, values, sizeof values), void();
+        const u32x16 pairs = interleaved_pairs(values[0], values[VALUES<Element> - 1]);
+        std::memcpy(to, &pairs, sizeof pairs);
+    }
+    // Stores the values of 16 queries for one key.
+    void store_over_queries(i64 key, i64 query, f32x16 values) const {
+        Element* const to = data + key * BLOCK + query / VALUES<Element>;
+        if constexpr (VALUES<Element> == 1) return std::memcpy(to, &values, sizeof values), void();
+        const u16x16 halves = to_bf16(values);
+        std::memcpy(to, &halves, sizeof halves);
+    }
+    // Factor [queries from `query` on][keys from `key` on].
+    tiles::Strided<Element> over_keys(i64 key, i64 query) const {
+        return {data + key / VALUES<Element> * BLOCK + query, 1, BLOCK};
+    }
+    // Factor [keys from `key` on][queries from `query` on].
+    tiles::Strided<Element> over_queries(i64 key, i64 query) const {
+        return {data + key * BLOCK + query / VALUES<Element>, BLOCK, 1};
+    }
+};
 
 // Queries, or the gradients of their outputs, transposed to [channel][query]: the right factor of the products with
 // keys and values.
 template <class Element>
 class TransposedBlock {
   public:
-    explicit TransposedBlock(i64 size) : size_(size), floats_(size * BLOCK), pairs_(pairs_per_row() * size) {}
+    explicit TransposedBlock(i64 size) : size_(size), data_(new float[elements<Element>(size) * BLOCK]) {}
 
     void load(i64 queries, const float* rows, i64 ld, float factor) {
-        tiles::transpose(queries, size_, rows, ld, factor, floats_.data(), BLOCK);
-        if constexpr (VALUES<Element> == 2) pack_col_major(size_, BLOCK, floats_.data(), BLOCK, pairs_.data(), BLOCK);
+        const auto row_part = [&](i64 row, i64 column, i64 count) {
+            const float* const from = rows + row * ld + column * VALUES<Element>;
+            if constexpr (VALUES<Element> == 1) return factor * load_part(from, count);
+            const f32x16 second = count > LANES / 2 ? factor * plx::load(from + LANES) : f32x16{};
+            return (f32x16)adjacent_pairs(factor * plx::load(from), second);
+        };
+        tiles::transpose(queries, elements<Element>(size_), row_part, data_.get(), BLOCK);
     }
-    const Element* data() const {
-        if constexpr (VALUES<Element> == 2)
-            return pairs_.data();
-        else
-            return floats_.data();
-    }
+    const Element* data() const { return reinterpret_cast<const Element*>(data_.get()); }
 
   private:
-    static constexpr i64 pairs_per_row() { return VALUES<Element> == 2 ? BLOCK / 2 : 0; }
     const i64 size_;
-    std::vector<float> floats_;
-    std::vector<PackedPair> pairs_;
+    const std::unique_ptr<float[]> data_;  // floats, or the bits of pairs
 };
 
 // scores [key][query] = rows [key][size] * columns [size][query], for the squares of the tile that must be computed.

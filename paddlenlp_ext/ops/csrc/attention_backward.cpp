@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "attention_keys_values.h"
-#include "elementwise.h"
+#include "prefetch.h"
 
 namespace plx {
 namespace {
@@ -37,12 +37,13 @@ void fill_zero(float* to, i64 rows, i64 columns, i64 ld) {
 template <class Element>
 class ColMajorBlock {
   public:
-    explicit ColMajorBlock(i64 size) : size_(size), pairs_(VALUES<Element> == 2 ? BLOCK / 2 * size : 0) {}
+    explicit ColMajorBlock(i64 size)
+        : size_(size), pairs_(VALUES<Element> == 2 ? new PackedPair[BLOCK / 2 * size] : nullptr) {}
 
     void load(i64 queries, const float* rows, i64 ld) {
         if constexpr (VALUES<Element> == 2) {
-            pack_col_major(queries, size_, rows, ld, pairs_.data(), size_);
-            data = pairs_.data(), this->ld = size_;
+            pack_col_major(queries, size_, rows, ld, pairs_.get(), size_);
+            data = pairs_.get(), this->ld = size_;
         } else {
             data = rows, this->ld = ld;
         }
@@ -53,7 +54,7 @@ class ColMajorBlock {
 
   private:
     const i64 size_;
-    std::vector<PackedPair> pairs_;
+    const std::unique_ptr<PackedPair[]> pairs_;
 };
 
 // 64 queries of one head, their gradient, and the intermediate values that every tile needs.
@@ -70,6 +71,8 @@ class QueryBlock {
                       float* q_gradient, i64 first, i64 queries, i64 head) {
         q_gradient_ = q_gradient, first_ = first, queries_ = queries;
         rule_ = ScoreRule(sizes_, scale_, head);
+        for (i64 query = 0; query < queries; ++query)  // read last, and too far apart for the hardware prefetcher
+            prefetch_later(out + query * out_row_, sizes_.value_dim * i64(sizeof(float)));
         q_transposed_.load(queries, q, row_, rule_.factor);
         out_gradient_transposed_.load(queries, out_gradient, out_row_, 1.0f);
         q_col_major_.load(queries, q, row_);
@@ -91,9 +94,9 @@ class QueryBlock {
             const Copies<Element>&k = keys.k, &v = keys.v;
             const i64 k_ld_to = to.heads * sizes_.head_dim, v_ld_to = to.heads * sizes_.value_dim;
             multiply_squares(tile, k.row_major + key * k.ld_row_major, k.ld_row_major, q_transposed_.data(),
-                             sizes_.head_dim, weights_);
+                             sizes_.head_dim, scores_);
             multiply_squares(tile, v.row_major + key * v.ld_row_major, v.ld_row_major, out_gradient_transposed_.data(),
-                             sizes_.value_dim, gradients_);
+                             sizes_.value_dim, weight_gradients_);
             for (i64 query = 0; query < queries_; query += SQUARE) differentiate(tile, query);
             if (to.v != nullptr)
                 add_to_keys(tile, weights_, out_gradient_col_major_, sizes_.value_dim, to.v + key * v_ld_to, v_ld_to);
@@ -124,13 +127,18 @@ class QueryBlock {
         const f32x16 log_sums = load(log_sums_ + query);
         f32x16 shared = load(shared_ + query);
         if (rule_.softcap != 0.0f) cap_scores(query, visible, std::exchange(shared, f32x16{}));
-        tile.add_biases(weights_, query, visible, rule_.slope);
-        for (i64 key = visible.first; key < visible.end; ++key) {
-            float *const weights = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
-            f32x16 weight = exp2(load(weights) - log_sums);
-            if (!is_unmasked) weight = tile.mask(weight, query, key, 0.0f);
-            store(weights, weight);
-            store(gradients, weight * (load(gradients) - shared) * scale_);
+        tile.add_biases(scores_, query, visible, rule_.slope);
+        for (i64 first = visible.first; first < visible.end; first += VALUES<Element>) {
+            f32x16 gradients[VALUES<Element>] = {};
+            for (i64 i = 0; i < std::min(VALUES<Element>, visible.end - first); ++i) {
+                const i64 key = first + i, at = key * BLOCK + query;
+                f32x16 weight = exp2(load(scores_ + at) - log_sums);
+                if (!is_unmasked) weight = tile.mask(weight, query, key, 0.0f);
+                gradients[i] = weight * (load(weight_gradients_ + at) - shared) * scale_;
+                weights_.store_over_queries(key, query, weight);
+                gradients_.store_over_queries(key, query, gradients[i]);
+            }
+            if constexpr (VALUES<Element> == 2) gradients_over_keys_.store_over_keys(first, query, gradients);
         }
     }
 
@@ -138,7 +146,8 @@ class QueryBlock {
     // differences by the derivative of the cap.
     void cap_scores(i64 query, Range visible, f32x16 shared) {
         for (i64 key = visible.first; key < visible.end; ++key) {
-            float *const scores = weights_ + key * BLOCK + query, *const gradients = gradients_ + key * BLOCK + query;
+            float* const scores = scores_ + key * BLOCK + query;
+            float* const gradients = weight_gradients_ + key * BLOCK + query;
             const f32x16 ratio = tanh(load(scores));
             store(scores, rule_.softcap * ratio);
             store(gradients, (load(gradients) - shared) * (1.0f - ratio * ratio));
@@ -146,15 +155,14 @@ class QueryBlock {
     }
 
     // `to` [key] += sum over queries of `factors` [key][query] times `rows` [query], of `size` channels.
-    void add_to_keys(const Tile& tile, const float* factors, const ColMajorBlock<Element>& rows, i64 size, float* to,
-                     i64 ld_to) {
+    void add_to_keys(const Tile& tile, Factors<Element> factors, const ColMajorBlock<Element>& rows, i64 size,
+                     float* to, i64 ld_to) {
         for (i64 key = 0; key < tile.keys; key += SQUARE) {
             const Range visible = tile.queries_of(key);
             const i64 keys = std::min(SQUARE, tile.keys - key),
                       queries = std::min(visible.end, queries_) - visible.first;
             if (queries <= 0) continue;
-            tiles::product(true, keys, size, elements<Element>(queries),
-                           left_row_major(keys, visible.size(), factors + key * BLOCK + visible.first, scratch_),
+            tiles::product(true, keys, size, elements<Element>(queries), factors.over_queries(key, visible.first),
                            rows.data + elements<Element>(visible.first) * rows.ld, rows.ld, to + key * ld_to, ld_to);
         }
     }
@@ -164,7 +172,7 @@ class QueryBlock {
             const Range visible = tile.keys_of(query);
             if (visible.size() == 0) continue;
             tiles::product(true, std::min(SQUARE, queries_ - query), sizes_.head_dim, elements<Element>(visible.size()),
-                           left_col_major(visible.size(), gradients_ + visible.first * BLOCK + query, scratch_),
+                           gradients_over_keys_.over_keys(visible.first, query),
                            k_col_major + elements<Element>(visible.first) * ld_keys, ld_keys,
                            q_gradient_ + query * row_, row_);
         }
@@ -178,10 +186,17 @@ class QueryBlock {
     i64 first_ = 0, queries_ = 0;
     TransposedBlock<Element> q_transposed_, out_gradient_transposed_;
     ColMajorBlock<Element> q_col_major_, out_gradient_col_major_;
-    // Softmax weights; gradients of the weights, later replaced with gradients of the scores; for each query, the
-    // log-sum, and the dot product of output and output gradient, which is a term of the score gradients of all keys.
-    alignas(64) float weights_[BLOCK * BLOCK], gradients_[BLOCK * BLOCK], log_sums_[BLOCK] = {}, shared_[BLOCK] = {};
-    alignas(64) Element scratch_[BLOCK * BLOCK / 2];
+    // Scores, later replaced with softmax weights; gradients of the weights, later replaced with gradients of the
+    // scores; with packed elements, a second copy of the gradients of the scores, for the products that sum over keys.
+    alignas(64) Element score_tile_[BLOCK * BLOCK], gradient_tile_[BLOCK * BLOCK];
+    alignas(64) Element tile_over_keys_[VALUES<Element> == 2 ? BLOCK * BLOCK / 2 : 1];
+    float* const scores_ = reinterpret_cast<float*>(score_tile_);
+    float* const weight_gradients_ = reinterpret_cast<float*>(gradient_tile_);
+    const Factors<Element> weights_{score_tile_}, gradients_{gradient_tile_},
+        gradients_over_keys_{VALUES<Element> == 2 ? tile_over_keys_ : gradient_tile_};
+    // For each query, the log-sum, and the dot product of output and output gradient, which is a term of the score
+    // gradients of all keys.
+    alignas(64) float log_sums_[BLOCK] = {}, shared_[BLOCK] = {};
 };
 
 template <class Element>

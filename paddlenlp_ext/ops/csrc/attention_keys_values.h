@@ -3,6 +3,7 @@
 
 #include "attention.h"
 #include "parallel.h"
+#include "scratch.h"
 
 namespace plx {
 namespace attention {
@@ -20,7 +21,8 @@ class TensorStore;
 template <>
 class TensorStore<float> {
   public:
-    TensorStore(const AttentionSizes& sizes, i64 size, const float* x, const float* prefix, Needed)
+    TensorStore(const AttentionSizes& sizes, i64 size, const float* x, const float* prefix, Needed, ScratchSlot,
+                ScratchSlot)
         : sizes_(sizes), size_(size), x_(x), prefix_(prefix) {}
 
     Copies<float> document(i64 document, i64 kv_head) const { return view(x_, sizes_.starts[document], kv_head); }
@@ -43,13 +45,14 @@ class TensorStore<float> {
 template <>
 class TensorStore<PackedPair> {
   public:
-    TensorStore(const AttentionSizes& sizes, i64 size, const float* x, const float* prefix, Needed needed)
+    TensorStore(const AttentionSizes& sizes, i64 size, const float* x, const float* prefix, Needed needed,
+                ScratchSlot row_major, ScratchSlot col_major)
         : sizes_(sizes), size_(size), first_pair_(sizes.documents + 2, 0) {
         for (i64 document = 0; document <= sizes.documents; ++document)
             first_pair_[document + 1] = first_pair_[document] + (length(document) + 1) / 2;
         const i64 pairs = first_pair_.back() * sizes.kv_heads * size;
-        if (needed.row_major) row_major_.resize(pairs);
-        if (needed.col_major) col_major_.resize(pairs);
+        if (needed.row_major) row_major_ = scratch<PackedPair>(row_major, pairs);
+        if (needed.col_major) col_major_ = scratch<PackedPair>(col_major, pairs);
         const i64 count = (sizes.documents + (sizes.prefix > 0)) * sizes.kv_heads;
         parallel_for(count, 1, [&](i64 begin, i64 end) {
             for (i64 number = begin; number < end; ++number) {
@@ -73,22 +76,20 @@ class TensorStore<PackedPair> {
 
     void pack(i64 document, i64 kv_head, const float* from) {
         const i64 rows = length(document), ld = sizes_.kv_heads * size_, to = at(document, kv_head);
-        if (!row_major_.empty()) pack_row_major(rows, size_, from, ld, row_major_.data() + to, size_ / 2);
-        if (!col_major_.empty()) pack_col_major(rows, size_, from, ld, col_major_.data() + to, size_);
+        if (row_major_ != nullptr) pack_row_major(rows, size_, from, ld, row_major_ + to, size_ / 2);
+        if (col_major_ != nullptr) pack_col_major(rows, size_, from, ld, col_major_ + to, size_);
     }
 
     Copies<PackedPair> view(i64 document, i64 kv_head) const {
         const i64 from = at(document, kv_head);
         return {start(row_major_, from), start(col_major_, from), size_ / 2, size_};
     }
-    static const PackedPair* start(const std::vector<PackedPair>& copy, i64 at) {
-        return copy.empty() ? nullptr : copy.data() + at;
-    }
+    static const PackedPair* start(const PackedPair* copy, i64 at) { return copy == nullptr ? nullptr : copy + at; }
 
     const AttentionSizes& sizes_;
     const i64 size_;
     std::vector<i64> first_pair_;
-    std::vector<PackedPair> row_major_, col_major_;
+    PackedPair *row_major_ = nullptr, *col_major_ = nullptr;  // scratch memory of the thread that made the store
 };
 
 template <class Element>
@@ -96,8 +97,8 @@ class KeyValueStore {
   public:
     KeyValueStore(const AttentionSizes& sizes, const float* k, const float* v, const float* prefix_k,
                   const float* prefix_v, Needed k_needed, Needed v_needed)
-        : sizes_(sizes), k_(sizes, sizes.head_dim, k, prefix_k, k_needed),
-          v_(sizes, sizes.value_dim, v, prefix_v, v_needed) {}
+        : sizes_(sizes), k_(sizes, sizes.head_dim, k, prefix_k, k_needed, SCRATCH_A, SCRATCH_B),
+          v_(sizes, sizes.value_dim, v, prefix_v, v_needed, SCRATCH_C, SCRATCH_D) {}
 
     KeysValues<Element> document(i64 document, i64 kv_head) const {
         return {k_.document(document, kv_head), v_.document(document, kv_head), sizes_.lengths[document],

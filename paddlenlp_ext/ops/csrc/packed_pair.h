@@ -21,6 +21,28 @@ static inline f32x16 add_pair_product(f32x16 sum, PackedPair factor, f32x16 colu
 }
 #endif
 
+// Rounds two vectors; returns 16 pairs, each of one lane of `first` and the same lane of `second`.
+static inline u32x16 interleaved_pairs(f32x16 first, f32x16 second) {
+#ifdef __AVX512BF16__
+    const u16x32 order = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                          8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+    return (u32x16)_mm512_maskz_permutexvar_epi16(~0u, (__m512i)order, halves);
+#else
+    return bf16_bits(first) | bf16_bits(second) << 16;
+#endif
+}
+
+// Rounds the 32 floats first, second; returns 16 pairs of adjacent values.
+static inline u32x16 adjacent_pairs(f32x16 first, f32x16 second) {
+#ifdef __AVX512BF16__
+    return (u32x16)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+#else
+    const u16x16 halves[2] = {to_bf16(first), to_bf16(second)};
+    return load_as<u32x16>(halves);
+#endif
+}
+
 // `to` [rows, columns / 2] = `from` [rows, columns]. A pair holds two adjacent values of a row. `columns` must be a
 // multiple of LANES.
 inline void pack_row_major(i64 rows, i64 columns, const float* from, i64 ld_from, PackedPair* to, i64 ld_to) {
@@ -37,8 +59,7 @@ inline void pack_col_major(i64 rows, i64 columns, const float* from, i64 ld_from
     for (i64 row = 0; row < rows; row += 2)
         for (i64 column = 0; column < columns; column += LANES) {
             const float* const upper = from + row * ld_from + column;
-            const u32x16 second = row + 1 < rows ? bf16_bits(load(upper + ld_from)) : u32x16{};
-            const u32x16 both = bf16_bits(load(upper)) | second << 16;
+            const u32x16 both = interleaved_pairs(load(upper), row + 1 < rows ? load(upper + ld_from) : f32x16{});
             std::memcpy(to + row / 2 * ld_to + column, &both, sizeof both);
         }
 }

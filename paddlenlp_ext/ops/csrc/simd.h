@@ -20,6 +20,7 @@ typedef float f32x16 __attribute__((vector_size(64)));
 typedef int32_t i32x16 __attribute__((vector_size(64)));
 typedef uint32_t u32x16 __attribute__((vector_size(64)));
 typedef uint16_t u16x16 __attribute__((vector_size(32)));
+typedef uint16_t u16x32 __attribute__((vector_size(64)));
 
 // GCC compiles x - 0 to one instruction, because x - 0 is equal to x for every x. x + 0 differs for x = -0.
 static inline f32x16 broadcast(float value) { return value - f32x16{}; }
@@ -54,6 +55,16 @@ static inline Vector in_register(Vector x) {
 }
 
 static inline f32x16 max(f32x16 x, f32x16 y) { return x > y ? x : y; }
+// Returns whether a lane of the result of a comparison is set.
+static inline bool any(i32x16 lanes) {
+#if defined(__AVX512F__)
+    return _mm512_test_epi32_mask((__m512i)lanes, (__m512i)lanes) != 0;
+#else
+    int32_t set = 0;
+    for (i64 lane = 0; lane < LANES; ++lane) set |= lanes[lane];
+    return set != 0;
+#endif
+}
 static inline i64 round_up(i64 n) { return (n + LANES - 1) / LANES * LANES; }
 static inline i64 round_down(i64 n) { return n / LANES * LANES; }
 

@@ -4,6 +4,7 @@
 // PackedPair of two bfloat16 values that are adjacent in this dimension (packed_pair.h).
 #pragma once
 
+#include "elementwise.h"
 #include "packed_pair.h"
 #include "transpose.h"
 
@@ -104,22 +105,18 @@ inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<E
         if (full < columns) remaining_columns(accumulate, rows, full, columns, depth, a, b, ldb, c, ldc);
 }
 
-// `to` [columns, ld] = factor * `from` [rows, columns] transposed. The lanes after the last row, up to a full vector,
-// are set to zero.
-inline void transpose(i64 rows, i64 columns, const float* from, i64 ld_from, float factor, float* to, i64 ld) {
+// `to` [columns, ld] = transpose of a matrix [rows, columns] whose elements have 32 bits. load_row(row, column, count)
+// returns `count` elements of a row as a vector. The lanes after the last row, up to a full vector, are set to zero.
+template <class LoadRow>
+inline void transpose(i64 rows, i64 columns, LoadRow&& load_row, float* to, i64 ld) {
     for (i64 row = 0; row < rows; row += LANES) {
         const i64 present = rows - row < LANES ? rows - row : LANES;
-        i64 column = 0;
-        for (; column + LANES <= columns; column += LANES) {
+        for_each_vector(columns, [&](i64 column, i64 count) {
             f32x16 square[LANES];
-            for (i64 i = 0; i < LANES; ++i)
-                square[i] = i < present ? factor * load(from + (row + i) * ld_from + column) : f32x16{};
+            for (i64 i = 0; i < LANES; ++i) square[i] = i < present ? load_row(row + i, column, count) : f32x16{};
             plx::transpose(square);
-            for (i64 i = 0; i < LANES; ++i) store(to + (column + i) * ld + row, square[i]);
-        }
-        for (; column < columns; ++column)
-            for (i64 i = 0; i < LANES; ++i)
-                to[column * ld + row + i] = i < present ? factor * from[(row + i) * ld_from + column] : 0.0f;
+            for (i64 i = 0; i < count; ++i) store(to + (column + i) * ld + row, square[i]);
+        });
     }
 }
 
