@@ -216,10 +216,11 @@ def decode_attention(
 
     The C++ backend has no gradient.
 
-    Processor time of a chunk of 256 positions with 9 query heads and 3 key-value heads, on two cores of an AMD EPYC:
+    From 16 positions on, the C++ backend computes blocks of 64 positions. Processor time of a chunk of 256 positions
+    with 9 query heads and 3 key-value heads, on an AMD EPYC (Zen 4):
 
         slots       2,048    3,900
-        C++         35 ms    67 ms
+        C++         11 ms    22 ms
         matmuls     99 ms    188 ms
 
     Args:

@@ -8,6 +8,7 @@ import pytest
 
 from paddlenlp_ext.ops.attention import decode_attention as ops
 from paddlenlp_ext.ops.attention.decode_attention import VisiblePositions
+from paddlenlp_ext.ops.attention.score_options import ScoreOptions
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
@@ -46,6 +47,56 @@ def test_decode_attention_matches_the_formula(backend, batch, length, heads, kv_
     ranges = np.stack([prefix_first, np.full_like(own_first, prefix_end), own_first, own_end], axis=-1)
     out = backend(*map(paddle.to_tensor, (q, k, v)), VisiblePositions(ranges), 0.37)
     np.testing.assert_allclose(out.numpy(), formula(q, k, v, ranges, 0.37), rtol=1e-5, atol=2e-6)
+
+
+CHUNKS = [
+    # (length, slots before the chunk, start of each row, prefix, window, heads, kv_heads, head_dim)
+    pytest.param((70, 90, (0,), 0, None, 4, 2, 16), id="two blocks, the second short"),
+    pytest.param((33, 50, (0, 11), 7, None, 6, 3, 21), id="prefix, rows with different starts"),
+    pytest.param((80, 130, (0,), 0, 19, 2, 1, 8), id="window shorter than a block"),
+    pytest.param((64, 200, (3,), 5, 100, 2, 2, 16), id="window that ends within the chunk, and a prefix"),
+    pytest.param((40, 0, (25,), 0, None, 2, 1, 16), id="padding within the chunk"),
+    pytest.param((40, 0, (25,), 3, None, 2, 1, 16), id="padding within the chunk, and a prefix"),
+    pytest.param((16, 0, (0,), 0, None, 3, 1, 16), id="no earlier slots"),
+]
+OPTIONS = [
+    pytest.param(ScoreOptions(), id="plain"),
+    pytest.param(ScoreOptions(softcap=3.0), id="softcap"),
+    pytest.param("slopes", id="slopes"),
+    pytest.param("sinks", id="sinks"),
+]
+
+
+@needs_cpp
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("chunk", CHUNKS)
+def test_decode_attention_cpp_of_a_chunk_matches_the_reference(chunk, options):
+    """Compare the C++ backend, which computes chunks in blocks of queries, with the reference."""
+    length, before, starts, prefix, window, heads, kv_heads, head_dim = chunk
+    if options == "slopes":
+        options = ScoreOptions(slopes=np.linspace(0.1, 0.5, heads))
+    elif options == "sinks":
+        options = ScoreOptions(sinks=paddle.to_tensor(normal(4, heads)))
+    batch, slots = len(starts), prefix + before + length
+    q = paddle.to_tensor(2 * normal(1, batch, length, heads, head_dim))
+    k, v = (paddle.to_tensor(normal(seed, batch, kv_heads, slots, head_dim)) for seed in (2, 3))
+    queries_1S = np.arange(before, before + length)[None]
+    seen = VisiblePositions.of_rows(np.repeat(queries_1S, batch, 0), np.array(starts), prefix, window)
+    out = ops.decode_attention_cpp(q, k, v, seen, 0.37, options).numpy()
+    expected = ops.decode_attention_reference(q, k, v, seen, 0.37, options).numpy()
+    np.testing.assert_allclose(out, expected, rtol=2e-5, atol=5e-6)
+
+
+@needs_cpp
+@pytest.mark.parametrize("first", [0, 50])
+def test_decode_attention_cpp_of_a_chunk_does_not_read_invisible_slots(first):
+    """NaN before the first slot of the row and after the last query does not reach the output."""
+    q, stores = normal(1, 1, 70, 2, 16), [normal(seed, 1, 1, 200, 16) for seed in (2, 3)]
+    for store in stores:
+        store[:, :, :first], store[:, :, 170:] = np.nan, np.nan
+    seen = VisiblePositions.of_rows(np.arange(100, 170)[None], np.array([first]), 0, None)
+    out = ops.decode_attention_cpp(*map(paddle.to_tensor, (q, *stores)), seen, 1.0)
+    assert np.isfinite(out.numpy()).all()
 
 
 @needs_cpp
