@@ -13,13 +13,23 @@ import paddle
 RecomputeFunction = Callable[[], paddle.Tensor]
 
 
-def with_recompute_function(x: paddle.Tensor, make: RecomputeFunction) -> paddle.Tensor:
-    """Attach the recompute function `make` to `x` and return `x`; `make` must return the same bits as `x`."""
-    x._recompute_function = (x.inplace_version, make)
+def with_recompute_function(
+    x: paddle.Tensor, make: RecomputeFunction, make_bf16: RecomputeFunction | None = None
+) -> paddle.Tensor:
+    """Attach the recompute function `make` to `x` and return `x`; `make` must return the same bits as `x`.
+
+    `make_bf16`, if given, must return the same bits as `x` rounded to bfloat16.
+    """
+    x._recompute_function = (x.inplace_version, make, make_bf16)
     return x
 
 
-def recompute_function(x: paddle.Tensor) -> RecomputeFunction | None:
-    """Return the recompute function of `x`, or None if there is none or `x` was later modified in place."""
-    version, make = getattr(x, "_recompute_function", (None, None))
-    return make if version == x.inplace_version else None
+def recompute_function(x: paddle.Tensor, in_bf16: bool = False) -> RecomputeFunction | None:
+    """Return the recompute function of `x`, or None if there is none or `x` was later modified in place.
+
+    With `in_bf16`, which is for callers that round `x` to bfloat16, the function may return the rounded tensor.
+    """
+    version, make, make_bf16 = getattr(x, "_recompute_function", (None, None, None))
+    if version != x.inplace_version:
+        return None
+    return make_bf16 if in_bf16 and make_bf16 is not None else make

@@ -9,12 +9,13 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
+from paddlenlp_ext.ops.cpp.bf16 import as_bf16, bf16_matmuls, cached_bf16
 from paddlenlp_ext.ops.cpp.library import function
 from paddlenlp_ext.ops.frozen_linear import FrozenDense
-from paddlenlp_ext.ops.gates.cpp import swiglu_cpp
+from paddlenlp_ext.ops.gates.cpp import geglu_cpp, swiglu_cpp
 from paddlenlp_ext.ops.linear.cpp import linear_cpp
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
+from paddlenlp_ext.ops.recompute_functions import recompute_function
 from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
@@ -75,3 +76,20 @@ def test_recompute_function_frees_product_and_gives_same_gradients(layer, in_bf1
     assert bytes_with - bytes_without >= ROWS * INNER * (2 if in_bf16 else 4)
     for one, other in zip(recomputed, saved_bytes, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@needs_cpp
+@pytest.mark.parametrize("gate_product", [swiglu_cpp, geglu_cpp])
+@pytest.mark.parametrize("trained", [False, True])
+def test_recompute_function_in_bf16_and_cached_copy_equal_the_rounded_product(gate_product, trained):
+    gate, up = (paddle.to_tensor(normal(seed, 611, 257), stop_gradient=not trained) for seed in (1, 2))
+    with bf16_matmuls():
+        product = gate_product(gate, up)
+    copy = product._bf16_copy[1]
+    assert cached_bf16(product) is copy, "a consumer would round the product again"
+    rounded = as_bf16(product).view("uint16").numpy()
+    np.testing.assert_array_equal(copy.view("uint16").numpy(), rounded)
+    if trained:
+        recomputed = recompute_function(product, in_bf16=True)()
+        np.testing.assert_array_equal(recomputed.view("uint16").numpy(), rounded)
+        np.testing.assert_array_equal(recompute_function(product)().numpy(), product.numpy())

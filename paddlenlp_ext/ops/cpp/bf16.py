@@ -115,5 +115,11 @@ def cached_bf16(x: paddle.Tensor) -> paddle.Tensor:
         return as_bf16(x)
     cached = getattr(x, "_bf16_copy", None)
     if cached is None or cached[0] != x.inplace_version:
-        cached = x._bf16_copy = (x.inplace_version, as_bf16(x))
+        set_cached_bf16(x, as_bf16(x))
+        return x._bf16_copy[1]
     return cached[1]
+
+
+def set_cached_bf16(x: paddle.Tensor, copy: paddle.Tensor) -> None:
+    """Set the result of `cached_bf16(x)`, for an op that rounds its output in the pass that computes it."""
+    x._bf16_copy = (x.inplace_version, copy)

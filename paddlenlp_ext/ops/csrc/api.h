@@ -225,9 +225,11 @@ Status gate_forward(const void* gate, const void* up, i64 size, float* out, bool
 Status gate_backward(const float* gradient, const void* gate, const void* up, i64 size, float* gate_gradient,
                      float* up_gradient, bool is_gelu, bool is_bf16);
 
-// Rounds gate and up to bfloat16, and computes gate_forward from the rounded values.
+// gate_forward with a rounded result.
+Status gate_forward_bf16(const bf16* gate, const bf16* up, i64 size, bf16* out, bool is_gelu);
+// Rounds gate and up to bfloat16, and computes gate_forward from the rounded values; also stores the rounded result.
 Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out,
-                            bool is_gelu);
+                            bf16* out_bf16, bool is_gelu);
 
 // x, out [positions, heads, size]; cos, sin [positions, rotated]. With `is_backward`, x and out are gradients.
 Status rope_turn(const float* x, const float* cos, const float* sin, bool is_interleaved, bool is_backward,

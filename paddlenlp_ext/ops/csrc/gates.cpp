@@ -6,8 +6,8 @@
 namespace plx {
 namespace {
 
-template <class Gate, class Value>
-void forward(const Value* gate, const Value* up, i64 size, float* out) {
+template <class Gate, class Value, class Out>
+void forward(const Value* gate, const Value* up, i64 size, Out* out) {
     parallel_for_vectors(size, [=](i64 start, i64 count) {
         store_part(out + start, gate_product<Gate>(load_part(gate + start, count), load_part(up + start, count)),
                    count);
@@ -54,8 +54,12 @@ Status gate_backward(const float* gradient, const void* gate, const void* up, i6
     });
 }
 
+Status gate_forward_bf16(const bf16* gate, const bf16* up, i64 size, bf16* out, bool is_gelu) {
+    return guarded([&] { is_gelu ? forward<Gelu>(gate, up, size, out) : forward<Silu>(gate, up, size, out); });
+}
+
 Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* gate_bf16, bf16* up_bf16, float* out,
-                            bool is_gelu) {
+                            bf16* out_bf16, bool is_gelu) {
     return guarded([&] {
         with_gate(is_gelu, true, [&](auto activation, auto) {
             parallel_for_vectors(size, [=](i64 start, i64 count) {
@@ -63,7 +67,9 @@ Status gate_forward_rounded(const float* gate, const float* up, i64 size, bf16* 
                 store_part(up_bf16 + start, load_part(up + start, count), count);
                 f32x16 rounded_gate = load_part(gate_bf16 + start, count),
                        rounded_up = load_part(up_bf16 + start, count);
-                store_part(out + start, gate_product<decltype(activation)>(rounded_gate, rounded_up), count);
+                const f32x16 product = gate_product<decltype(activation)>(rounded_gate, rounded_up);
+                store_part(out + start, product, count);
+                store_part(out_bf16 + start, product, count);
             });
         });
     });

@@ -7,7 +7,7 @@ import math
 import paddle
 from paddle.autograd import PyLayer
 
-from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls_enabled
+from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls_enabled, set_cached_bf16
 from paddlenlp_ext.ops.cpp.library import empty, function, pointer
 from paddlenlp_ext.ops.recompute_functions import with_recompute_function
 from paddlenlp_ext.ops.tensor_utils import needs_grad
@@ -32,20 +32,26 @@ def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddl
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
     if not needs_grad(gate, up):
-        return _forward(gate, up, is_gelu)[0]
-    saved: list[paddle.Tensor] = []
-    return with_recompute_function(
-        _GateCpp.apply(gate, up, is_gelu, saved), lambda: _product(saved[0], saved[1], is_gelu)
-    )
+        out, _, _, out_half = _forward(gate, up, is_gelu)
+    else:
+        saved: list[paddle.Tensor | None] = []
+        out = _GateCpp.apply(gate, up, is_gelu, saved)
+        gate, up, out_half = saved
+        in_bf16 = gate.dtype == paddle.bfloat16
+        make_bf16 = (lambda: _product(gate, up, is_gelu, "bfloat16")) if in_bf16 else None
+        with_recompute_function(out, lambda: _product(gate, up, is_gelu, "float32"), make_bf16)
+    if out_half is not None:
+        set_cached_bf16(out, out_half)
+    return out
 
 
 class _GateCpp(PyLayer):
     @staticmethod
     def forward(ctx, gate, up, is_gelu, saved):
         ctx.needs_grad, ctx.is_gelu = [not x.stop_gradient for x in (gate, up)], is_gelu
-        out, *inputs = _forward(gate, up, is_gelu)
-        saved += inputs
-        ctx.save_for_backward(*inputs)
+        out, *rest = _forward(gate, up, is_gelu)
+        saved += rest
+        ctx.save_for_backward(*rest[:2])
         return out
 
     @staticmethod
@@ -60,20 +66,25 @@ class _GateCpp(PyLayer):
         return tuple(gradients)
 
 
-def _product(gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool) -> paddle.Tensor:
-    out = empty(gate.shape)
+def _product(gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool, dtype: str) -> paddle.Tensor:
+    """Return the product in `dtype`; only bfloat16 inputs have a bfloat16 product."""
+    out = empty(gate.shape, dtype)
     inputs = pointer(gate), pointer(up), math.prod(gate.shape)
-    function("gate_forward")(*inputs, pointer(out), is_gelu, gate.dtype == paddle.bfloat16)
+    if dtype == "bfloat16":
+        function("gate_forward_bf16")(*inputs, pointer(out), is_gelu)
+    else:
+        function("gate_forward")(*inputs, pointer(out), is_gelu, gate.dtype == paddle.bfloat16)
     return out
 
 
 def _forward(
     gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool
-) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return the product, and `gate` and `up`, which are rounded to bfloat16 under `bf16_matmuls`."""
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None]:
+    """Return the product, `gate`, `up`, and None; under `bf16_matmuls`, the last three are rounded to bfloat16."""
     if not bf16_matmuls_enabled():
-        return _product(gate, up, is_gelu), gate.detach(), up.detach()
-    gate_half, up_half, out = empty(gate.shape, "bfloat16"), empty(up.shape, "bfloat16"), empty(gate.shape)
-    results = pointer(gate_half), pointer(up_half), pointer(out)
+        return _product(gate, up, is_gelu, "float32"), gate.detach(), up.detach(), None
+    gate_half, up_half, out_half = (empty(gate.shape, "bfloat16") for _ in range(3))
+    out = empty(gate.shape)
+    results = map(pointer, (gate_half, up_half, out, out_half))
     function("gate_forward_rounded")(pointer(gate), pointer(up), math.prod(gate.shape), *results, is_gelu)
-    return out, gate_half, up_half
+    return out, gate_half, up_half, out_half

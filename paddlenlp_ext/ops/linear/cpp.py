@@ -61,7 +61,7 @@ class _Linear(PyLayer):
         ctx.in_bf16 = uses_bf16(weight)
         ctx.grads_needed = [requires_grad(each) for each in (x, weight, bias)]
         ctx.num_inputs = 2 if bias is None else 3
-        ctx.recompute_x = recompute_function(x)
+        ctx.recompute_x = recompute_function(x, ctx.in_bf16)
         saves_x = requires_grad(weight) and ctx.recompute_x is None
         ctx.save_for_backward(weight, *([_saved_input(x, weight)] if saves_x else []))
         return _forward(x, weight, bias)

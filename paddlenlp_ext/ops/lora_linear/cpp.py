@@ -44,7 +44,8 @@ class _LoRALinear(PyLayer):
     def forward(ctx, x, a, b, base, scaling):
         y, operand, inner = _forward(x, base, a, b, scaling)
         ctx.base, ctx.scaling, ctx.x_shape = base, scaling, x.shape
-        ctx.recompute_x, ctx.in_bf16 = recompute_function(x), operand.dtype == paddle.bfloat16
+        ctx.in_bf16 = operand.dtype == paddle.bfloat16
+        ctx.recompute_x = recompute_function(x, ctx.in_bf16)
         ctx.grads_needed = [requires_grad(each) for each in (x, a, b)]
         ctx.save_for_backward(a, b, inner, *([] if ctx.recompute_x else [operand]))
         return y
