@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings
+from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings, prefix_warning
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
@@ -79,7 +79,11 @@ def _plan_table(
         table.add_row("optimizer steps", f"{order.total_steps:,} (max_steps)")
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
-    warnings = [rows_beyond_context(config, data), _peft_warning(outline.model)]
+    warnings = [
+        rows_beyond_context(config, data),
+        _peft_warning(outline.model),
+        prefix_warning(config, data.train_rows, outline.model),
+    ]
     for warning in [*warnings, *(plan_warnings(config, order.total_steps) if order is not None else [])]:
         if warning is not None:
             table.add_row("warning", warning)
@@ -113,8 +117,10 @@ def _add_training_rows(table: Table, config: RunConfig, rows: Any, order: DataOr
     table.add_row("train rows", f"{len(rows):,} of {stats.num_read:,} read")
     table.add_row("train tokens", f"{stats.num_tokens:,}, including {stats.num_target_tokens:,} target tokens")
     packs = sum(len(micro_batch) for step_batch in first_epoch for micro_batch in step_batch.micro_batches)
-    num_filled = sum(int(rows.lengths[step_batch.row_indices].sum()) for step_batch in first_epoch)
+    num_filled = sum(order.plan.num_positions(packs) for step in first_epoch for packs in step.micro_batches)
     table.add_row("packs per epoch", _packs(config, num_filled, packs))
+    if (shared := order.describe_prefixes()) is not None:
+        table.add_row("shared prefixes", shared)
     table.add_row("steps per epoch", f"{len(first_epoch):,}")
     epochs = f"{order.total_steps / len(first_epoch):.2f} epochs"
     table.add_row("optimizer steps", f"{order.total_steps:,} ({epochs})")
@@ -162,6 +168,8 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
     total = sum(rows[index].length for pack in packs for index in pack)
+    if config.data.share_prefix:
+        total -= int(rows.prefixes.repeated(packs).sum())
     multiple = config.data.pad_to_multiple_of or 1
     return -(-total // multiple) * multiple
 

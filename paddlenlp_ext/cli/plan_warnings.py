@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.data.find_prefixes import find_prefixes
+from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
+from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.peft.peft_model import PeftModel
+from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule
 
 FEW_STEPS = 10
 """A run with fewer optimizer steps than this changes its model little."""
+LARGE_SAVING = 0.2
+"""Fraction of the positions above which shared prefixes are recommended."""
 
 
 def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
@@ -39,6 +47,21 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
         if interval > total_steps:
             warnings.append(f"{key} is {interval}, so a run of {_steps(total_steps)} {result}")
     return warnings
+
+
+def prefix_warning(config: RunConfig, rows: TrainingRows | None, model: CausalLM | PeftModel) -> str | None:
+    """Return a recommendation of `share_prefix` if it saves many positions; None if it does not, or cannot be used."""
+    data = config.data
+    if rows is None or isinstance(rows, TokenStream) or config.preference is not None or config.reward is not None:
+        return None
+    if data.share_prefix or data.autoregressive or data.use_pose_convert or unshareable(model) is not None:
+        return None
+    prefixes = find_prefixes(rows.token_arrays, data.max_length)
+    saving = prefixes.num_saved(rows.lengths, data.max_length) / rows.lengths.sum()
+    if saving <= LARGE_SAVING:
+        return None
+    keys = "share_prefix: true" if data.zero_padding else "zero_padding: true and share_prefix: true"
+    return f"{prefixes.describe()}; {keys} would compute {saving:.0%} fewer positions in an epoch"
 
 
 def memory_warning(estimated: float, free: int | None) -> str | None:

@@ -34,12 +34,13 @@ import numpy as np
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.pose import PositionSkips
+from paddlenlp_ext.data.shared_prefixes import PrefixedRows
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
-RowT = TypeVar("RowT", bound=EncodedRow)
+RowT = TypeVar("RowT", bound=EncodedRow | PrefixedRows)
 
 
 @dataclass(frozen=True)
@@ -97,16 +98,16 @@ class PackedBatch:
         return compute_prompt_lengths(self.labels, self.document_lengths, self.document_parents)
 
 
-Positions = Callable[[EncodedRow], np.ndarray]
+Positions = Callable[[Any], np.ndarray]
 
 
-def consecutive(row: EncodedRow) -> np.ndarray:
+def consecutive(row: EncodedRow | PrefixedRows) -> np.ndarray:
     """Return the position ids 0, 1, 2, ... of a row, int64 [L - 1]."""
     return np.arange(row.length)
 
 
 def collate(
-    packs: Sequence[Sequence[EncodedRow]],
+    packs: Sequence[Sequence[EncodedRow | PrefixedRows]],
     *,
     pad_to_multiple_of: int | None = None,
     pad_to_length: int | None = None,
@@ -116,7 +117,7 @@ def collate(
     """Concatenate the rows of a micro-batch.
 
     Args:
-        packs: packs of the micro-batch, each a list of rows.
+        packs: packs of the micro-batch, each a list of rows, or of rows joined by their prefix.
         pad_to_multiple_of: pad S to a multiple of this number, with one document of padding at the end.
         pad_to_length: pad each pack to a batch row of this length (B = number of packs). None: one batch row holds all
             documents (B = 1).
@@ -142,7 +143,10 @@ def batch_rows_of(packs: Sequence[Sequence[RowT]], pad_to_length: int | None) ->
 
 
 def _fill(
-    batch_rows: Sequence[Sequence[EncodedRow]], num_positions: int, pad_token_id: int, positions: Positions
+    batch_rows: Sequence[Sequence[EncodedRow | PrefixedRows]],
+    num_positions: int,
+    pad_token_id: int,
+    positions: Positions,
 ) -> PackedBatch:
     shape = (len(batch_rows), num_positions)
     input_ids = np.full(shape, pad_token_id, dtype=np.int64)
@@ -155,7 +159,7 @@ def _fill(
     for batch_index, rows in enumerate(batch_rows):
         used = sum(row.length for row in rows)
         if used > num_positions:
-            named = ", ".join(str(row.row_index) for row in rows)
+            named = ", ".join(str(index) for row in rows for index in row.row_indices)
             raise ValueError(
                 f"rows {named} take {used} positions, more than the padded length {num_positions}; raise pad_to_length"
             )
@@ -163,7 +167,7 @@ def _fill(
         parents: list[int | None] = []
         start = 0
         for row in rows:
-            assert row.length >= 1, f"row {row.row_index} has {len(row.tokens)} tokens, none to predict"
+            assert row.length >= 1, f"rows {row.row_indices} have no token to predict"
             first, row_positions = len(lengths), positions(row)
             for document in row.documents:
                 end = start + len(document.input_ids)
@@ -182,7 +186,7 @@ def _fill(
         all_parents.append(tuple(parents))
         padding.append(num_positions - used)
         num_tokens += used
-    row_indices = tuple(row.row_index for rows in batch_rows for row in rows)
+    row_indices = tuple(index for rows in batch_rows for row in rows for index in row.row_indices)
     continues = any(parent is not None for parents in all_parents for parent in parents)
     return PackedBatch(
         input_ids,
@@ -229,10 +233,13 @@ def build_collate(
         "pad_to_length": data.max_length if data.pad_to_max_length else None,
         "pad_token_id": pad_token_id,
     }
+    prefixes = rows.prefixes if data.share_prefix else None
 
     def collate_rows(micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
         packs = [[rows[index] for index in pack] for pack in micro_batch]
         check_tokens(rows, packs, vocab_size)
+        if prefixes is not None:
+            packs = [prefixes.join(pack) for pack in packs]
         positions = {} if skips is None or epoch is None else {"positions": partial(skips.of_row, epoch)}
         return collate_packs(packs, **padding, **positions)
 

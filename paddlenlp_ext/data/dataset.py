@@ -14,6 +14,7 @@ from paddlenlp_ext.data.readers.dataset_files import open_dataset, title_of
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.rows.source_row import SourceRow
+from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
@@ -33,7 +34,10 @@ class TokenizedDataset:
         lengths: int64 [rows], number of positions of each row in a batch: its token count minus one.
         sequence_lengths: int64 [rows], number of positions of the longest sequence of each row.
         stats: counts of rows and tokens.
+        prefixes: prefixes that rows share; None: not searched for.
     """
+
+    prefixes: SharedPrefixes | None = None
 
     def __init__(
         self,
@@ -57,6 +61,11 @@ class TokenizedDataset:
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         return self._arrays.row(index, int(index))
+
+    @property
+    def token_arrays(self) -> list[TokenArrays]:
+        """Tokens of all rows, one item per dataset."""
+        return [self._arrays]
 
     def source(self, index: int) -> tuple[str, int]:
         """Return the file and the line of row `index`."""

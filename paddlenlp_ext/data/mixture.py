@@ -13,8 +13,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from paddlenlp_ext.data.dataset import TokenizedDataset
+from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.utils.logging import get_logger
 
 
@@ -76,7 +78,10 @@ class MixedDataset:
         lengths, sequence_lengths: int64 [rows], see `TokenizedDataset`.
         stats: counts of rows and tokens over all datasets.
         rows_per_epoch: number of rows that are read in an epoch.
+        prefixes: prefixes that rows share; None: not searched for.
     """
+
+    prefixes: SharedPrefixes | None = None
 
     def __init__(self, parts: Sequence[TokenizedDataset], names: Sequence[str], weights: Sequence[float]) -> None:
         self.lengths = self.sequence_lengths = np.concatenate([part.lengths for part in parts])
@@ -96,6 +101,11 @@ class MixedDataset:
         part, row = self._find(index)
         found = self._parts[part][row]
         return EncodedRow(found.tokens, found.loss_mask, int(index))
+
+    @property
+    def token_arrays(self) -> list[TokenArrays]:
+        """Tokens of all rows, one item per dataset."""
+        return [arrays for part in self._parts for arrays in part.token_arrays]
 
     def source(self, index: int) -> tuple[str, int]:
         """Return the file and the line of row `index`."""

@@ -31,9 +31,12 @@ on the number of devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
+
+from paddlenlp_ext.data.shared_prefixes import SharedPrefixes, bundle_rows
 
 Pack = list[int]
 """Indices of the rows of a pack."""
@@ -66,6 +69,8 @@ class PackingPlan:
         packs_per_step: number of packs of an optimizer step over all devices; greedy packing gives the packs of a step
             similar costs.
         lead: number of leading packs that complete the step begun in the previous window of a stream.
+        prefixes: prefixes that rows share. Rows with the same prefix are then placed in the same pack, which counts
+            the positions of the prefix once. None: every row has its own positions. Not with `packing` "none".
     """
 
     def __init__(
@@ -80,10 +85,12 @@ class PackingPlan:
         order: Callable[[int], np.ndarray] | None = None,
         packs_per_step: int = 1,
         lead: int = 0,
+        prefixes: SharedPrefixes | None = None,
     ) -> None:
         assert packing in PACKINGS, repr(packing)
         assert batch_size >= 1, f"batch_size is {batch_size}"
         assert packing == "none" or (capacity is not None and capacity >= 1), f"capacity is {capacity}"
+        assert packing != "none" or prefixes is None, "rows share a prefix within a pack of several rows"
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size = batch_size
         self.packing = packing
@@ -91,6 +98,7 @@ class PackingPlan:
         self.seed = seed
         self.shuffle = shuffle
         self.packs_per_step, self.lead = packs_per_step, lead
+        self.prefixes = prefixes
         self._own_order = order
         assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one position"
         if capacity is not None and len(self.lengths):
@@ -105,10 +113,42 @@ class PackingPlan:
     def packs(self, epoch: int) -> list[Pack]:
         """Return the packs of an epoch in reading order."""
         order = self._order(epoch)
-        return [order[pack].tolist() for pack in self._packed_positions(self.lengths[order], epoch)]
+        if self.prefixes is None:
+            lengths = self.lengths[order]
+            return [order[pack].tolist() for pack in self._packed_positions(lengths, np.square(lengths), epoch)]
+        assert self.capacity is not None, "packing needs a capacity"
+        bundles = bundle_rows(order, self.lengths, self.prefixes, self.capacity, self._pack_items)
+        if self.packing == "greedy":
+            packs = self._packed_positions(bundles.lengths, bundles.costs, epoch)
+        else:
+            # A full bundle is a pack, and leaves the pack of the rows around it open.
+            rest = np.flatnonzero(~bundles.is_full)
+            packs = [rest[pack].tolist() for pack in self._pack_items(bundles.lengths[rest], self.capacity)]
+            packs = sorted(packs + [[bundle] for bundle in np.flatnonzero(bundles.is_full).tolist()])
+        return [bundles.rows_of(pack) for pack in packs]
 
-    def _packed_positions(self, lengths: np.ndarray, epoch: int) -> list[Pack]:
-        """Return the packs of an epoch as indices into `lengths`, the row lengths in reading order."""
+    def num_positions(self, packs: Sequence[Pack]) -> int:
+        """Return the number of positions of some packs, without padding."""
+        total = int(self._lengths_in(packs).sum())
+        return total if self.prefixes is None else total - int(self.prefixes.repeated(packs).sum())
+
+    def cost(self, packs: Sequence[Pack]) -> int:
+        """Return the attention cost of some packs; of rows with one prefix, only the first attends within it."""
+        total = attention_cost(self._lengths_in(packs))
+        return total if self.prefixes is None else total - attention_cost(self.prefixes.repeated(packs))
+
+    def _lengths_in(self, packs: Sequence[Pack]) -> np.ndarray:
+        return self.lengths[list(itertools.chain.from_iterable(packs))]
+
+    def _pack_items(self, lengths: np.ndarray, capacity: int) -> Iterable[Pack]:
+        """Pack items of given lengths, in reading order; return the packs as indices into `lengths`."""
+        places = np.arange(len(lengths))
+        if self.packing == "in_order":
+            return pack_in_order(places, lengths, capacity)
+        return itertools.chain.from_iterable(pack_greedily(places, lengths, capacity))
+
+    def _packed_positions(self, lengths: np.ndarray, costs: np.ndarray, epoch: int) -> list[Pack]:
+        """Return the packs of an epoch as indices into `lengths` and `costs`, which are in reading order."""
         positions = np.arange(len(lengths))
         if self.packing == "none":
             return [[position] for position in positions.tolist()]
@@ -119,15 +159,15 @@ class PackingPlan:
         groups = pack_greedily(positions, lengths, self.capacity)
         packs = [packs[index] for packs in groups for index in shuffled(len(packs)).tolist()]
         leading, packs = packs[: self.lead], packs[self.lead :]
-        costs = [attention_cost(lengths[pack]) for pack in packs]
-        even = sort_into_even_steps(costs, self.packs_per_step, self._shuffled(epoch, stream=2))
+        pack_costs = [int(costs[pack].sum()) for pack in packs]
+        even = sort_into_even_steps(pack_costs, self.packs_per_step, self._shuffled(epoch, stream=2))
         return leading + [packs[index] for index in even]
 
     def fill(self, epoch: int) -> float:
         """Return the fraction of filled positions in packs of `capacity` positions."""
         assert self.capacity is not None, "fill needs a capacity"
-        num_packs = len(self.packs(epoch))
-        return float(self.lengths.sum() / (num_packs * self.capacity)) if num_packs else 0.0
+        packs = self.packs(epoch)
+        return self.num_positions(packs) / (len(packs) * self.capacity) if packs else 0.0
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._own_order is not None:

@@ -19,13 +19,14 @@ from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.mixture import MixedDataset
-from paddlenlp_ext.data.packing import PackingPlan, attention_cost
+from paddlenlp_ext.data.packing import PackingPlan
 from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.utils.logging import get_logger
 
-_OPTIONAL = ("use_pose_convert", "dev_ratio")
+_OPTIONAL = ("use_pose_convert", "dev_ratio", "share_prefix")
 """Settings that a checkpoint has only if they are set."""
 _ROWS_HASHED = 100_000
 
@@ -41,6 +42,7 @@ class DataOrder:
 
     Attributes:
         total_steps: number of optimizer steps of the run.
+        plan: plan of the packs.
 
     Raises:
         ValueError: the dataset is empty, or the run has no optimizer step.
@@ -50,7 +52,7 @@ class DataOrder:
         self, plan: PackingPlan, micro_batches_per_step: int, *, num_train_epochs: float = 1.0, max_steps: int = -1
     ) -> None:
         self._micro_batches_per_step = micro_batches_per_step
-        self._lengths = plan.lengths
+        self.plan = plan
         self._epoch = lru_cache(maxsize=1)(plan.epoch)
         self._num_steps: dict[int, int] = {}
         if self.num_steps(0) == 0:
@@ -66,6 +68,15 @@ class DataOrder:
         if epoch not in self._num_steps:
             self._num_steps[epoch] = math.ceil(len(self._epoch(epoch)) / self._micro_batches_per_step)
         return self._num_steps[epoch]
+
+    def describe_prefixes(self) -> str | None:
+        """Return which prefixes are shared and what the first epoch saves; None if no prefixes were searched for."""
+        if self.plan.prefixes is None:
+            return None
+        packs = [pack for micro_batch in self._epoch(0) for pack in micro_batch]
+        computed, saved = self.plan.num_positions(packs), int(self.plan.prefixes.repeated(packs).sum())
+        share = f"{computed:,} of {computed + saved:,} positions are computed ({saved / (computed + saved):.1%} saved)"
+        return f"{self.plan.prefixes.describe()}; {share}"
 
     def _steps_of_epochs(self, num_epochs: float) -> int:
         full_epochs = math.floor(num_epochs)
@@ -88,7 +99,7 @@ class DataOrder:
                     epoch,
                     number,
                     members,
-                    tuple(attention_cost(self._lengths[[row for pack in packs for row in pack]]) for packs in members),
+                    tuple(map(self.plan.cost, members)),
                     end_fraction=end / len(micro_batches),
                     is_last=end == len(micro_batches),
                 )
@@ -130,13 +141,18 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
         shuffle=True,
         order=partial(rows.epoch_rows, seed=train.seed) if isinstance(rows, MixedDataset) else None,
         packs_per_step=train.per_device_train_batch_size * micro_batches_per_step,
+        prefixes=rows.prefixes if config.data.share_prefix else None,
     )
-    return DataOrder(
+    order = DataOrder(
         plan,
         micro_batches_per_step,
         num_train_epochs=train.num_train_epochs,
         max_steps=train.max_steps,
     )
+    described = order.describe_prefixes()
+    if described is not None:
+        get_logger().info("share_prefix: %s in an epoch", described)
+    return order
 
 
 def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
@@ -151,6 +167,7 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
         # Checkpoints of versions without PoSE lack the key.
         **({"use_pose_convert": True} if config.data.use_pose_convert else {}),
         **({"dev_ratio": config.data.dev_ratio} if config.data.dev_ratio else {}),
+        **({"share_prefix": True} if config.data.share_prefix else {}),
     }
 
 

@@ -140,12 +140,29 @@ def weight_dtype(config: RunConfig) -> str:
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
-    """Enable recomputation and inject the adapter, as far as the configuration asks for them; return the model."""
+    """Enable recomputation and inject the adapter, as far as the configuration asks for them; return the model.
+
+    Raises:
+        ValueError: `share_prefix` is set, and the model does not support it.
+    """
     plan = RecomputePlan.from_config(config.train)
     if plan is not None:
         model.enable_recompute(plan)
-    if config.peft is None:
-        return model
-    adapted = get_peft_model(model, config.peft, seed=config.train.seed)
-    adapted.adapter.replaced.drop_base_values()
+    adapted: CausalLM | PeftModel = model
+    if config.peft is not None:
+        adapted = get_peft_model(model, config.peft, seed=config.train.seed)
+        adapted.adapter.replaced.drop_base_values()
+    reason = unshareable(adapted) if config.data.share_prefix else None
+    if reason is not None:
+        raise ValueError(f"share_prefix: {reason}; set share_prefix: false")
     return adapted
+
+
+def unshareable(model: CausalLM | PeftModel) -> str | None:
+    """Return why the model computes another gradient if rows share a prefix; None if it computes the same."""
+    if model.reads_prompts:
+        return "the adapter changes positions that it counts from the end of each row's prompt (reft)"
+    balance = model.load_balance
+    if balance is not None and balance.coefficient:
+        return "the auxiliary loss of the experts is a mean over all positions (router_aux_loss_coef)"
+    return None

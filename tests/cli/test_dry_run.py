@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 
 import pytest
@@ -65,6 +66,32 @@ def test_describe_run_of_layers_that_peft_takes_for_experts_names_targets_that_i
     assert "lora_target_modules: k_proj, o_proj, q_proj, v_proj" in printed
     read = plan(1, lora=True, lora_target_modules="o_proj", target_parameters="shared_experts.up_proj.weight")
     assert "drops the adapters" not in read
+
+
+def test_describe_run_names_shared_prefixes_and_recommends_them_if_they_save_much(plan, run_folders):
+    shots = "What is the plural of this word? " * 12
+    rows = [{"src": f"{shots}{number}", "tgt": f"{number} words"} for number in range(24)]
+    (run_folders / "data" / "train.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"max_length": 1024, "src_length": 900}
+
+    def printed(**more):
+        return " ".join(plan(1, **keys, **more).replace("│", " ").split())
+
+    saving = r"24 of 24 rows share a prefix of (\d+) tokens; {} would compute (\d\d)% fewer positions in an epoch"
+    both = re.search(saving.format("zero_padding: true and share_prefix: true"), printed())
+    assert both is not None
+    packed = printed(zero_padding=True)
+    assert re.search(saving.format("share_prefix: true"), packed)[1] == both[1]
+    shared = printed(zero_padding=True, share_prefix=True)
+    found = re.search(r"shared prefixes 24 of 24 rows share .* tokens; .* are computed \((\d\d)\.\d% saved\)", shared)
+    assert found is not None and abs(int(found[1]) - int(both[2])) <= 1 and "would compute" not in shared
+    (gigabytes,) = re.findall(r"activations (\d+\.\d+) GB", shared)
+    assert float(gigabytes) < float(re.findall(r"activations (\d+\.\d+) GB", packed)[0])
+    assert "would compute" not in printed(reft=True)
+
+
+def test_describe_run_of_rows_that_share_little_recommends_nothing(plan):
+    assert "share_prefix" not in plan(1)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, RunConfig
+from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -47,6 +49,39 @@ class Rows:
         for row in self.rows:
             answer = row.tokens[row.loss_mask].tolist()
             yield row.tokens[: len(row.tokens) - len(answer)].tolist(), _text(answer), f"question {row.row_index}"
+
+
+class PrefixedRows(Rows):
+    """Rows in memory that share prefixes, with the interface of a TokenizedDataset.
+
+    Args:
+        prefixes: number of tokens of each prefix; row i has prefix i modulo their number.
+        capacity: number of positions of a pack.
+    """
+
+    def __init__(self, num_rows: int, prefixes: Sequence[int], capacity: int = 512, seed: int = 0) -> None:
+        super().__init__(num_rows, seed)
+        generator = np.random.default_rng(seed)
+        starts = [generator.integers(1, VOCABULARY, length).astype(np.int32) for length in prefixes]
+        for index, row in enumerate(self.rows):
+            # The first remainders have different first tokens, so that the prefixes have exactly the given lengths.
+            prefix, own = starts[index % len(starts)], row.tokens.copy()
+            own[0] = 1 + index // len(starts) % 40
+            loss_mask = np.concatenate([np.zeros(len(prefix) + 1, bool), row.loss_mask[1:]])
+            self.rows[index] = EncodedRow(np.concatenate([prefix, own]), loss_mask, index)
+        self.lengths = np.array([row.length for row in self.rows], dtype=np.int64)
+        self.prefixes = find_prefixes([arrays_of(self.rows)], capacity)
+
+
+def arrays_of(rows: Sequence[EncodedRow]) -> TokenArrays:
+    """Return the tokens of some rows as the arrays of a dataset."""
+    return TokenArrays(
+        np.concatenate([row.tokens for row in rows]),
+        np.concatenate([row.loss_mask for row in rows]),
+        np.cumsum([0, *(len(row.tokens) for row in rows)]),
+        np.zeros((len(rows), 3), np.int64),
+        np.zeros((len(rows), 2), np.int64),
+    )
 
 
 class PreferenceRows(Rows):

@@ -74,6 +74,11 @@ class DataConfig(OptionGroup):
     greedy_zero_padding: bool = option(
         False, help="with zero_padding: combine rows that fill a pack, instead of consecutive rows"
     )
+    share_prefix: bool = option(
+        False,
+        help="with zero_padding: compute a prefix that rows share, such as a system prompt or few-shot examples, once "
+        "per pack; a pack then has more rows",
+    )
     pad_to_multiple_of: int | None = option(
         None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"
     )

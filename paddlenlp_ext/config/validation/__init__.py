@@ -9,7 +9,15 @@ from paddlenlp_ext.config.dataclass_options import options_of
 from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
-from paddlenlp_ext.config.validation import long_context, parallel, precision, preference, safety, training
+from paddlenlp_ext.config.validation import (
+    long_context,
+    parallel,
+    precision,
+    preference,
+    safety,
+    share_prefix,
+    training,
+)
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
 from paddlenlp_ext.utils.json_reader import Location
 
@@ -24,7 +32,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
     arguments = {**sections, "adapter": adapter}
     for rules in (
         *(training.run_rules, training.rules, long_context.rules, precision.training_rules, precision.rules),
-        *(safety.rules, parallel.rules),
+        *(safety.rules, parallel.rules, share_prefix.rules),
         *preference.rules_of(sections),
         training.idle_rules,
     ):
@@ -33,7 +41,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
 
 def keys_of_rules() -> list[tuple[str, ...]]:
     """Return the keys of each rule of the training programs."""
-    modules = (training, long_context, precision, safety, parallel, preference)
+    modules = (training, long_context, precision, safety, parallel, share_prefix, preference)
     registries = (registry for module in modules for registry in vars(module).values() if isinstance(registry, Rules))
     return [keys for registry in registries for keys in registry.keys]
 
@@ -57,6 +65,7 @@ def check_trainer_config(config: RunConfig) -> None:
         safety.rules,
         long_context.rules,
         precision.training_rules,
+        share_prefix.rules,
         *preference.rules_of(arguments),
     ):
         rules.apply(arguments, report)

@@ -25,7 +25,7 @@ other_rules = Rules()
 UNREAD_KEYS = frozenset(
     {
         *("do_predict", "lazy", "shuffle_buffer_size", "dataloader_num_workers", "train_dataset_prob"),
-        *("autoregressive", "use_pose_convert"),
+        *("autoregressive", "use_pose_convert", "share_prefix"),
         *(option.key for option in options_of(GenerationConfig, "")),
     }
 )

@@ -20,6 +20,7 @@ from typing import Any
 from paddlenlp_ext.data.audit.max_lost_targets import check_losses
 from paddlenlp_ext.data.mixture import next_source
 from paddlenlp_ext.data.rows.errors import MAX_LISTED, DataError
+from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.streaming.source_cursor import Source, SourceCursor
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.tokenization.row_encoder import EncodedBlock, RowEncoder
@@ -70,7 +71,10 @@ class TokenStream:
 
     Attributes:
         stats: counts of the rows and tokens read so far.
+        prefixes: None, because the rows of a stream are not compared.
     """
+
+    prefixes: SharedPrefixes | None = None
 
     def __init__(
         self,

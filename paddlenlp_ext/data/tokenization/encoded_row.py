@@ -50,6 +50,11 @@ class EncodedRow:
         return len(self.tokens) - 1
 
     @property
+    def row_indices(self) -> tuple[int, ...]:
+        """Indices of the rows in the dataset: this row."""
+        return (self.row_index,)
+
+    @property
     def documents(self) -> tuple[Document, ...]:
         """Documents of the row, in the order of their positions."""
         labels = np.where(self.loss_mask[1:], self.tokens[1:], IGNORED_LABEL)
