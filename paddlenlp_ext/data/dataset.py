@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.readers.base import Reader
 from paddlenlp_ext.data.readers.dataset_files import open_dataset, title_of
 from paddlenlp_ext.data.readers.in_memory import Rows
@@ -169,7 +170,10 @@ def load_split(
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
 ) -> TokenizedDataset:
-    """Tokenize the rows of a list of readers, or memory-map their tokens from the cache; see `load_dataset`."""
+    """Tokenize the rows of a list of readers, or memory-map their tokens from the cache; see `load_dataset`.
+
+    With `share_prefix`, also find the prefixes that training rows share.
+    """
     template = choose_template(config, tokenizer, template)
     encoder = RowEncoder.from_config(config, template, readers)
     key = cache_key(
@@ -190,4 +194,7 @@ def load_split(
 
     arrays, stats = load_or_build(cache_dir(config) / f"{split}-{key[:32]}", build)
     stats.log(f"{split} rows of {title_of(config, readers)}")
-    return TokenizedDataset(arrays, stats, readers, template, config.autoregressive)
+    dataset = TokenizedDataset(arrays, stats, readers, template, config.autoregressive)
+    if config.share_prefix and split == "train":
+        dataset.prefixes = find_prefixes([arrays], config.max_length)
+    return dataset

@@ -81,8 +81,6 @@ class MixedDataset:
         prefixes: prefixes that rows share; None: not searched for.
     """
 
-    prefixes: SharedPrefixes | None = None
-
     def __init__(self, parts: Sequence[TokenizedDataset], names: Sequence[str], weights: Sequence[float]) -> None:
         self.lengths = self.sequence_lengths = np.concatenate([part.lengths for part in parts])
         self.stats = DataStats()
@@ -90,6 +88,8 @@ class MixedDataset:
             self.stats.add(part.stats)
         self.weights = tuple(weights)
         self.rows_per_epoch = max(math.ceil(len(part) / weight) for part, weight in zip(parts, weights, strict=True))
+        found = [part.prefixes for part in parts if part.prefixes is not None]
+        self.prefixes = SharedPrefixes.concatenate(found) if found else None
         self._parts = list(parts)
         self._first = np.cumsum([0, *(len(part) for part in parts)])
         self._log(names)

@@ -117,7 +117,8 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
     """Build the sequence of the optimizer steps of a run over `rows`.
 
     Raises:
-        ValueError: the run has no optimizer step, or `rows` is a stream and `max_steps` is not set.
+        ValueError: the run has no optimizer step, `rows` is a stream and `max_steps` is not set, or `share_prefix` is
+            set and the prefixes of `rows` were not searched for.
     """
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
@@ -132,6 +133,9 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
             seed=train.seed,
             max_steps=train.max_steps,
         )
+    prefixes = rows.prefixes if config.data.share_prefix else None
+    if config.data.share_prefix and prefixes is None:
+        raise ValueError("share_prefix: the train rows were loaded without the key; load them with share_prefix: true")
     plan = PackingPlan(
         rows.lengths,
         batch_size=train.per_device_train_batch_size,
@@ -141,7 +145,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
         shuffle=True,
         order=partial(rows.epoch_rows, seed=train.seed) if isinstance(rows, MixedDataset) else None,
         packs_per_step=train.per_device_train_batch_size * micro_batches_per_step,
-        prefixes=rows.prefixes if config.data.share_prefix else None,
+        prefixes=prefixes,
     )
     order = DataOrder(
         plan,

@@ -7,7 +7,6 @@ from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, load_split
-from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
@@ -29,7 +28,7 @@ def load_rows(
     fingerprint: str | None = None,
     rows: Rows | None = None,
 ) -> TrainingRows:
-    """Load the rows of a split; with `share_prefix`, also find the prefixes that training rows share.
+    """Load the rows of a split.
 
     | split and data keys | result |
     |---|---|
@@ -46,20 +45,6 @@ def load_rows(
     Raises:
         ValueError: see `load_dataset`.
     """
-    loaded = _load(config, split, tokenizer, template, fingerprint, rows)
-    if config.share_prefix and split == "train" and not isinstance(loaded, TokenStream):
-        loaded.prefixes = find_prefixes(loaded.token_arrays, config.max_length)
-    return loaded
-
-
-def _load(
-    config: DataConfig,
-    split: str,
-    tokenizer: Any,
-    template: ChatTemplate | None,
-    fingerprint: str | None,
-    rows: Rows | None,
-) -> TrainingRows:
     if rows is not None:
         return load_split(config, split, open_dataset(config, split, rows=rows), tokenizer, template, fingerprint)
     is_special = config.lazy or config.train_dataset_prob is not None

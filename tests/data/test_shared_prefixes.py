@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 
 from paddlenlp_ext.data.collate import build_collate, collate
 from paddlenlp_ext.data.packing import PackingPlan, attention_cost
+from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.training_rows import load_rows
 from paddlenlp_ext.utils.labels import IGNORED_LABEL
 from tests.common.training import VOCABULARY, PrefixedRows, make_config
 
@@ -141,3 +145,23 @@ def test_num_saved_is_close_to_what_an_epoch_saves():
     plan = PackingPlan(lengths, batch_size=1, capacity=capacity, prefixes=prefixes, **GREEDY)
     saved = int(lengths.sum()) - plan.num_positions(plan.packs(0))
     assert prefixes.num_saved(lengths, capacity) == pytest.approx(saved, rel=0.03)
+
+
+@pytest.mark.parametrize("prob", [None, "0.5,0.5"])
+def test_load_rows_finds_the_prefixes_of_training_rows_and_of_mixtures(prob, tmp_path, options, tokenizer):
+    for name, shots in (("a", "one two three " * 20), ("b", "red blue green " * 20)):
+        rows = [{"src": f"{shots}{number}?", "tgt": "vier"} for number in range(10)]
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.json").write_text("\n".join(map(json.dumps, rows)))
+        (tmp_path / name / "dev.json").write_text(json.dumps(rows[0]))
+    paths = [str(tmp_path / name) for name in "ab"]
+    keys = {"dataset_name_or_path": paths, "train_dataset_prob": prob, "max_length": 1024, "zero_padding": True}
+    found = load_rows(options("", **keys, share_prefix=True), "train", tokenizer)
+    assert len(found.prefixes.lengths) == 2 and (found.prefixes.lengths > 40).all()
+    assert found.prefixes.groups.tolist() == [found.prefixes.groups[0]] * 10 + [found.prefixes.groups[10]] * 10
+    order = build_data_order(make_config("out", max_length=1024, zero_padding=True, share_prefix=True), found)
+    assert order.plan.num_positions(order.plan.packs(0)) < found.lengths.sum() / 4
+    plain = load_rows(options("", **keys), "train", tokenizer)
+    assert plain.prefixes is None
+    with pytest.raises(ValueError, match="rows were loaded without the key"):
+        build_data_order(make_config("out", max_length=1024, zero_padding=True, share_prefix=True), plain)
