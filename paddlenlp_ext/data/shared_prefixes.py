@@ -112,7 +112,7 @@ class SharedPrefixes:
         return joined
 
     def describe(self) -> str:
-        """Return how many rows share how many prefixes of which lengths."""
+        """Return the number of rows that share prefixes, and the number and lengths of the prefixes."""
         if not len(self.lengths):
             return f"none of {len(self.groups):,} rows shares a prefix"
         shortest, longest = int(self.lengths.min()), int(self.lengths.max())
@@ -148,7 +148,7 @@ class Bundles:
         rows: int64 [rows], dataset indices of the rows, bundle by bundle.
         starts: int64 [bundles + 1]; bundle i has the rows from starts[i] to starts[i + 1].
         lengths: int64 [bundles], number of positions.
-        costs: int64 [bundles], attention cost: the number of pairs of positions, of which half attend.
+        costs: int64 [bundles], attention cost, see `attention_cost` in packing.py.
         is_full: bool [bundles], true if the rest of the rows with the same prefix did not fit into the bundle.
     """
 
