@@ -41,13 +41,13 @@ def op_by_op(model, tokens_BS, cache, monkeypatch) -> np.ndarray:
         return model.logits(forward(model, tokens_BS, cache)).astype("float32").numpy()
 
 
-def assert_equal(found: Any, expected: np.ndarray) -> None:
+def assert_equal(found: Any, expected: np.ndarray, tolerance: float = 3e-6) -> None:
     assert isinstance(found, np.ndarray), "the step ran in separate calls"
-    np.testing.assert_allclose(found, expected, rtol=0, atol=3e-6 * np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
 
 
 @paddle.no_grad()
-def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4) -> None:
+def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4, tolerance: float = 3e-6) -> None:
     """Compare steps of one and two new tokens, while a row is removed and positions are taken back."""
     caches = [prefill(model, prompts)[0] for _ in range(2)]
     num_rows = len(prompts)
@@ -59,7 +59,7 @@ def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4) -> None
                 cache.truncate(cache.length - 1)
         tokens_BS = [[1 + n + row, 7][: 1 + n % 2] for row in range(num_rows)]
         expected = op_by_op(model, tokens_BS, caches[0], monkeypatch)
-        assert_equal(step(model, tokens_BS, caches[1]), expected)
+        assert_equal(step(model, tokens_BS, caches[1]), expected, tolerance)
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in SEPARATE_CALLS])
@@ -209,21 +209,23 @@ def test_cpp_model_of_long_rows_runs_in_separate_calls():
 @pytest.mark.parametrize("algo", [None, "nf4", "weight_only_int8"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_cpp_model_of_many_rows_equals_ops(algo, dtype, monkeypatch):
-    """Test products by oneDNN, and in float32 a feed-forward block that each thread dequantizes in several parts.
+    """Test products by oneDNN, of weights that each thread dequantizes in several parts, and biases.
 
-    In bfloat16, differences in the last bit of a sum may change the rounding of one of many activations.
+    In bfloat16, a difference in the last bit of a sum may change how activations are rounded, each by up to 2^-8 of its
+    value.
     """
     if dtype == "bfloat16" and bf16.unavailable_reason() is not None:
         pytest.skip("needs bfloat16 products")
-    inner = 96 if dtype == "bfloat16" else 4160
-    sizes = {"hidden_size": 64, "intermediate_size": inner, "model_type": "qwen2"}
+    paddle.seed(0)
+    sizes = {"hidden_size": 64, "intermediate_size": 4160, "model_type": "qwen2"}
     model = AutoModelForCausalLM.from_config({**SIZES, **sizes}, dtype=dtype)
     if algo is not None:
         quantize_linears(model, QuantizationConfig(algo=algo))
     for layer in model.model.layers:
         layer.self_attn.k_proj.bias.set_value(paddle.randn(layer.self_attn.k_proj.bias.shape))
     num_rows = library.small_batch_rows(dtype == "bfloat16") + 3
-    check_steps(model, monkeypatch, random_prompts(range(2, 2 + num_rows)), num_steps=3)
+    tolerance = 2.0**-6 if dtype == "bfloat16" else 3e-6
+    check_steps(model, monkeypatch, random_prompts(range(2, 2 + num_rows)), num_steps=3, tolerance=tolerance)
 
 
 def test_cpp_model_with_another_number_of_rows_raises():
