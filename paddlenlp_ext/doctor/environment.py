@@ -21,7 +21,7 @@ def describe_environment() -> list[tuple[str, str]]:
         *describe_system(),
         ("CUDA of Paddle", str(paddle.version.cuda())),
         ("processor", f"{processor_name()}, {threads_per_process()} cores for one process"),
-        ("C++ library", library.unavailable_reason() or "available"),
+        ("C++ library", library.unavailable_reason() or f"{library.loaded_path()}"),
         ("bfloat16 products on the CPU", bf16.unavailable_reason() or "available"),
         *_describe_gpus(),
         *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),

@@ -1,4 +1,4 @@
-"""C++ library of CPU kernels, built from `csrc/` on first use and called through ctypes.
+"""C++ library of CPU kernels, from the wheel or built from `csrc/` on first use, and called through ctypes.
 
 `csrc/api.h` declares the entry points. The shared library uses the oneDNN and OpenMP libraries that Paddle has
 loaded. PADDLENLP_EXT_NATIVE=0 disables the library.
@@ -16,7 +16,8 @@ from pathlib import Path
 import paddle
 
 from paddlenlp_ext.ops.cpp.api_header import parameter_types
-from paddlenlp_ext.ops.cpp.build import BuildError, build
+from paddlenlp_ext.ops.cpp.build import BuildError, build, find_prebuilt
+from paddlenlp_ext.ops.cpp.levels import LINKED
 from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
@@ -137,15 +138,36 @@ def set_threads(count: int) -> None:
     function("set_threads")(count)
 
 
+def loaded_path() -> Path | None:
+    """Return the path of the loaded library, or None if the library is unavailable."""
+    found = library()
+    return None if found is None else Path(found._name)
+
+
 @functools.cache
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
         return None, "the C++ library is disabled by PADDLENLP_EXT_NATIVE=0"
     libraries = Path(paddle.__file__).parent / "libs"
     try:
-        found = ctypes.CDLL(str(build(libraries)))
+        found = _load_prebuilt(libraries) or ctypes.CDLL(str(build(libraries)))
     except (BuildError, OSError) as error:
         get_logger(__name__).warning("the C++ library is unavailable, so CPU ops run slower in plain Paddle: %s", error)
         return None, str(error).splitlines()[0]
+    get_logger(__name__).debug("loaded the C++ library %s", found._name)
     found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
     return found, None
+
+
+def _load_prebuilt(libraries: Path) -> ctypes.CDLL | None:
+    """Return the library of the wheel, or None if the wheel has none for this machine."""
+    prebuilt = find_prebuilt()
+    if prebuilt is None:
+        return None
+    try:
+        for name in LINKED:  # the library names them without a path, and the loader takes loaded ones
+            ctypes.CDLL(str(libraries / name))
+        return ctypes.CDLL(str(prebuilt))
+    except OSError as error:
+        get_logger(__name__).info("the C++ library of the wheel cannot be loaded; building it here: %s", error)
+        return None
