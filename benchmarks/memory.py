@@ -231,7 +231,7 @@ def write_random_model(family: str, folder: Path) -> str:
 
 
 def page(rows: Sequence[str], parts: Sequence[str], sessions: Sequence[dict[str, str]]) -> str:
-    """Return the page with these lines in its two tables, and the environments of its sessions."""
+    """Return the page: `rows` and `parts` fill its two tables, and `sessions` lists the environments of the measurements."""
     where = "\n".join(f"    {number}: {json.dumps(session)}" for number, session in enumerate(sessions, 1))
     return PAGE.format(measured="\n".join(rows), parts="\n".join(parts), where=where)
 

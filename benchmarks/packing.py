@@ -1,6 +1,6 @@
 """Fill rate of packs, and time to plan the packs.
 
-    python -m benchmarks.packing                                    random lengths of five distributions; a million rows
+    python -m benchmarks.packing                                    random lengths of six distributions; a million rows
     python -m benchmarks.packing --data FOLDER --model NAME_OR_PATH  the rows of a dataset, with a model's tokenizer
 
 Columns, as the fraction of positions that hold a token:

@@ -14,7 +14,7 @@ import pytest
 
 @pytest.fixture
 def model_name(run_folders: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the name of a model folder in the working directory, to which the programs write."""
+    """Change to a temporary working directory for the output of programs; return the name of the model folder in it."""
     monkeypatch.chdir(run_folders)
     return "model"
 

@@ -125,7 +125,10 @@ class KVCache(ReservingCache):
 
     @property
     def tensors(self) -> list[paddle.Tensor]:
-        """Stored keys and values of each layer, including unused slots; [] while the cache is empty."""
+        """Stored keys and values of each layer, including unused slots; [] in a new cache.
+
+        Not available between `set_prefix` and the first forward pass, which stores the prefix.
+        """
         return [tensor for layer in self._layers.values() for tensor in layer.tensors]
 
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:

@@ -82,7 +82,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         self._register_own_layers(adapter)
 
     def _register_own_layers(self, adapter: Adapter) -> None:
-        """Register the active adapter's layers outside the base model as sublayers of this model."""
+        """Register those layers of the active adapter that are not in the base model as sublayers of this model."""
         self.reads_prompts = adapter.peft_config.reads_prompts
         for name, layer in adapter.own_layers.items():
             self.add_sublayer(name, layer)

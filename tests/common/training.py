@@ -155,9 +155,9 @@ def make_model(lora: bool = False, *, seed: int = 1, **lora_fields: Any) -> Any:
 
 
 def make_config(output_dir: Path, **keys: Any) -> RunConfig:
-    """Build a RunConfig from flat keys over small defaults; of a preference run with `loss_type`.
+    """Build a RunConfig from flat keys and small defaults; `loss_type` selects a preference run.
 
-    With `center_rewards_coefficient` it is a run of a reward model.
+    `center_rewards_coefficient` selects the run of a reward model.
     """
     defaults = {
         "output_dir": str(output_dir),

@@ -137,7 +137,7 @@ def iq4_xs(block: bytes) -> list[float]:
 
 
 def mxfp4(block: bytes) -> list[float]:
-    """Decode E2M1 numbers under a power of two, as in the OCP Microscaling Formats specification 1.0."""
+    """Decode E2M1 numbers that share a power-of-two scale, as in the OCP Microscaling Formats specification 1.0."""
     magnitudes = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
     return [(-1) ** (q >> 3) * magnitudes[q & 7] * 2.0 ** (block[0] - 127) for q in low_high(block[1:17])]
 

@@ -272,7 +272,7 @@ RESIZED_CASES: dict[str, dict[str, Any]] = {
 
 
 def resized_inputs(ids: Any, num_rows: int) -> Any:
-    """Return a copy of token ids or labels [B, S] within a resized vocabulary, with new tokens if there are any."""
+    """Return token ids or labels [B, S] for a resized vocabulary; new tokens, if any, replace the first ids."""
     ids = ids % num_rows * (ids >= 0) + ids * (ids < 0)  # -100 marks positions without a target
     if num_rows > max(NEW_TOKENS):
         ids[0, : len(NEW_TOKENS)] = NEW_TOKENS

@@ -35,7 +35,7 @@ QWEN_MOE = {
 }
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
-# Not estimated: scales of two norms, and the softmax sums of four heads, which plain Paddle computes again.
+# Not estimated: scales of two norms, and the softmax sums of four heads, which are recomputed in plain Paddle.
 PER_POSITION = 4 * (2 if OPS is CPU_PADDLE else 4 + 2)
 METHODS = sorted(peft_methods())
 needs_bf16 = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason=f"{bf16.unavailable_reason()}")
