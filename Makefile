@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: quickstart test test-fast test-layouts test-gpu mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
+.PHONY: quickstart test test-fast test-layouts test-gpu test-portable test-avx2 mutants sanitize coverage lint hooks golden check-peers check-lm-eval check-server check-exports check-trackers bench docs clean
 
 quickstart: .venv/installed
 	$(BIN)/python examples/quickstart.py
@@ -41,6 +41,18 @@ sanitize: .venv/installed-dev
 	$(SANITIZED) LD_LIBRARY_PATH=$$(echo $$PWD/.venv/lib/python3*/site-packages/paddle/libs) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	  $(BIN)/python -m pytest tests/ops tests/models/decoding/test_cpp_layers.py tests/models/decoding/test_cpp_model.py --ignore-glob='tests/ops/*triton*'
+
+# Entry points of the C++ library on ARM, in an emulator, without Paddle. Debian: g++-aarch64-linux-gnu, qemu-user
+test-portable:
+	@if ! command -v qemu-aarch64 > /dev/null || ! command -v aarch64-linux-gnu-g++ > /dev/null; then \
+	  echo "skipped: qemu-aarch64 or aarch64-linux-gnu-g++ is missing (apt install qemu-user g++-aarch64-linux-gnu)"; exit 0; fi; \
+	mkdir -p build/portable && aarch64-linux-gnu-g++ -std=c++17 -O2 -static -fopenmp -Wall -Wno-psabi \
+	  -I paddlenlp_ext/ops/csrc paddlenlp_ext/ops/csrc/*.cpp tests/ops/cpp/portable_driver.cpp -o build/portable/driver && \
+	OMP_NUM_THREADS=2 qemu-aarch64 build/portable/driver
+
+# Tests of ops with a library for AVX2, and with oneDNN restricted to AVX2.
+test-avx2: .venv/installed-dev
+	PADDLENLP_EXT_LEVEL=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/ops --ignore-glob='tests/ops/*triton*'
 
 # Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev

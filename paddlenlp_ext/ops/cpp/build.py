@@ -114,7 +114,9 @@ def build(libraries: Path) -> Path:
                     for path in objects.values():  # the objects may be damaged too
                         path.unlink(missing_ok=True)
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
-                linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries}", *(f"-l:{name}" for name in LINKED)]
+                # Some compilers leave out libraries of which only weak symbols are used (gemm.cpp).
+                linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries},--no-as-needed"]
+                linked += [f"-l:{name}" for name in LINKED]
                 shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))
                 _run([*compiler, *sanitizers, *shared, *linked], library)
                 write_text(_sum_file(library), _sum_of(library))

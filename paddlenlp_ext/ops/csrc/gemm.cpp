@@ -4,12 +4,13 @@
 #include <string>
 
 // Matrix products of oneDNN's shared library for matrices in their stored layout. On SmolLM2's shapes (a Zen 4 core),
-// they reach 97 % of the speed of prepacked weights, without a packed copy of the weight.
+// they reach 97 % of the speed of prepacked weights, without a packed copy of the weight. The symbols are weak, so that
+// the library also loads without oneDNN, which a Paddle for ARM may lack.
 extern "C" {
-int dnnl_sgemm(char, char, int64_t, int64_t, int64_t, float, const float*, int64_t, const float*, int64_t, float,
-               float*, int64_t);
-int dnnl_gemm_bf16bf16f32(char, char, int64_t, int64_t, int64_t, float, const uint16_t*, int64_t, const uint16_t*,
-                          int64_t, float, float*, int64_t);
+__attribute__((weak)) int dnnl_sgemm(char, char, int64_t, int64_t, int64_t, float, const float*, int64_t, const float*,
+                                     int64_t, float, float*, int64_t);
+__attribute__((weak)) int dnnl_gemm_bf16bf16f32(char, char, int64_t, int64_t, int64_t, float, const uint16_t*, int64_t,
+                                                const uint16_t*, int64_t, float, float*, int64_t);
 }
 
 namespace plx {
@@ -29,6 +30,11 @@ void require_success(int status, i64 m, i64 n, i64 k) {
                              std::to_string(status) + (is_known ? std::string(" (") + STATUS_NAMES[status] + ")" : ""));
 }
 
+template <class Function>
+void require(Function* product) {
+    if (product == nullptr) throw std::runtime_error("this Paddle has no oneDNN, which computes matrix products");
+}
+
 // Handles products without rows, columns or depth, because oneDNN rejects some of them. Returns false for all other
 // products.
 bool multiply_empty(i64 m, i64 n, i64 k, float beta, float* c, i64 ldc) {
@@ -45,6 +51,7 @@ void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, 
           i64 ldb, float beta, float* c, i64 ldc) {
     if (multiply_empty(m, n, k, beta, c, ldc)) return;
     const char op_a = transpose_a ? 'T' : 'N', op_b = transpose_b ? 'T' : 'N';
+    require(dnnl_sgemm);
     require_success(dnnl_sgemm(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), m, n, k);
 }
 
@@ -52,6 +59,7 @@ void gemm(bool transpose_a, bool transpose_b, i64 m, i64 n, i64 k, float alpha, 
           i64 ldb, float beta, float* c, i64 ldc) {
     if (multiply_empty(m, n, k, beta, c, ldc)) return;
     const char op_a = transpose_a ? 'T' : 'N', op_b = transpose_b ? 'T' : 'N';
+    require(dnnl_gemm_bf16bf16f32);
     require_success(dnnl_gemm_bf16bf16f32(op_a, op_b, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc), m, n, k);
 }
 
@@ -75,7 +83,8 @@ Status convert_to_bf16(const float* from, bf16* to, i64 count) {
 Status has_bf16_products(i64* result) {
     const bf16 one = 0x3f80;
     float product = 0;
-    *result = dnnl_gemm_bf16bf16f32('N', 'N', 1, 1, 1, 1.0f, &one, 1, &one, 1, 0.0f, &product, 1) == DNNL_SUCCESS;
+    *result = dnnl_gemm_bf16bf16f32 != nullptr &&
+              dnnl_gemm_bf16bf16f32('N', 'N', 1, 1, 1, 1.0f, &one, 1, &one, 1, 0.0f, &product, 1) == DNNL_SUCCESS;
     return OK;
 }
 
