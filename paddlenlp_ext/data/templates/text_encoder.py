@@ -63,7 +63,7 @@ def check_characters(text: str) -> None:
 def _has_backend(tokenizer: Any) -> bool:
     """Return whether transformers passes texts unchanged to a tokenizer of the `tokenizers` library.
 
-    Some subclasses, such as those of CodeLlama and CPM, change a text before they pass it on.
+    Some subclasses, such as the tokenizer of CodeLlama, change a text before they pass it on.
     """
     from transformers import PreTrainedTokenizerFast as Fast
 
@@ -139,8 +139,8 @@ class TextEncoder:
     def _ids(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of texts, without offsets and the other results that transformers makes of an encoding.
 
-        The settings of the backend are those of a call of the tokenizer without truncation and padding. They are set
-        only where they differ, because other threads may be encoding.
+        As in a call of the tokenizer, the backend neither truncates nor pads. A setting is changed only if it differs,
+        because other threads may be encoding.
         """
         if not self._has_backend:
             encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)

@@ -187,7 +187,7 @@ def _read_text(row: SourceRow | InvalidRow) -> str | InvalidRow:
 
 
 def _tokenized(row: SourceRow, tokens: np.ndarray, loss_mask: np.ndarray, **values: int) -> TokenizedRow:
-    """Return an example of a row; the first token is no target, because no token precedes it.
+    """Return an example of a row; the first token is not a target, because no token precedes it.
 
     Args:
         row: the row.

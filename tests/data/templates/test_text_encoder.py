@@ -1,4 +1,4 @@
-"""Token ids of texts are those of transformers; texts that a tokenizer cannot encode are errors that name the text."""
+"""Token ids equal the ids of transformers; texts that a tokenizer cannot encode are errors that name the text."""
 
 from __future__ import annotations
 
