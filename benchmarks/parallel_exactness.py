@@ -204,7 +204,7 @@ fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches 
 - losses: |loss - reference| / |reference|, the maximum over steps;
 - weights: ‖tensor - reference‖ / ‖reference‖ of full tensors, the maximum over all saved tensors;
 - "-": the layout does not support the method ([parallel.md](reference/parallel.md#supported-combinations));
-- an empty cell: the run was not made.
+- an empty cell: not run.
 
 The first row of each table shows the effect of rounding: a run in one process whose initial weights differ by a
 relative {move:.0e}. Adam divides a gradient by its magnitude, which turns rounding errors of near-zero gradients

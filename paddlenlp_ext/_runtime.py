@@ -25,7 +25,7 @@ def configure_runtime() -> None:
     """Set threads, MKL code path and C allocator of this process, and hide a warning about Paddle's C++ extensions.
 
     Call this function before importing Paddle; afterwards, the MKL code path cannot be set. Importing paddlenlp_ext
-    does not call this function. Environment variables of the user take precedence. A second call has no effect.
+    does not call this function. Environment variables of the user take precedence. Repeated calls are harmless.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
     if "paddle" in sys.modules:

@@ -90,7 +90,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
     for name, ids in by_name.items():
         table = next((table for table in TABLES if f".{table}".endswith(f".{name}")), None)
         if table is None:
-            raise ValueError(f"{_KEY}: the rows of {name!r} are not tokens; use embed_tokens or lm_head")
+            raise ValueError(f"{_KEY}: {name!r} does not have one row per token; use embed_tokens or lm_head")
         tokens[table] = ids
     return tokens
 

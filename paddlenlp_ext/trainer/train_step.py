@@ -247,7 +247,8 @@ class OptimizerStep:
     ) -> tuple[paddle.Tensor, np.ndarray]:
         """Return the loss and metric sums of the objective; the loss includes the load balancing loss of the routers.
 
-        The load balancing loss of a step is a mean over micro-batches, weighted by their number of units.
+        The load balancing loss of a step is a mean over micro-batches, weighted by their number of units
+        (target tokens, for example).
         """
         loss, sums = self.objective.measure(model, hidden_BSD, batch)
         balance = model.load_balance

@@ -25,7 +25,7 @@ def load_script(path: Path) -> ModuleType:
 
 @contextmanager
 def bare_packages(*ops: str) -> Iterator[None]:
-    """Import modules of `paddlenlp_ext.ops.<op>` within the block without the package itself, which imports Paddle."""
+    """Let the block import modules of `paddlenlp_ext.ops.<op>` without the package's __init__, which imports Paddle."""
     stubs = {f"paddlenlp_ext.ops.{op}": ROOT / "paddlenlp_ext" / "ops" / op for op in ops}
     stubs = {name: folder for name, folder in stubs.items() if name not in sys.modules}
     for name, folder in stubs.items():

@@ -34,7 +34,7 @@ class Mutation:
         before, after: text of the node.
         start, end: byte offsets of the node in the file.
         lines: first and last line of the statement, without its body.
-        occurrence: number of the same change in the same line of text, for `key`.
+        occurrence: index, from 0, among identical changes in lines with the same text; makes `key` unique.
         text: text of the line.
     """
 

@@ -39,7 +39,7 @@ def mesh_of(parallel) -> Mesh:
 
 
 def outcome_of(words: list[str]) -> dict[str, Any]:
-    """Start, train and save one run."""
+    """Train and save one run; return its result."""
     rows = (Rows(12, seed=3), Rows(5, seed=4))
     try:
         config = load_run_config(words, peft_methods())

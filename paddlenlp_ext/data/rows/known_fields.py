@@ -294,7 +294,7 @@ def markdown_table() -> str:
     add(
         TEXT.fields,
         f'row in the format "{TEXT.name}"',
-        "read; if a row has several of these fields, only the first one",
+        "read; if a row has both, only `src`",
     )
     for row_format in (MESSAGES, SHAREGPT, PROMPT):
         add(row_format.message, f'message of a row in the format "{row_format.name}"', "read")

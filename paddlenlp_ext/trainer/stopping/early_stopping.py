@@ -60,7 +60,7 @@ class BestMetricTracker:
         if self._patience is None or state.num_not_improved < self._patience:
             return False
         get_logger(__name__).info(
-            "early stopping after step %d: %d evaluations without an improvement of %s (best: %s)",
+            "early stopping after step %d: %d evaluations without an improvement in %s (best: %s)",
             *(state.step, state.num_not_improved, self.name),
             "none" if state.best_metric is None else f"{state.best_metric:.4f} of step {state.best_step}",
         )

@@ -108,7 +108,7 @@ def random_rows(seed):
 @pytest.mark.parametrize("in_one_pack", [True, False])
 @pytest.mark.parametrize("seed", range(8))
 def test_collate_pairs_makes_every_answer_token_a_target_once(seed, in_one_pack, share_prompt):
-    """Check that the documents that a position can see spell its prompt and answer, without a gap."""
+    """Check that the documents visible to a position contain its prompt and answer, at consecutive positions."""
     rows, multiple = random_rows(seed), [None, 4][seed % 2]
     encoded = [make_row(*row, index=index, share_prompt=share_prompt) for index, row in enumerate(rows)]
     packs = [encoded] if in_one_pack else [[row] for row in encoded]

@@ -35,7 +35,7 @@ def sizes():
 
 @pytest.fixture
 def tables(tmp_path, monkeypatch):
-    """Return a function that writes the table of a capability, in place of the shipped ones; start with sm_80."""
+    """Replace the shipped tables by `sm_80.json` alone, and return a function that writes further tables."""
 
     def write(name: str, entries: object) -> None:
         text = json.dumps({"product": {"source": "a test", "sizes": entries}})

@@ -143,7 +143,7 @@ def test_lora_head_dropout_changes_the_training_loss_only():
             "lm_head, which is tied to model.embed_tokens, is also in modules_to_save",
         ),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices=[61]), "embed_tokens: 61 is not below .* vocab_size 61"),
-        ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "the rows of 'norm' are not tokens"),
+        ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "'norm' does not have one row per token"),
         ("qwen2", LoRAConfig(**ROWS, trainable_token_indices={"lm_head": [3]}), "list only the tokens of embed_tokens"),
         (
             "qwen2",
