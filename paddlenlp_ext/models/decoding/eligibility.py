@@ -124,7 +124,8 @@ def model_reason(model: Any) -> str | None:
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
     """Return why a decoder layer cannot run in C++, or None if all given layers can."""
-    return next((reason for reason in map(_layer_reason, layers) if reason is not None), None)
+    reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
+    return next(reasons, None) or library.products_unavailable_reason()
 
 
 def _layer_reason(layer: Any) -> str | None:

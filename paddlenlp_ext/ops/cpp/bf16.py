@@ -69,8 +69,8 @@ def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype:
 
 def unavailable_reason() -> str | None:
     """Return the reason why bfloat16 matmuls are unavailable on this CPU, or None if they are available."""
-    if library.unavailable_reason() is not None:
-        return library.unavailable_reason()
+    if library.products_unavailable_reason() is not None:
+        return library.products_unavailable_reason()
     if not _has_bf16_products():
         return "this processor does not have AVX-512, which oneDNN needs for bfloat16 matmuls"
     return None

@@ -85,11 +85,11 @@ def build(libraries: Path) -> Path:
         libraries: Paddle's directory of shared libraries.
 
     Raises:
-        BuildError: not Linux, no usable compiler, missing libraries, an unwritable cache, or a compiler error.
+        BuildError: not Linux, no usable compiler, an unwritable cache, or a compiler error.
     """
     requested = _requested_level()
     target = ("-march=native",) if requested in (None, "native") else _LEVELS_BY_NAME[requested].flags
-    compiler = _find_compiler(libraries)
+    compiler = _find_compiler()
     try:
         folder = cache_folder("native")
     except RuntimeError as error:  # a user without an entry in /etc/passwd, as in some containers
@@ -116,7 +116,9 @@ def build(libraries: Path) -> Path:
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
                 # Some compilers leave out libraries of which only weak symbols are used (gemm.cpp).
                 linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries},--no-as-needed"]
-                linked += [f"-l:{name}" for name in LINKED]
+                # Without Paddle's OpenMP, -fopenmp links GCC's. Without oneDNN, products are unavailable (library.py).
+                linked += [f"-l:{name}" for name in LINKED if (libraries / name).exists()]
+                linked += [] if (libraries / LINKED[0]).exists() else ["-fopenmp"]
                 shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))
                 _run([*compiler, *sanitizers, *shared, *linked], library)
                 write_text(_sum_file(library), _sum_of(library))
@@ -158,17 +160,14 @@ def _require_writable(folder: Path) -> None:
         raise BuildError(f"{folder} is not writable; set XDG_CACHE_HOME to a writable directory")
 
 
-def _find_compiler(libraries: Path) -> list[str]:
+def _find_compiler() -> list[str]:
     """Return the compiler command as a list of words; CXX may be "ccache g++".
 
     Raises:
-        BuildError: not Linux, missing libraries, an invalid CXX, or no compiler.
+        BuildError: not Linux, an invalid CXX, or no compiler.
     """
     if sys.platform != "linux":
         raise BuildError(f"the C++ library can be built only on Linux, not on {sys.platform}")
-    missing = [name for name in (*LINKED, "libmklml_intel.so") if not (libraries / name).exists()]
-    if missing:
-        raise BuildError(f"{libraries} lacks {' and '.join(missing)}; install paddlepaddle 3.3 for CPUs")
     try:
         compiler = shlex.split(os.environ.get("CXX", ""))
     except ValueError as error:

@@ -25,6 +25,7 @@ from paddlenlp_ext.utils.logging import get_logger
 _ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
+_LIBRARIES = Path(paddle.__file__).parent / "libs"
 _POOLED_BYTES = 1 << 18  # for smaller tensors, Paddle's allocator is fast enough
 
 _capsule = ctypes.pythonapi.PyCapsule_New
@@ -49,6 +50,23 @@ def usable(x: paddle.Tensor) -> str | None:
 def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
     """Return None for float32 or bfloat16 on the CPU if the library is available, otherwise why C++ cannot run."""
     return unavailable_reason() if x.place.is_cpu_place() and x.dtype == paddle.bfloat16 else usable(x)
+
+
+def products_unavailable_reason() -> str | None:
+    """Return the reason why C++ ops with matrix products are unavailable, or None: they also need Paddle's oneDNN."""
+    if _has_onednn(_LIBRARIES):
+        return unavailable_reason()
+    return unavailable_reason() or "this Paddle has no oneDNN, which computes the matrix products of C++ ops"
+
+
+@functools.cache
+def _has_onednn(libraries: Path) -> bool:
+    return (libraries / "libdnnl.so.3").exists()
+
+
+def with_products(condition: Callable[[paddle.Tensor], str | None]) -> Callable[[paddle.Tensor], str | None]:
+    """Return the condition of a C++ op with matrix products, from its condition apart from oneDNN."""
+    return lambda x: condition(x) or products_unavailable_reason()
 
 
 @functools.cache
@@ -148,25 +166,26 @@ def loaded_path() -> Path | None:
 def _load() -> tuple[ctypes.CDLL | None, str | None]:
     if os.environ.get("PADDLENLP_EXT_NATIVE") == "0":
         return None, "the C++ library is disabled by PADDLENLP_EXT_NATIVE=0"
-    libraries = Path(paddle.__file__).parent / "libs"
     try:
-        found = _load_prebuilt(libraries) or ctypes.CDLL(str(build(libraries)))
+        found = _load_prebuilt() or ctypes.CDLL(str(build(_LIBRARIES)))
     except (BuildError, OSError) as error:
         get_logger(__name__).warning("the C++ library is unavailable, so CPU ops run slower in plain Paddle: %s", error)
         return None, str(error).splitlines()[0]
     get_logger(__name__).debug("loaded the C++ library %s", found._name)
-    found.set_threads(ctypes.c_int64(ctypes.CDLL(str(libraries / "libmklml_intel.so")).MKL_Get_Max_Threads()))
+    mkl = _LIBRARIES / "libmklml_intel.so"
+    if mkl.exists():  # otherwise, OMP_NUM_THREADS or the number of cores applies
+        found.set_threads(ctypes.c_int64(ctypes.CDLL(str(mkl)).MKL_Get_Max_Threads()))
     return found, None
 
 
-def _load_prebuilt(libraries: Path) -> ctypes.CDLL | None:
+def _load_prebuilt() -> ctypes.CDLL | None:
     """Return the library of the wheel, or None if the wheel has none for this machine."""
     prebuilt = find_prebuilt()
     if prebuilt is None:
         return None
     try:
         for name in LINKED:  # the library names them without a path, and the loader takes loaded ones
-            ctypes.CDLL(str(libraries / name))
+            ctypes.CDLL(str(_LIBRARIES / name))
         return ctypes.CDLL(str(prebuilt))
     except OSError as error:
         get_logger(__name__).info("the C++ library of the wheel cannot be loaded; building it here: %s", error)

@@ -83,7 +83,7 @@ class _GroupedLinear(PyLayer):
 
 grouped_linear_op = DispatchedOp(
     "grouped_linear",
-    cpp=(GroupedCpp, library.usable),
+    cpp=(GroupedCpp, library.with_products(library.usable)),
     triton=(GroupedTriton, on_gpu_with_triton),
     reference=GroupedReference,
 )

@@ -9,10 +9,10 @@ from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.linear.cpp import linear_cpp, linear_input_gradient_cpp
 from paddlenlp_ext.ops.linear.reference import linear_input_gradient_reference, linear_reference
 
-linear_op = DispatchedOp("linear", cpp=(linear_cpp, library.usable), reference=linear_reference)
+linear_op = DispatchedOp("linear", cpp=(linear_cpp, library.with_products(library.usable)), reference=linear_reference)
 linear_input_gradient_op = DispatchedOp(
     "linear's gradient",
-    cpp=(linear_input_gradient_cpp, library.usable_in_fp32_or_bf16),
+    cpp=(linear_input_gradient_cpp, library.with_products(library.usable_in_fp32_or_bf16)),
     reference=linear_input_gradient_reference,
 )
 """Op of the input gradient (dL/dy) W without autograd, whose backends take (gradient [..., out], weight)."""

@@ -19,7 +19,7 @@ import functools
 
 import paddle
 
-from paddlenlp_ext.ops.cpp.library import usable
+from paddlenlp_ext.ops.cpp.library import usable, with_products
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.linear_cross_entropy.chunks import (
     CPP,
@@ -82,7 +82,7 @@ def token_logprobs(
 
 linear_cross_entropy_op = DispatchedOp(
     "linear_cross_entropy",
-    cpp=(functools.partial(losses_by_chunks, CPP), usable),
+    cpp=(functools.partial(losses_by_chunks, CPP), with_products(usable)),
     triton=(functools.partial(losses_by_chunks, TRITON), on_gpu_with_triton),
     reference=functools.partial(losses_by_chunks, PADDLE),
 )

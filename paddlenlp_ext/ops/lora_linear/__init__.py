@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 lora_linear_op = DispatchedOp(
     "LoRA linear",
-    cpp=(lora_linear_cpp, library.usable),
+    cpp=(lora_linear_cpp, library.with_products(library.usable)),
     triton=(lora_linear_triton, floats_on_gpu_with_triton),
     reference=lora_linear_reference,
 )

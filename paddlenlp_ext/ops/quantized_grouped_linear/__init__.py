@@ -74,14 +74,14 @@ def _chosen(x_NI: paddle.Tensor, stack: QuantizedStack) -> Callable[..., tuple[p
 
 quantized_grouped_linear_op = DispatchedOp(
     "quantized grouped linear",
-    cpp=(quantized_grouped_linear_cpp, library.usable),
+    cpp=(quantized_grouped_linear_cpp, library.with_products(library.usable)),
     reference=quantized_grouped_linear_reference,
 )
 """Op of x W[g]^T, whose backends take (x [N, I], stack, starts) and return one output per fused projection."""
 
 quantized_grouped_input_gradient_op = DispatchedOp(
     "quantized grouped linear's gradient",
-    cpp=(quantized_grouped_input_gradient_cpp, library.usable),
+    cpp=(quantized_grouped_input_gradient_cpp, library.with_products(library.usable)),
     reference=quantized_grouped_input_gradient_reference,
 )
 """Op of the input gradient, whose backends take (gradients of the fused projections, stack, starts)."""

@@ -57,7 +57,7 @@ def takes_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> bool:
     return quantized_linear_op(weight.algo).choose(x) is quantized_linear_weight_only and fits_kernel(weight)
 
 
-_CPP = (quantized_linear_cpp, library.usable)
+_CPP = (quantized_linear_cpp, library.with_products(library.usable))
 
 _FOUR_BIT = DispatchedOp(
     "quantized linear (nf4, fp4)",
@@ -75,7 +75,7 @@ _INTEGER = DispatchedOp(
 
 quantized_input_gradient_op = DispatchedOp(
     "quantized linear's gradient",
-    cpp=(quantized_input_gradient_cpp, library.usable_in_fp32_or_bf16),
+    cpp=(quantized_input_gradient_cpp, library.with_products(library.usable_in_fp32_or_bf16)),
     reference=quantized_input_gradient_reference,
 )
 """Op of the input gradient (dL/dy) W, whose backends take (gradient [..., out], weight)."""
