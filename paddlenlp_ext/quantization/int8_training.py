@@ -22,7 +22,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-MAX_ERROR = 0.1
+MAX_ERROR = 0.05
 """Largest error of a layer, by `measured_errors`, with which the layer computes in 8-bit integers."""
 _MEASURED_ROWS = 256
 
