@@ -1,9 +1,10 @@
 """Decoding steps of many rows on the CPU: one C++ call for all rows, one call per 16 rows, and separate ops.
 
-    python -m benchmarks.decoding_rows [--model smollm2-135m-instruct --rows 8 17 24 32 64 --formats fp32 bf16 nf4]
+    python -m benchmarks.decoding_rows [--model smollm2-135m-instruct --rows 8 17 24 32 64 --formats fp32 bf16 nf4
+        --prompt 64]
 
 The ways run in turn in one process. The script prints tokens/s of the median step (median over the repetitions of
-`--steps` steps each). The rows have prompts of 64 tokens.
+`--steps` steps each).
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ from paddlenlp_ext.generation.prefill_and_decode import forward, step
 from paddlenlp_ext.models import causal_lm, decoder
 from paddlenlp_ext.quantization.config import QuantizationConfig
 
-PROMPT = 64
 CHUNK = 16
 FORMATS = {"fp32": ("float32", None), "bf16": ("bfloat16", None), "nf4": ("bfloat16", "nf4")}
 """Format -> dtype of the model, and its quantization."""
@@ -39,6 +39,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--rows", type=int, nargs="+", default=[8, 17, 24, 32, 64])
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=[*FORMATS])
+    parser.add_argument("--prompt", type=int, default=64, help="tokens of each prompt")
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -48,20 +49,20 @@ def main() -> None:
         quantization = None if algo is None else QuantizationConfig(algo=algo)
         model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype, quantization_config=quantization)
         for rows in options.rows:
-            found[f"{name}, {rows} rows"] = measure(model, rows, options.steps, options.repeats)
+            found[f"{name}, {rows} rows"] = measure(model, rows, options)
             print(name, rows, found[f"{name}, {rows} rows"], flush=True)
     report("decoding_rows", found, "paddlepaddle")
 
 
 @paddle.no_grad()
-def measure(model: Any, rows: int, steps: int, repeats: int) -> dict[str, float]:
+def measure(model: Any, rows: int, options: argparse.Namespace) -> dict[str, float]:
     """Return tokens/s of each way."""
-    caches = {name: filled(model, rows) for name in WAYS}
+    caches = {name: filled(model, rows, options.prompt) for name in WAYS}
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(1 + repeats):
+    for _ in range(1 + options.repeats):
         for name, run in WAYS.items():
             times = []
-            for _ in range(steps):
+            for _ in range(options.steps):
                 begin = time.perf_counter()
                 run(model, caches[name], rows)
                 times.append(time.perf_counter() - begin)
@@ -69,20 +70,20 @@ def measure(model: Any, rows: int, steps: int, repeats: int) -> dict[str, float]
     return {name: round(rows / statistics.median(each[1:]), 1) for name, each in seconds.items()}
 
 
-def filled(model: Any, rows: int) -> SlotCache:
+def filled(model: Any, rows: int, prompt: int) -> SlotCache:
     """Return a cache with the prompts of all rows."""
     cache = SlotCache()
     for _ in range(rows):
         cache.add_row()
-    view = cache.rows(0, rows, [PROMPT] * rows)
-    forward(model, random_documents(rows, PROMPT).tolist(), view)
-    view.advance(PROMPT)
+    view = cache.rows(0, rows, [prompt] * rows)
+    forward(model, random_documents(rows, prompt).tolist(), view)
+    view.advance(prompt)
     return cache
 
 
 def decode(model: Any, cache: SlotCache, first: int, rows: int) -> None:
     """Append a token to each of `rows` rows."""
-    view = cache.rows(first, rows, [PROMPT] * rows)
+    view = cache.rows(first, rows, [cache.lengths[first]] * rows)
     step(model, [[7]] * rows, view)
     view.advance(1)
 
