@@ -114,7 +114,7 @@ def build(libraries: Path) -> Path:
                     for path in objects.values():  # the objects may be damaged too
                         path.unlink(missing_ok=True)
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
-                # Some compilers leave out libraries of which only weak symbols are used (gemm.cpp).
+                # Otherwise, some compilers leave out oneDNN, because its symbols are weak (gemm.cpp).
                 linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries},--no-as-needed"]
                 # Without Paddle's OpenMP, -fopenmp links GCC's. Without oneDNN, products are unavailable (library.py).
                 linked += [f"-l:{name}" for name in LINKED if (libraries / name).exists()]

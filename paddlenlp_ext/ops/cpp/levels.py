@@ -79,7 +79,7 @@ def prebuilt_library(level: Level, folder: Path) -> Path:
 def compile_all(folder: Path, compiler: str = "g++") -> list[Path]:
     """Compile the library for every level into `folder`, and return the paths of the libraries.
 
-    The libraries use the system's libstdc++, because a static copy from GCC 12 needs glibc 2.36 instead of 2.29.
+    The libraries use the system's libstdc++, because a static copy from GCC 12 needs glibc 2.36.
 
     Raises:
         RuntimeError: the compiler cannot be run or reports an error; the message contains its output.
@@ -87,7 +87,7 @@ def compile_all(folder: Path, compiler: str = "g++") -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         stubs = Path(scratch)
-        for name in LINKED:  # empty libraries, of which only the names are recorded
+        for name in LINKED:  # empty libraries; the linker records their names
             _run([compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", os.devnull], stubs / name)
         built = []
         for level in LEVELS:
