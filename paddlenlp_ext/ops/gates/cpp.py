@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import paddle
 from paddle.autograd import PyLayer
@@ -34,7 +35,7 @@ def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddl
     if not needs_grad(gate, up):
         out, _, _, out_half = _forward(gate, up, is_gelu)
     else:
-        saved: list[paddle.Tensor | None] = []
+        saved: list[Any] = []
         out = _GateCpp.apply(gate, up, is_gelu, saved)
         gate, up, out_half = saved
         in_bf16 = gate.dtype == paddle.bfloat16
