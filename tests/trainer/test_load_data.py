@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.trainer.load_data import load_data
+from paddlenlp_ext.trainer.load_data import check_training_rows, load_data
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
 from tests.common.training import make_config
@@ -74,7 +74,7 @@ def test_load_data_unreadable_tokenizer_is_an_error(run_folders):
 ROWS = [{"src": "w1 w2", "tgt": "w3"}, {"src": "w2", "tgt": "w4 w1"}]
 
 
-def test_load_data_with_dev_ratio_holds_out_rows_in_memory_and_logs_how_many(run_folders, caplog, monkeypatch):
+def test_check_training_rows_with_dev_ratio_logs_how_many_rows_in_memory_are_held_out(run_folders, caplog, monkeypatch):
     monkeypatch.setattr(get_logger(), "propagate", True)
     config = config_for(run_folders)
     config = replace(
@@ -85,6 +85,7 @@ def test_load_data_with_dev_ratio_holds_out_rows_in_memory_and_logs_how_many(run
     rows = [{"src": f"w{first} w{second}", "tgt": "w3"} for first in range(6) for second in range(6)]
     data = load_data(config, train_rows=rows)
     assert len(data.train_rows) + len(data.eval_rows) == len(rows) and len(data.eval_rows) > 5
+    check_training_rows(config, data)
     assert f"dev_ratio 0.5: {len(data.eval_rows)} of 36 rows are held out" in caplog.text
 
 
