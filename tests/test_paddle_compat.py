@@ -16,8 +16,9 @@ from paddlenlp_ext.paddle_compat import TESTED_RELEASE, check_release
 PACKAGE = Path(paddlenlp_ext.__file__).parent
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "paddle_compat.py")
 EXEMPT = {
-    "_runtime.py": {"core"}
-}  # _runtime sets threads of a Paddle that is already imported, and must not import Paddle
+    "_runtime.py": {"core"},  # sets threads of a Paddle that is already imported, and must not import Paddle
+    "library.py": {"_name"},  # the path of a ctypes.CDLL
+}
 PRIVATE_MODULES = ("paddle.base", "paddle.framework", "paddle._", "paddle.distributed.fleet.base")
 
 

@@ -30,8 +30,6 @@ def lora_linear_cpp(
         )
     if paddle.is_grad_enabled() and any(requires_grad(each) for each in (x, a, b)):
         return _LoRALinear.apply(x, a, b, base, scaling)
-    if math.prod(x.shape[:-1]) <= library.small_batch_rows(in_bf16=True):
-        return base(x).add_(linear(linear(x, a).scale_(scaling), b))
     return _forward(x, base, a, b, scaling)[0]
 
 
@@ -70,11 +68,19 @@ class _LoRALinear(PyLayer):
 def _forward(
     x: paddle.Tensor, base: FrozenLinear, a: paddle.Tensor, b: paddle.Tensor, scaling: float
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-    """Return y, and both x and A x^T [r, rows] in the dtype of the matmul inputs."""
-    y = contiguous(base(x))
+    """Return y, and both x and A x^T [r, rows] in the dtype of the matmul inputs.
+
+    y has the same bits with and without gradients, so that a layer that is recomputed gives the same bits.
+    """
+    y, rows = contiguous(base(x)), math.prod(x.shape[:-1])
     assert y.shape[-1] == b.shape[0], f"B {list(b.shape)} does not match a base with {y.shape[-1]} outputs"
     operand = cached_bf16(x) if base.uses_bf16 else x
-    inner = library.empty([a.shape[0], math.prod(x.shape[:-1])], "bfloat16" if base.uses_bf16 else "float32")
+    if rows <= library.small_batch_rows(in_bf16=True):
+        inner_BSR = linear(x, a)
+        inner = contiguous(inner_BSR.reshape([rows, a.shape[0]]).t())
+        y.add_(linear(inner_BSR * scaling, b))
+        return y, operand, as_bf16(inner) if base.uses_bf16 else inner
+    inner = library.empty([a.shape[0], rows], "bfloat16" if base.uses_bf16 else "float32")
     _call("lora_update_forward", (operand, y, a, b, inner), scaling)
     return y, operand, inner
 
