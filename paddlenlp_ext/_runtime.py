@@ -28,7 +28,7 @@ def configure_runtime() -> None:
     does not call this function. Environment variables of the user take precedence. Repeated calls are harmless.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
-    if "paddle" in sys.modules:
+    if sys.modules.get("paddle") is not None:
         # Paddle reads the environment only when it is imported, and has set OMP_NUM_THREADS=1 if the variable was
         # unset.
         if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
