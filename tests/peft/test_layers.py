@@ -31,4 +31,4 @@ def test_new_parameter_creates_no_python_numbers():
     """Measure processor time, of which Paddle's `Assign` takes 0.5 s for the same array."""
     value, start = np.zeros((2048, 2048), np.float32), time.process_time()
     new_parameter(nn.Layer(), value, "float32")
-    assert time.process_time() - start < 0.1
+    assert time.process_time() - start < 0.25
