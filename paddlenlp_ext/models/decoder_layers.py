@@ -12,6 +12,8 @@ Shapes: B batch, S sequence, D hidden.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import paddle
@@ -83,6 +85,19 @@ class DecoderLayer(nn.Layer):
         With masks of all positions, the results do not depend on sequence parallelism.
         """
         return self.training and any(getattr(each, "dropout", 0.0) for each in self.mlp.sublayers(include_self=True))
+
+
+@contextmanager
+def all_positions_computed(model: nn.Layer) -> Iterator[None]:
+    """Let the last layer compute the feed-forward of all positions in the context, for methods that read its inputs."""
+    skipping = [each for each in model.sublayers() if isinstance(each, DecoderLayer) and each.skips_unread]
+    for layer in skipping:
+        layer.skips_unread = False
+    try:
+        yield
+    finally:
+        for layer in skipping:
+            layer.skips_unread = True
 
 
 class PreNormLayer(DecoderLayer):

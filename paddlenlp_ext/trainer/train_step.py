@@ -26,6 +26,7 @@ import paddle
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.models.decoder_layers import all_positions_computed
 from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import bf16_matmuls
@@ -179,7 +180,10 @@ class OptimizerStep:
     def _run_before_training(
         self, step_batches: Iterable[StepBatch], run: Callable[[Callable[[], None]], None]
     ) -> None:
-        """Call `run` with a function that runs the forward and backward pass of the next batch; drop the gradients."""
+        """Call `run` with a function that runs the forward and backward pass of the next batch; drop the gradients.
+
+        All layers compute all positions, because adapter methods read the inputs of layers.
+        """
         batches = enumerate(
             self.collate_rows(packs, each.epoch) for each in step_batches for packs in each.micro_batches
         )
@@ -189,7 +193,7 @@ class OptimizerStep:
             scale = 1.0 / max(1, self.objective.num_units(batch))
             self._accumulate([self._scaled(batch, scale, 0, number)], lambda: None)
 
-        with self.process_group.gathered_parameters():
+        with self.process_group.gathered_parameters(), all_positions_computed(self.model):
             run(run_batch)
         self._expert_counts()  # drop the expert counts of these batches
         _drop_gradients(self.model.parameters())

@@ -195,6 +195,17 @@ def test_trainer_calls_the_models_hooks(tmp_path):
     assert first["grad_norm"] == expected["grad_norm"]
 
 
+def test_trainer_computes_all_positions_before_training_and_the_targets_in_training(tmp_path):
+    """Adapter methods read the inputs of layers before training; a micro-batch has padding and prompts."""
+    model, sizes = make_model(lora=True), []
+    last = model.get_base_model().model.layers[-1].mlp
+    last.register_forward_pre_hook(lambda _, inputs: sizes.append(int(np.prod(inputs[0].shape[:-1]))))
+    model.hooks.before_training = lambda run_batch: run_batch()
+    trainer = make_trainer(tmp_path, model, max_steps=1)
+    trainer.train()
+    assert len(sizes) == 2 and sizes[1] < sizes[0]
+
+
 def test_trainer_same_seed_repeats_and_another_differs(tmp_path):
     def run(name, seed):
         model = make_model(lora=True, dropout=0.5)
