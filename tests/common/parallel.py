@@ -224,7 +224,11 @@ def differences(got: Outcome, want: Outcome) -> dict[str, float]:
     return {name: float(share) for name, share in differing.items()}
 
 
-def assert_same_run(got: Outcome, want: Outcome, tolerance: float = 1e-5) -> None:
-    """Assert that no relative difference exceeds `tolerance`; the message names those that do."""
+def assert_same_run(got: Outcome, want: Outcome, tolerance: float = 2e-5) -> None:
+    """Assert that no relative difference exceeds `tolerance`; the message names those that do.
+
+    AdamW divides gradients by their size, so a matrix that starts from zero has the relative rounding errors of sums in
+    float32 over all rows, several steps long.
+    """
     too_large = {name: share for name, share in differences(got, want).items() if not share <= tolerance}
     assert not too_large, too_large

@@ -35,4 +35,4 @@ def test_reward_run_on_two_processes_matches_one_process(two, replicas, case):
     folder, outcomes = two
     single = case.on_one_process(replicas)
     run_case(single, folder)
-    assert_same_run(outcomes[case.name], outcome(single, folder), tolerance=2e-5)
+    assert_same_run(outcomes[case.name], outcome(single, folder))
