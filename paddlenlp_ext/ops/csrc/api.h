@@ -341,8 +341,8 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 Status has_int8_products(i64* result);
 
 // Rounds blocks of 128 values of the rows of x [rows, width] to `values` [rows, padded width] times `scales` [rows,
-// blocks]. The padded width is a multiple of 4. `offsets` [rows, blocks] are 128 times the sums of the values. The scale
-// of a block with NaN or infinity is NaN. `is_bf16` refers to x.
+// blocks]. The padded width is a multiple of 4. `offsets` [rows, blocks] are 128 times the sums of the values. The
+// scale of a block with NaN or infinity is NaN. `is_bf16` refers to x.
 Status int8_round_rows(const void* x, i64 rows, i64 width, int8_t* values, float* scales, int32_t* offsets,
                        bool is_bf16);
 
