@@ -180,6 +180,20 @@ def make_config(output_dir: Path, **keys: Any) -> RunConfig:
     return RunConfig(**{name: cls(**sections[name]) for name, cls in classes.items()})
 
 
+def make_folder_config(run_folders: Path, output: str, **keys: Any) -> RunConfig:
+    """Build the RunConfig of four steps on the model and the data in `run_folders`."""
+    settings = {
+        "model_name_or_path": str(run_folders / "model"),
+        "dataset_name_or_path": str(run_folders / "data"),
+        "data_cache_dir": str(run_folders / "cache"),
+        "chat_template": "none",
+        "device": "cpu",
+        "max_steps": 4,
+        "per_device_train_batch_size": 2,
+    }
+    return make_config(run_folders / output, **settings | keys)
+
+
 def weights(model: Any) -> dict[str, np.ndarray]:
     """Return all parameters as arrays."""
     return {name: parameter.numpy().copy() for name, parameter in model.named_parameters()}

@@ -32,7 +32,7 @@ PREFIXES = SharedPrefixes(np.array([0, 0, 0, -1]), np.array([3]))
 
 
 def random_prefixes(seed, num_rows=600, capacity=400):
-    """Return row lengths and prefixes of random rows, a third of which share no prefix."""
+    """Return lengths and prefixes of random rows; a third of the rows share no prefix."""
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 200, size=1 + seed % 7)
     groups = np.where(draw.random(num_rows) < 0.33, -1, draw.integers(len(sizes), size=num_rows))

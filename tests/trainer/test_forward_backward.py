@@ -33,7 +33,7 @@ ADAPTERS = {
 
 
 def rows(*lengths: int) -> list[EncodedRow]:
-    """Return rows of random tokens, of which the last three are target tokens."""
+    """Return rows of random tokens; the last three tokens of a row are target tokens."""
     generator = np.random.default_rng(3)
     return [
         EncodedRow(generator.integers(1, 97, length).astype(np.int32), np.arange(length) >= length - 3, index)

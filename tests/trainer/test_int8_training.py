@@ -25,7 +25,7 @@ from paddlenlp_ext.quantization.quantize_model import quantized_layers
 from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.load_data import load_data
-from tests.common.training import make_config
+from tests.common.training import make_folder_config
 
 pytestmark = pytest.mark.skipif(
     int8_training.unavailable_reason() is not None, reason=f"no 8-bit products: {int8_training.unavailable_reason()}"
@@ -33,17 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 
 def config_for(run_folders, output="out", peft=None, **keys):
-    settings = {
-        "model_name_or_path": str(run_folders / "model"),
-        "dataset_name_or_path": str(run_folders / "data"),
-        "data_cache_dir": str(run_folders / "cache"),
-        "chat_template": "none",
-        "device": "cpu",
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "int8_training": True,
-    }
-    config = make_config(run_folders / output, **settings | keys)
+    config = make_folder_config(run_folders, output, **{"int8_training": True, **keys})
     return dataclasses.replace(config, peft=peft or LoRAConfig(rank=4), peft_switch="lora")
 
 

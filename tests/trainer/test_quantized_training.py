@@ -23,23 +23,12 @@ from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory.run_estimate import outline_model
-from tests.common.training import make_config
+from tests.common.training import make_folder_config
 
 
 def config_for(run_folders, output="out", peft=None, **keys):
-    settings = {
-        "model_name_or_path": str(run_folders / "model"),
-        "dataset_name_or_path": str(run_folders / "data"),
-        "data_cache_dir": str(run_folders / "cache"),
-        "chat_template": "none",
-        "device": "cpu",
-        "max_steps": 4,
-        "per_device_train_batch_size": 2,
-        "learning_rate": 1e-2,
-        "weight_quantize_algo": "nf4",
-        "weight_double_quant": True,
-    }
-    config = make_config(run_folders / output, **settings | keys)
+    nf4 = {"learning_rate": 1e-2, "weight_quantize_algo": "nf4", "weight_double_quant": True}
+    config = make_folder_config(run_folders, output, **nf4 | keys)
     return dataclasses.replace(config, peft=peft or LoRAConfig(rank=4), peft_switch="lora")
 
 
