@@ -119,7 +119,7 @@ def test_model_loaded_with_dtype_and_device_map_reports_both(model_id: str, devi
 def test_device_map_that_cannot_be_obeyed_is_refused(model_id: str, device_map):
     from paddlenlp_ext import AutoModelForCausalLM
 
-    with pytest.raises(ValueError, match=r"device_map=.*: a model is on Paddle's current device, which is cpu"):
+    with pytest.raises(ValueError, match=r"device_map=.*: models are loaded on Paddle's current device, which is cpu"):
         AutoModelForCausalLM.from_pretrained(model_id, device_map=device_map)
 
 

@@ -48,18 +48,19 @@ class AutoModelForCausalLM:
             name_or_path: a Hugging Face folder, a .gguf file, a built-in name, a hub id (needs a network), or a
                 resolved `ModelSource`.
             dtype: dtype of the parameters: "float32", "bfloat16", "float16" (GPU only), a Paddle dtype, or "auto" for
-                the dtype in config.json. None: the compute dtype of `quantization_config`, or float32.
-            use_flash_attention: whether attention on a GPU runs in flash attention kernels instead of plain Paddle; no
+                the dtype in config.json. None: the compute dtype of a `BitsAndBytesConfig` if it is set, else float32.
+            use_flash_attention: True runs attention on a GPU in flash attention kernels, False in plain Paddle. No
                 effect on the CPU.
             quantization_config: quantization to apply to the linear layers while loading. Embeddings, norms and lm_head
                 stay in `dtype`.
-            before_quantizing: function of an adapter config (PiSSA, LoftQ) that transforms the weights before
-                quantization.
-            config_overrides: keys of config.json to replace, such as `rope_scaling`; saved with the model. A different
-                `vocab_size` resizes embedding and lm_head; each new row is the mean of the stored rows.
+            before_quantizing: function that transforms each weight before quantization. PiSSA and LoftQ provide such a
+                function.
+            config_overrides: config.json keys and their new values, such as `rope_scaling`. `save_pretrained` writes
+                the new values. A different `vocab_size` resizes embedding and lm_head. Each new row is the mean of the
+                stored rows.
             torch_dtype: alias of `dtype` for transformers code.
-            device_map: None, "auto" or the name of Paddle's current device (`paddle.get_device()`), which holds all
-                weights.
+            device_map: None, "auto", or Paddle's current device (`paddle.get_device()`). All weights are loaded on the
+                current device.
 
         Raises:
             ValueError: the model does not exist or has an unsupported architecture, its tensors do not match
@@ -157,10 +158,10 @@ def load_for_task(
 
 
 def _check_device_map(device_map: Any) -> None:
-    """Check that a `device_map`, as in transformers, puts the whole model on Paddle's current device.
+    """Check that a transformers `device_map` places the whole model on Paddle's current device.
 
     Raises:
-        ValueError: the map names another device, or divides the model.
+        ValueError: the map names another device, or splits the model over devices.
     """
     device = paddle.get_device()
     index = device.partition(":")[2]
@@ -168,8 +169,8 @@ def _check_device_map(device_map: Any) -> None:
     known = [None, "auto", device, *((f"cuda:{index}", int(index)) if index else ())]
     if wanted not in known:
         raise ValueError(
-            f"device_map={device_map!r}: a model is on Paddle's current device, which is {device}; pass None, 'auto' "
-            f"or '{device}', or first choose another device with paddle.set_device"
+            f"device_map={device_map!r}: models are loaded on Paddle's current device, which is {device}; pass None, "
+            f"'auto' or '{device}', or first choose another device with paddle.set_device"
         )
 
 
@@ -201,7 +202,7 @@ def _dtype_of(
     names = {name: dtype_name(named.get(each, each)) for name, each in given.items()}
     if len(set(names.values())) > 1:
         pairs = ", ".join(f"{name}={each}" for name, each in names.items())
-        raise ValueError(f"{pairs}: parameters and activations have one dtype; give these arguments the same dtype")
+        raise ValueError(f"{pairs}: parameters and activations have the same dtype; set these arguments to one dtype")
     return next(iter(names.values()), "float32")
 
 
@@ -234,7 +235,7 @@ def build_skeleton(source: ModelSource, dtype: str = "float32", use_flash_attent
 
 
 def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQuantizing | None = None) -> None:
-    """Read the parameters of a model from `build_skeleton`; apply the quantization that the source requests.
+    """Read the parameters of a model that `build_skeleton` returned, and apply `source.requested_quantization`.
 
     Under pipeline parallelism, a rank reads only the layers of its stage.
 
@@ -250,7 +251,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 
 def disable_flash_attention(model: CausalLM) -> None:
-    """On a GPU, compute attention in plain Paddle instead of a flash attention kernel; on the CPU, do nothing."""
+    """Compute attention in plain Paddle instead of a flash attention kernel. No effect on the CPU."""
     if paddle.get_device() != "cpu":
         model.use_attention("blocks")
 

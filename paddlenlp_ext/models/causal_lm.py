@@ -104,7 +104,7 @@ class CausalLM(TrainableModel, PushToHub):
             attention_mask: [B, S], 1 for tokens and 0 for padding; a row can have padding on the left, right or both
                 sides.
             labels: [B, S], unshifted: the input ids, with -100 for tokens that are not targets. The loss is the mean
-                over the target tokens, plus the auxiliary loss of the routers.
+                cross entropy of the target tokens, plus the auxiliary loss of the routers.
             position_ids: [B, S]; None: count from 0 in each document, or continue from the cache.
             document_lengths: lengths of the documents in each row, summing to S; None: each row is one document.
             cache: keys and values of earlier positions; updated in place.
@@ -137,10 +137,9 @@ class CausalLM(TrainableModel, PushToHub):
         Args:
             input_ids, position_ids, document_lengths, cache: see `forward`.
             document_parents: for each document of a row, the index of the document that it continues, or None
-                (ops/attention/document_layout.py). Answers that continue the same prompt document share its
-                computation.
-            loss_positions: unique indices in the flattened batch [B * S], int64 [R]. The hidden states of other
-                positions are unspecified, because the last layer skips their feed-forward. None: all positions.
+                (ops/attention/document_layout.py). The prompt of several answers is stored and computed once.
+            loss_positions: unique indices into the flattened batch [B * S], int64 [R]. The last layer may skip the
+                feed-forward at all other positions, whose hidden states are then unspecified. None: all positions.
 
         Raises:
             ValueError: the lengths do not sum to the row length, or the parents do not match the documents.
@@ -148,7 +147,7 @@ class CausalLM(TrainableModel, PushToHub):
         return self.model(input_ids, position_ids, document_lengths, cache, document_parents, loss_positions)
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
-        """Compute the logits of new tokens in one C++ call; return None if it is unavailable (`run_cpp_model`)."""
+        """Compute the logits of new tokens in one C++ call, or return None if the model does not support the call."""
         return run_cpp_model(self, tokens_BS, cache)
 
     def logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -198,7 +197,7 @@ class CausalLM(TrainableModel, PushToHub):
         """
         unknown = sorted({*(gradient_checkpointing_kwargs or ())} - {"use_reentrant"})
         if unknown:
-            raise ValueError(f"gradient_checkpointing_kwargs: {unknown[0]} is not known; known: use_reentrant")
+            raise ValueError(f"gradient_checkpointing_kwargs: {unknown[0]} is not supported; supported: use_reentrant")
         self.enable_recompute()
 
     def gradient_checkpointing_disable(self) -> None:
@@ -242,7 +241,7 @@ class CausalLM(TrainableModel, PushToHub):
         self.generation_config["eos_token_id"] = sorted({*self.eos_token_ids, *token_ids})
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Continue prompts of token ids.
+        """Generate continuations of prompts, which are given as token ids.
 
         Args:
             prompts: lists of token ids, or a padded batch [B, S].
@@ -289,8 +288,8 @@ class CausalLM(TrainableModel, PushToHub):
     ) -> None:
         """Write config.json, safetensors and, for a language model, generation_config.json in transformers' format.
 
-        A tied lm_head is not written. Fused layers are joined (file_layouts/fused_projections.py). Quantized weights
-        stay quantized (quantization/checkpoint_tensors.py).
+        A tied lm_head is not written. The single projections of a fused checkpoint layer are joined
+        (file_layouts/fused_projections.py). Quantized weights stay quantized (quantization/checkpoint_tensors.py).
 
         Args:
             folder: created if it does not exist.

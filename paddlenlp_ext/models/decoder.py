@@ -1,4 +1,4 @@
-"""Decoder-only transformer of all model families. A `DecoderConfig` describes the family.
+"""Decoder-only transformer for all model families, configured by a `DecoderConfig`.
 
 Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 """
@@ -134,8 +134,8 @@ class Decoder(nn.Layer):
                     return decoded_BSD
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
-            # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. With a
-            # frozen embedding, x_BSD requires no gradient.
+            # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. The output
+            # of a frozen embedding does not, so require one here.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
@@ -160,13 +160,13 @@ class Decoder(nn.Layer):
 
         Raises:
             ValueError: both document lengths and a cache are given, the lengths do not sum to the row length, the
-                parents do not match the documents, or the model has ALiBi and position ids do not count from 0 in
-                each document.
+                parents do not match the documents, or the model has ALiBi and the position ids of a document do not
+                count from 0.
         """
         batch, length = input_ids_BS.shape
         if cache is not None:
             if document_lengths is not None:
-                raise ValueError("document_lengths and cache are both given; a cache holds one document per row")
+                raise ValueError("pass document_lengths or cache, not both; a cache stores one document per row")
             if position_ids_BS is None:
                 position_ids_BS = cache.next_positions(length)
             if first_position != 0:
@@ -179,12 +179,15 @@ class Decoder(nn.Layer):
         }
         layout = next(iter(layouts.values()))
         if len(rows) != batch or layout.row_length != length:
-            raise ValueError(f"document_lengths {rows} do not sum to the rows of input_ids of shape {[batch, length]}")
+            raise ValueError(
+                f"document_lengths {rows} do not match input_ids of shape {[batch, length]}; give {batch} lists of "
+                f"lengths, each with the sum {length}"
+            )
         if position_ids_BS is None:
             position_ids_BS = paddle.to_tensor(layout.positions())
         elif self.has_linear_biases and not np.array_equal(position_ids_BS.numpy(), layout.positions()):
             raise ValueError(
-                "position_ids do not count from 0 in each document. ALiBi does not support other positions; "
+                "position_ids do not count from 0 in each document, and ALiBi does not support other positions; "
                 "leave position_ids out"
             )
         rotations = self.rotary(position_ids_BS + first_position)

@@ -32,12 +32,13 @@ class DecoderConfig:
 
     Attributes:
         windows: sliding window of each layer; None for a layer with full attention.
-        rotates: for each layer, whether it applies RoPE to queries and keys; None: all layers do.
-        interleaved_rope: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
+        rotates: whether each layer applies RoPE to queries and keys; None: all layers apply RoPE.
+        interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
+            (i, i + R / 2) of R channels.
         latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
             of queries and keys.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
-        attention_softcap: soft-cap of the attention scores (ops/attention/scores.py); None: no soft-cap.
+        attention_softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         attention_sinks: whether each head has a trained attention sink.
         activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
         experts: experts of each layer, with None for dense layers; None: all layers are dense.
@@ -47,9 +48,9 @@ class DecoderConfig:
         embedding_multiplier: factor of the input of the first layer.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         logit_scale: factor of the logits.
-        logit_softcap: soft-cap of the logits (ops/linear_cross_entropy/__init__.py); None: no soft-cap.
-        longest_answer: maximum length of a prompt with its continuation, because longer sequences would need a scaling
-            that is not implemented; None: no limit.
+        logit_softcap: soft-cap of the logits (ops/soft_cap.py); None: no soft-cap.
+        longest_answer: maximum number of tokens in a prompt and its continuation. Longer sequences need a scaling that
+            is not implemented. None: no limit.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/decoder_layers.py).
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
@@ -121,7 +122,12 @@ class DecoderConfig:
         name_or_path: str | None = None,
         config_overrides: Mapping[str, Any] = MappingProxyType({}),
     ) -> DecoderConfig:
-        """Read a config.json dict, to which `config_overrides` have already been applied.
+        """Build the config from a config.json dict.
+
+        Args:
+            source: contents of config.json, with `config_overrides` already applied.
+            name_or_path: name of the model in messages and saved adapters; None: unnamed.
+            config_overrides: keys of `source` that differ from the loaded file.
 
         Raises:
             ValueError: `model_type`, activation or rope type is unknown, or a value is missing or invalid.
@@ -139,7 +145,7 @@ class DecoderConfig:
     ) -> DecoderConfig:
         check_config_values(source)
         if "model_type" not in source:
-            raise ValueError(f"config.json has no 'model_type'; known: {', '.join(FAMILIES.names())}")
+            raise ValueError(f"config.json has no 'model_type'; set it to one of: {', '.join(FAMILIES.names())}")
         if source["model_type"] not in FAMILIES.names():
             raise ValueError(
                 f"model_type {source['model_type']!r} in config.json is not supported; "
@@ -210,7 +216,7 @@ class DecoderConfig:
 
     @property
     def max_context(self) -> int:
-        """Context length that RoPE, after scaling, covers in the layers with full attention."""
+        """Context length that the scaled RoPE covers, in the full-attention layers if there are any."""
         full = [rope for rope, window in zip(self.ropes, self.windows, strict=True) if window is None]
         return min(rope.max_context for rope in full or self.ropes)
 
@@ -240,7 +246,7 @@ class DecoderConfig:
 
     @property
     def value_dim(self) -> int:
-        """Number of channels of a value per head."""
+        """Number of value channels per head."""
         return self.head_dim if self.latent is None else self.latent.value_dim
 
     @property
@@ -293,7 +299,7 @@ class DecoderConfig:
         return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a copy of the config.json dict that `save_pretrained` writes, as in transformers."""
+        """Return a copy of the config.json dict, like `PretrainedConfig.to_dict` in transformers."""
         return copy.deepcopy(dict(self.source))
 
     def from_files(self, source: WeightSource) -> WeightSource:

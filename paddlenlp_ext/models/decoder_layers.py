@@ -27,7 +27,7 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 
 NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-"""Roles of norms: before and after attention, before and after feed-forward; also fields of `DecodeLayer` in api.h."""
+"""Roles of norms: before and after attention, before and after feed-forward; fields of `DecodeLayer` in api.h."""
 
 
 class DecoderLayer(nn.Layer):
@@ -38,8 +38,8 @@ class DecoderLayer(nn.Layer):
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         norm_names: map from norm role (`NORM_ROLES`) to attribute name.
         skips_unread: whether the feed-forward computes only `AttentionInputs.loss_positions`. Only the last layer can
-            skip positions, because later layers attend to all positions. Experts compute all tokens, which count in
-            the load balancing loss.
+            skip positions, because later layers attend to all positions. Experts do not skip positions, because every
+            token counts in the load balancing loss.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
@@ -80,16 +80,20 @@ class DecoderLayer(nn.Layer):
         return paddle.scatter(paddle.zeros(x_TD.shape, read_RD.dtype), positions_R, read_RD).reshape(x_BSD.shape)
 
     def _feed_forward_has_dropout(self) -> bool:
-        """Return whether adapters of the feed-forward draw dropout masks, whose values depend on their shape.
+        """Return whether an adapter of the feed-forward applies dropout in this pass.
 
-        With masks of all positions, the results do not depend on sequence parallelism.
+        The values of a dropout mask depend on its shape. The layer then computes all positions, so that dropout is the
+        same with and without sequence parallelism.
         """
         return self.training and any(getattr(each, "dropout", 0.0) for each in self.mlp.sublayers(include_self=True))
 
 
 @contextmanager
 def all_positions_computed(model: nn.Layer) -> Iterator[None]:
-    """Let the last layer compute the feed-forward of all positions in the context, for methods that read its inputs."""
+    """Make the last layer compute its feed-forward at all positions within a `with` block.
+
+    Methods that collect the inputs of linear layers need all positions.
+    """
     skipping = [each for each in model.sublayers() if isinstance(each, DecoderLayer) and each.skips_unread]
     for layer in skipping:
         layer.skips_unread = False

@@ -1,4 +1,4 @@
-"""Export a model as a GGUF file, and verify the file before it gets its final name.
+"""Export a model as a GGUF file, and verify the file before renaming it to its final name.
 
 The exporter reads config, tokenizer and weights back from the file. Comparing the configs finds settings that GGUF
 metadata cannot express, such as a scale that is a constant in llama.cpp.
@@ -44,10 +44,13 @@ _UNCOMPARED = (
     *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
     *("name_or_path", "config_overrides", "num_labels", "ropes"),
 )
-"""Attributes of `DecoderConfig` that do not change logits, and `ropes`, whose tables are compared separately."""
+"""Attributes of `DecoderConfig` that `check_config` skips, because they do not change logits.
+
+An exception is `ropes`: its tables are compared instead of the attribute.
+"""
 _PLAIN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _QUANTIZED_BOUNDS = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q4_1": 1 / 15}
-"""Largest error of a value, relative to the largest absolute value of the tensor."""
+"""Largest rounding error of a value, relative to the largest absolute value of the tensor."""
 
 
 def export_gguf(
@@ -186,7 +189,7 @@ def _expert_metadata(config: DecoderConfig) -> dict[str, Any]:
 
 
 def check_config(path: Path, config: DecoderConfig) -> None:
-    """Check that the config of a GGUF file describes the same decoder.
+    """Check that the config of a GGUF file describes the same decoder as `config`.
 
     Raises:
         ValueError: an attribute differs.
@@ -196,8 +199,8 @@ def check_config(path: Path, config: DecoderConfig) -> None:
         expected, read = getattr(config, field.name), getattr(found, field.name)
         if field.name not in _UNCOMPARED and not _is_close(expected, read):
             raise ValueError(
-                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: readers would get "
-                f"{read!r}"
+                f"a GGUF file of {config.model_type} cannot express {field.name} {expected!r}: readers of the file "
+                f"would get {read!r}"
             )
     for layer, (expected, read) in enumerate(zip(config.ropes, found.ropes, strict=True)):
         for length in (0, config.max_position_embeddings):
@@ -205,7 +208,7 @@ def check_config(path: Path, config: DecoderConfig) -> None:
             if left.shape != right.shape or not (np.allclose(left, right, rtol=1e-5, atol=0) and _is_close(a, b)):
                 raise ValueError(
                     f"a GGUF file of {config.model_type} cannot express the rope settings of layer {layer}: "
-                    f"readers would get {read} instead of {expected}"
+                    f"readers of the file would get {read} instead of {expected}"
                 )
 
 
@@ -216,7 +219,7 @@ def _is_close(expected: Any, found: Any) -> bool:
 
 
 def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, architecture: Architecture) -> None:
-    """Check that a GGUF file has the model's tensors, rounded to the types of the file.
+    """Check that the tensors in a GGUF file are the model's tensors, up to rounding to the types of the file.
 
     Raises:
         ValueError: a tensor is missing or has different values.

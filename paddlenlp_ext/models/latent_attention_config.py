@@ -33,7 +33,11 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 def complete_latent(config: Mapping[str, Any], rotated_dim: int = 64) -> Mapping[str, Any]:
-    """Set `head_dim` to `qk_rope_head_dim` (default: `rotated_dim`), and `num_key_value_heads` to None, in a copy.
+    """Return a copy of a config with `head_dim` set to `qk_rope_head_dim`, and `num_key_value_heads` set to None.
+
+    Args:
+        config: contents of config.json.
+        rotated_dim: `head_dim` for a config without `qk_rope_head_dim`.
 
     Raises:
         ValueError: `num_key_value_heads` differs from `num_attention_heads`.
@@ -78,7 +82,7 @@ def _tensor_plan(queries: TensorPlan) -> TensorPlan:
 
 
 def _score_factor(config: ConfigReader) -> float:
-    """Return the factor of the attention scores from `mscale_all_dim` of the rope scaling; 1 by default."""
+    """Return the factor of the attention scores that `mscale_all_dim` of the rope scaling determines; 1 if unset."""
     settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
     weight = settings.get("mscale_all_dim")
     if (settings.get("rope_type") or settings.get("type") or "default") == "default" or not weight:

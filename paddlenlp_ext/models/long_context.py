@@ -127,8 +127,8 @@ STRATEGIES: dict[str, Strategy] = {
 def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Changes:
     """Return the keys of config.json that a run's long-sequence strategy changes; {} without a strategy.
 
-    If config.json has rope settings per layer type, only the settings of full attention change, because layers with a
-    sliding window do not see a longer context.
+    If config.json has rope settings per layer type, only the settings of full-attention layers change. The context of a
+    layer with a sliding window does not become longer.
 
     Args:
         config: the model's config.json.
@@ -165,10 +165,10 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     settings = strategy.settings(extension)
     overrides = {
         "max_position_embeddings": trained if strategy.keeps_length else extension.target,
-        **({_TRAINED: trained} if _TRAINED in config else {}),  # overrides the key in the RoPE settings
+        **({_TRAINED: trained} if _TRAINED in config else {}),  # takes precedence over the key in the RoPE settings
         **_in_form_of(config, stored, settings, by_layer),
     }
-    # Raise an error for invalid parameters before any row is read.
+    # Raise an error for invalid parameters before any data is read.
     RotaryEmbeddings(DecoderConfig.from_dict({**config, **overrides}).ropes)
     return overrides
 

@@ -77,7 +77,7 @@ class ModelSource:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelSource:
-        """Find the files of a run's `model_name_or_path`, with the options of its config.
+        """Find the files of a run's `model_name_or_path`, and apply the model options of the run.
 
         Raises:
             ValueError: see `resolve`; or the quantization, long-sequence strategy or router options are invalid.
@@ -130,15 +130,17 @@ class ModelSource:
     def open_weights(self) -> WeightSource:
         """Open the stored tensors under the decoder's parameter names, with embeddings resized to `vocab_size`.
 
-        The weights of a hub's model are downloaded first.
+        The weights of a model on a hub are downloaded first.
 
         Raises:
             ValueError: see `DecoderConfig.from_files`; or `path` has no readable weights, the config is not supported,
-                the download failed, or the hub's model changed after its config was read.
+                the download failed, or the model on the hub changed after config.json was read.
         """
         config = DecoderConfig.from_dict(self.config, self.name)
         if resolve_model(self.name) != self.path:
-            raise ValueError(f"{self.name}: its files on the hub changed after the configuration was read; start again")
+            raise ValueError(
+                f"{self.name}: the files on the hub changed after config.json was read; run the program again"
+            )
         weights = config.from_files(open_weights(self.path))
         weights = with_vocab_size(weights, self.config_overrides.get("vocab_size"))
         if self.score_seed is None:

@@ -71,7 +71,7 @@ def sigmoid_router(config: ConfigReader) -> RouterOptions:
 def routed_expert_differences(
     config: ConfigReader, plan: TensorPlan, router: RouterOptions, is_sparse: Callable[[int], bool]
 ) -> dict[str, Any]:
-    """Return `expert_differences` for DeepSeek's config keys: routed experts, and shared experts of equal size.
+    """Return `expert_differences` for DeepSeek's config keys. Routed and shared experts have equal sizes.
 
     Weights of multi-token-prediction (MTP) layers are not read.
     """
@@ -98,7 +98,7 @@ def router_overrides(config: Mapping[str, Any], coefficient: float | None) -> di
     model_type = config.get("model_type")
     if model_type not in FAMILIES.names() or "router_aux_loss_coef" not in FAMILIES.get(model_type).defaults:
         raise ValueError(
-            f"router_aux_loss_coef: models of model_type {model_type!r} have no auxiliary loss; leave it out"
+            f"router_aux_loss_coef: models of model_type {model_type!r} have no auxiliary loss; remove the key"
         )
     return {"output_router_logits": coefficient > 0, "router_aux_loss_coef": coefficient}
 
@@ -116,8 +116,8 @@ def _check(shape: ExpertShape) -> None:
     if shape.num_experts % router.num_groups or not 1 <= router.chosen_groups <= router.num_groups:
         raise ValueError(
             f"config.json divides {shape.num_experts} experts into {router.num_groups} groups, and chooses "
-            f"{router.chosen_groups} of them; the groups must have equal sizes, and 1 to "
-            f"{router.num_groups} must be chosen"
+            f"{router.chosen_groups} groups; the groups must have equal sizes, and the number of chosen groups must be "
+            f"1 to {router.num_groups}"
         )
 
 

@@ -1,7 +1,7 @@
 """Post-training quantization (PTQ) of a model, one decoder layer at a time, and export to packed checkpoint formats.
 
-At most one decoder layer is in memory in full precision, besides embedding and lm_head. The outputs of a quantized
-layer for the calibration batches are the calibration inputs of the next layer.
+In addition to embedding and lm_head, at most one decoder layer is in memory in full precision. The outputs of a
+quantized layer for the calibration batches are the calibration inputs of the next layer.
 """
 
 from __future__ import annotations

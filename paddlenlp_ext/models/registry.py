@@ -37,7 +37,7 @@ def require(config: ConfigReader, key: str, *supported: Any) -> None:
 
 @dataclass(frozen=True)
 class Family:
-    """Model family: default config values, differences from the common decoder, sharding of the weights.
+    """Model family: default config values, `DecoderConfig` attributes, and sharding of the weights.
 
     Attributes:
         architecture: class name in config.json for transformers and inference servers.
@@ -46,7 +46,8 @@ class Family:
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
         defaults: default values of config.json keys. A default for `partial_rotary_factor` enables partial RoPE.
         activation_key: key of the activation of the feed-forward gate.
-        complete: function that rewrites special cases of config.json, such as older keys. The result is not saved.
+        complete: function that converts a config.json dict to common keys, such as older keys to newer keys. The result
+            is not saved.
         fused_layers: fused projection in the checkpoint -> single projections of the decoder
             (file_layouts/fused_projections.py).
         is_translated_by_peft: whether Hugging Face PEFT reads entries of `target_modules` as names of experts

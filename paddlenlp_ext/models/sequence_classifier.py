@@ -26,8 +26,8 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 class ScoreHead(nn.Layer):
     """Linear map from the hidden state of a token to a score.
 
-    Adapters, quantization and sharding apply to `Linear` layers and skip this class. A matmul could make the rounding
-    of a score depend on the other tokens of the batch, so each score is summed separately.
+    Adapters, quantization and sharding apply to `Linear` layers and skip this class. The head sums each score
+    separately, because the rounding of a matmul could depend on the other tokens of the batch.
     """
 
     def __init__(self, hidden_size: int) -> None:
@@ -65,7 +65,9 @@ class SequenceClassifier(CausalLM):
             ValueError: see `CausalLM.forward`; or labels are given.
         """
         if labels is not None:
-            raise ValueError("labels: a reward model has no loss for labels; train the model with paddlenlp_ext.reward")
+            raise ValueError(
+                "labels: a reward model has no loss for labels; train the model with paddlenlp_ext.train_reward_model"
+            )
         return super().forward(input_ids, attention_mask, None, position_ids, document_lengths, cache)
 
     def _compute_logits(self, hidden: paddle.Tensor) -> paddle.Tensor:
@@ -102,7 +104,7 @@ def classifier_config(config: DecoderConfig, stored: Mapping[str, Any]) -> Decod
         labels = {key: stored[key] for key in labels if key in stored}
     architecture = FAMILIES.get(config.model_type).classifier_architecture
     source = {**config.source, "architectures": [architecture], **labels}
-    # As in transformers, scores are not scaled like logits, and the head is not tied to the embedding.
+    # As in transformers, logit scale and soft-cap do not apply to scores, and the head is not tied to the embedding.
     return dataclasses.replace(
         config, num_labels=1, logit_scale=1.0, logit_softcap=None, tie_word_embeddings=False, source=source
     )

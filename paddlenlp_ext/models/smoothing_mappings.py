@@ -8,7 +8,7 @@
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks, shared experts |
 
-Two norms cannot absorb scales: a norm after a block, and the norm before experts, because the router also reads its
+A norm after a block cannot absorb scales. A norm before experts cannot absorb scales, because the router also reads its
 output. The up and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
 """
 

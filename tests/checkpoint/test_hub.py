@@ -90,7 +90,7 @@ def test_model_source_of_a_hub_id_that_changed_before_its_weights_were_read_rais
     source = ModelSource.resolve("team/model")
     download = snapshot_download_of(cached.with_name("model"), cached.with_name("next_commit"))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    with pytest.raises(ValueError, match=r"team/model: its files on the hub changed .* start again"):
+    with pytest.raises(ValueError, match=r"team/model: the files on the hub changed .* run the program again"):
         source.open_weights()
 
 

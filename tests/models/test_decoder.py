@@ -96,9 +96,9 @@ def test_decoder_position_ids_restart_in_each_document_unless_given():
 def test_decoder_document_lengths_not_filling_rows_raise():
     model, ids = make_model(), random_ids(1, 9)
     for documents in ([[4, 4]], [[9], [9]]):
-        with pytest.raises(ValueError, match=r"do not sum to the rows of input_ids of shape \[1, 9\]"):
+        with pytest.raises(ValueError, match=r"do not match input_ids of shape \[1, 9\]"):
             model(ids, document_lengths=documents)
-    with pytest.raises(ValueError, match="a cache holds one document per row"):
+    with pytest.raises(ValueError, match="a cache stores one document per row"):
         model(ids, document_lengths=[[9]], cache=KVCache([0]))
 
 

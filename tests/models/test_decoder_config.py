@@ -76,7 +76,7 @@ def test_from_dict_of_deepseek_v2_without_experts_may_have_null_experts_per_toke
 
 
 def test_from_dict_without_model_type_lists_known_families():
-    with pytest.raises(ValueError, match=r"no 'model_type'; known: .*llama"):
+    with pytest.raises(ValueError, match=r"no 'model_type'; set it to one of: .*llama"):
         DecoderConfig.from_dict({"vocab_size": 3})
 
 

@@ -30,11 +30,11 @@ def llama(tmp_path_factory):
         ({"model_type": "olmo3"}, "model_type 'olmo3' cannot be written as GGUF; these can: .*llama"),
         (
             {"model_type": "gemma2", "query_pre_attn_scalar": 100, "head_dim": 8},
-            r"GGUF file of gemma2 cannot express attention_scale 0\.1: readers would get 0\.35",
+            r"GGUF file of gemma2 cannot express attention_scale 0\.1: readers of the file would get 0\.35",
         ),
         (
             {"model_type": "smollm3", "no_rope_layers": [0, 1]},
-            r"cannot express rotates \(False, True\): readers would get \(True, True\)",
+            r"cannot express rotates \(False, True\): readers of the file would get \(True, True\)",
         ),
         (
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},

@@ -35,7 +35,7 @@ _UNLIMITED = 1 << 40  # more than the number of positions in any cache
 def run_cpp_layers(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
-    """Run the layers `start` to `stop` - 1 over a few new positions; return None if C++ does not support the pass."""
+    """Run layers `start` to `stop` - 1 over new positions in C++; return None if C++ does not support the pass."""
     cache = inputs.cache
     if not fits_cpp(cache, x_BSD.shape[1]) or not is_plain(inputs) or library.usable(x_BSD) is not None:
         return None
@@ -143,7 +143,7 @@ class CppLayers:
         few_rows = library.small_batch_rows(is_bf16)
         if isinstance(weight, paddle.Tensor):
             dense = library.pointer(weight)
-            if weight.dtype == paddle.bfloat16 and not is_bf16:  # oneDNN cannot read the weight on this processor
+            if weight.dtype == paddle.bfloat16 and not is_bf16:  # oneDNN does not support bfloat16 on this processor
                 is_bf16, few_rows = True, _UNLIMITED
         else:
             packed = packed_struct(weight)
@@ -156,7 +156,7 @@ class CppLayers:
         return ctypes.addressof(matrix)
 
     def norm(self, norm: RMSNorm) -> int:
-        """Return the address of the scale of a norm, weight + offset."""
+        """Return the address of a norm's scale, which is weight + offset."""
         scale = norm.weight if norm.offset == 0.0 else norm.weight + norm.offset
         self._kept.append(scale)
         return library.pointer(scale)

@@ -106,9 +106,9 @@ def model_reason(model: Any) -> str | None:
     if decoder.stage is not None or model.vocab_parallel is not None:
         return "the model is distributed over processes"
     if model.config.logit_softcap is not None:
-        return "a soft-cap of the logits has no C++ step"
+        return "the C++ step does not support a soft-cap of the logits"
     if type(embedding) is not Embedding or type(norm) is not RMSNorm or type(lm_head) not in (Linear, type(None)):
-        return "embedding, final norm or lm_head has an adapter or is of another type"
+        return "embedding, final norm or lm_head has an adapter, or the C++ step does not support its type"
     matrix = embedding if lm_head is None else lm_head
     dtypes = {embedding.weight.dtype, matrix.weight.dtype}
     if not dtypes <= {paddle.float32, paddle.bfloat16}:
@@ -123,23 +123,23 @@ def model_reason(model: Any) -> str | None:
 
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
-    """Return why a decoder layer cannot run in C++, or None if all given layers can."""
+    """Return why one of the decoder layers cannot run in C++, or None if all layers can."""
     reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
     return next(reasons, None) or library.products_unavailable_reason()
 
 
 def _layer_reason(layer: Any) -> str | None:
     if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
-        return f"{type(layer).__name__} has no C++ step"
+        return f"the C++ step does not support {type(layer).__name__}"
     attention, mlp = layer.self_attn, layer.mlp
     if type(attention) is not Attention or attention.slopes_N is not None:
-        return "latent attention and ALiBi have no C++ step"
+        return "the C++ step does not support latent attention and ALiBi"
     if attention.qk_norm is not None and not attention.qk_norm.per_head:
-        return "norms over all heads have no C++ step"
+        return "the C++ step does not support QK norms over all heads"
     if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
-        return "a residual multiplier before a norm has no C++ step"
+        return "the C++ step does not support a residual multiplier before a norm"
     if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
-        return f"{type(mlp).__name__} has no C++ step"
+        return f"the C++ step does not support {type(mlp).__name__}"
     sublayers = (*attention.children(), *mlp.children(), *layer.norms_by_role().values())
     reasons = (_norm_reason(each) if type(each) is RMSNorm else _linear_reason(each) for each in sublayers)
     return _hook_reason(layer.sublayers(include_self=True)) or next(filter(None, reasons), None)
@@ -155,7 +155,7 @@ def _norm_reason(norm: RMSNorm) -> str | None:
 
 def _linear_reason(layer: Any) -> str | None:
     if type(layer) not in (Linear, QuantizedLinear):
-        return f"{type(layer).__name__} has no C++ step"
+        return f"the C++ step does not support {type(layer).__name__}"
     if layer.bias is not None and layer.bias.dtype != paddle.float32:
         return f"a bias is in {layer.bias.dtype}"
     if type(layer) is QuantizedLinear:
@@ -169,7 +169,7 @@ def block_reason(block: Any, norm: Any) -> str | None:
     """Return why the norm before an attention or feed-forward block cannot be fused, or None if it can."""
     readers = norm_readers(block)
     if not readers:
-        return f"{type(block).__name__} has no fused norm"
+        return f"a norm before {type(block).__name__} cannot be fused"
     if not all(type(each) is QuantizedLinear for each in readers):
         return "a linear layer that reads the norm is not quantized, or has an adapter"
     if type(norm) is not RMSNorm or norm.shards is not None:
@@ -184,7 +184,10 @@ def fused_norms_reason(layers: Iterable[Any]) -> str | None:
 
 
 def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
-    """Return (block, preceding norm) for a layer's attention and feed-forward; [] if no norm precedes the blocks."""
+    """Return (block, preceding norm) for a layer's attention and feed-forward.
+
+    The result is empty if no norm precedes the blocks, or if the layer has hooks.
+    """
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()

@@ -1,9 +1,8 @@
 """Decoding step on a GPU that fuses norms with the quantized linear layers after them (ops/norm_linear).
 
 One kernel launch computes the residual addition, the norm, and the linear layers that read the norm. eligibility.py
-checks which norms can be fused. A norm before unquantized weights is not fused. Decoding is limited by the overhead
-of Python, and launching the Triton kernel takes longer than calling a norm and Paddle's matrix products
-(docs/benchmarks/triton.md).
+checks which norms can be fused. A norm before unquantized weights is not fused, because one launch of the Triton kernel
+has more Python overhead than calling the norm and Paddle's matmuls (docs/benchmarks/triton.md).
 
 Shapes: B batch, S new positions, D hidden.
 """
@@ -33,7 +32,7 @@ from paddlenlp_ext.ops.norm_linear import norm_linear
 def run_fused_norms(
     layers: nn.LayerList, start: int, stop: int, x_BSD: paddle.Tensor, inputs: AttentionInputs
 ) -> paddle.Tensor | None:
-    """Run the layers `start` to `stop` - 1 over a few new positions; return None if no norm can be fused."""
+    """Run layers `start` to `stop` - 1 over new positions with fused norms; return None if no norm can be fused."""
     cache = inputs.cache
     if not fits_fused_norms(cache, x_BSD.shape[0] * x_BSD.shape[1], x_BSD) or not is_plain(inputs):
         return None
@@ -55,7 +54,7 @@ def _steps(layers: Sequence[Any]) -> list[Any]:
 
 
 class FusedLayer:
-    """Decoder layer that fuses its norms with the linear layers after them, if eligibility.py allows it.
+    """Decoder layer that fuses each norm with the linear layers after it, if eligibility.py allows the fusion.
 
     Args:
         layer: a layer with norms before attention and feed-forward; its weights must not be replaced.
@@ -101,7 +100,7 @@ class _Block:
     def __call__(
         self, x_BSD: paddle.Tensor, addend_BSD: paddle.Tensor | None, *inputs: AttentionInputs
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return the sum `x + addend` [B, S, D], and the output of the block after the norm of the sum."""
+        """Normalize the sum `x + addend` and run the block; return the sum and the block's output, each [B, S, D]."""
         norm = self._norm
         if self.is_fused:
             total_BSD, projected = norm_linear(x_BSD, self._linears, norm.weight, norm.epsilon, norm.offset, addend_BSD)

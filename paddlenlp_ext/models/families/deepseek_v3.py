@@ -15,7 +15,7 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 
 
 def sigmoid_experts(config: ConfigReader, is_sparse: Callable[[int], bool]) -> dict[str, Any]:
-    """Return the differences from the common decoder, for a model with the attention and the router of DeepSeek V3.
+    """Return the `DecoderConfig` attributes of a model with the attention and the router of DeepSeek V3.
 
     Raises:
         ValueError: the config selects another kind of router.

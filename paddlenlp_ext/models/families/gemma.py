@@ -20,7 +20,9 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     if config.value("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention in config.json is not supported: attention is causal")
+        raise ValueError(
+            "use_bidirectional_attention in config.json is not supported, because attention is causal; set it to false"
+        )
     bias = bool(config.value("attention_bias"))
     return {
         "qkv_bias": bias,

@@ -12,13 +12,15 @@ from paddlenlp_ext.models.sliding_windows import windows_by_type
 
 
 def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences from the common decoder.
+    """Return the `DecoderConfig` attributes of Gemma 2.
 
     Raises:
         ValueError: see `windows_by_type`; or attention is bidirectional.
     """
     if config.value("use_bidirectional_attention"):
-        raise ValueError("use_bidirectional_attention in config.json is not supported: attention is causal")
+        raise ValueError(
+            "use_bidirectional_attention in config.json is not supported, because attention is causal; set it to false"
+        )
     bias = bool(config.value("attention_bias"))
     layers = range(config.size("num_hidden_layers"))
     types = ["full_attention" if layer % 2 else "sliding_attention" for layer in layers]

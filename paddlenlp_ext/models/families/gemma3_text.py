@@ -25,7 +25,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    if config.value("attn_logit_softcapping"):  # the transformers library ignores the key for this family
+    if config.value("attn_logit_softcapping"):  # transformers ignores this key for Gemma 3
         raise ValueError(
             f"attn_logit_softcapping {config.value('attn_logit_softcapping')!r} in config.json is not supported for "
             "gemma3_text; set it to null"

@@ -19,7 +19,7 @@ GLM_DEFAULTS: dict[str, Any] = {
 
 
 def glm_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences from the common decoder, which has the norms of Llama."""
+    """Return the `DecoderConfig` attributes of GLM-4-9B."""
     return {
         "qkv_bias": bool(config.value("attention_bias")),
         "interleaved_rope": True,

@@ -52,7 +52,7 @@ FAMILIES.register("glm4_moe")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, bool]:
-    """Return the flags of config.json that the tensors of a GGUF file determine.
+    """Return `attention_bias` and `use_qk_norm` for config.json, from the tensors of a GGUF file.
 
     Raises:
         ValueError: the routers do not compute sigmoid scores.

@@ -76,7 +76,7 @@ FAMILIES.register("gpt_oss")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
-    """Return the flags of config.json that the tensors of a GGUF file determine.
+    """Return `attention_bias` for config.json, from the tensors of a GGUF file.
 
     Raises:
         ValueError: the rope scaling of the file is not YaRN.

@@ -19,7 +19,7 @@ OLMO2_TENSOR_PLAN: TensorPlan = {
 
 
 def olmo2_differences(config: ConfigReader) -> dict[str, Any]:
-    """Return the differences from the common decoder, for a model with full attention in every layer."""
+    """Return the `DecoderConfig` attributes of OLMo 2, which has full attention in every layer."""
     bias = bool(config.value("attention_bias"))
     return {
         "qkv_bias": bias,

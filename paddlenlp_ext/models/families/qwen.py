@@ -42,9 +42,9 @@ _KEYS = {
 _KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
 """Keys that a long-sequence strategy sets. Qwen 1 lacks `rope_theta` and does not use `max_position_embeddings`."""
 _LONGEST = "longest_answer"
-"""Key of completed configs for the length up to which the model needs no scaling."""
+"""Key that `_complete` adds: the sequence length up to which the model needs no scaling."""
 _GATE_AND_UP = "gate_and_up_size"
-"""Key of completed configs for the size of gate and up together, which GGUF files store."""
+"""Key that `_complete` adds: the sum of the output sizes of gate and up, which GGUF files store."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
