@@ -1,1 +1,1 @@
-"""Layers of decoders: linear, norms, RoPE, attention, feed-forward, experts, embedding, activation recomputation."""
+"""Decoder layers (linear, norms, RoPE, attention, feed-forward, experts, embedding), and activation recomputation."""

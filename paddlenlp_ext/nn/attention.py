@@ -50,11 +50,11 @@ class AttentionInputs:
         cache: keys and values of earlier positions; None: no cache.
         prefix: trained keys and values of the current layer, which precede every document. Unused with a cache, because
             the cache stores the prefix.
-        num_shared: length of a prompt at the start of the row, to which all documents of the row attend; 0: no prompt.
-            With a prompt, the batch size is 1, and `layouts` describes only the positions after the prompt.
+        num_shared: number of positions of a prompt at the start of the row, which all documents of the row attend to;
+            0: no prompt. With a prompt, the batch size is 1, and `layouts` describes only the positions after it.
         adapter_inputs: inputs that only adapters read.
-        loss_positions: indices in the flattened batch [B * S] of the positions whose final hidden states are used,
-            int64 [R], unique; None: all positions.
+        loss_positions: positions whose final hidden states are used, as unique indices into the flattened batch
+            [B * S], int64 [R]; None: all positions.
     """
 
     rotations: Sequence[Rotation]
@@ -93,9 +93,9 @@ class AttentionShape:
         norm_epsilon, norm_offset: options of the QK norms (nn/rms_norm.py).
         scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         rotates: whether RoPE is applied to queries and keys.
-        interleaved: whether RoPE rotates neighbouring channels instead of halves (ops/rope).
+        interleaved: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs (i, i + R / 2).
         window: sliding window; None: no window.
-        softcap: soft-cap of the attention scores (ops/attention/scores.py); None: no soft-cap.
+        softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         has_sinks: whether each head has a trained attention sink.
         has_linear_biases: whether ALiBi biases are added to the attention scores.
     """
@@ -124,7 +124,7 @@ class AttentionLayer(nn.Layer):
     Attributes:
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        prefix_shape: shape of one position of a trained prefix: the values that a cache stores for a position.
+        prefix_shape: shape of one position of a trained prefix. A cache stores values of the same shape per position.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
         implementation: backend of the attention op; None: the best available backend.
         softcap: soft-cap of the attention scores; None: no soft-cap.

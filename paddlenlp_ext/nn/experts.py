@@ -5,7 +5,7 @@
     +--> rows sorted by expert --> gate, up --> act(gate) * up * weight --> down --> sum of a token's rows --> + --> y
     +--> shared expert, which every token uses --------------------------------------------------------------- ^
 
-Tokens are never dropped, whatever the load of an expert. Router weights multiply the rows before the down projection,
+No token is dropped, regardless of the load of its experts. Router weights multiply the rows before the down projection,
 so that the backward pass does not need the output of the down projection.
 
 Shapes: T tokens, K chosen experts, N = T * K rows, E experts, D hidden, F intermediate size of an expert.
@@ -35,8 +35,8 @@ class ClampedGate:
     """Clamped SwiGLU of experts (ops/gates).
 
     Attributes:
-        alpha: factor inside the sigmoid.
-        limit: bound to which gate and up are clamped.
+        alpha: factor of the gate inside the sigmoid.
+        limit: upper bound of the gate; `up` is clamped to [-limit, limit].
     """
 
     alpha: float
@@ -133,7 +133,7 @@ class Experts(nn.Layer):
     def _forward_in_graph(
         self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
     ) -> paddle.Tensor:
-        """Trace the forward pass for a static graph: the number of rows per expert is unknown until run time."""
+        """Trace the forward pass for a static graph, in which the rows per expert are known only at run time."""
         tokens, results = [], []
         for expert in range(self.num_local):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)

@@ -17,7 +17,7 @@ class GroupedLinear(nn.Layer):
     """Grouped linear layer `x W[g]^T` over G groups of rows, with a weight [G, O, I]: O outputs and I inputs.
 
     Attributes:
-        parts: number P of projections of equal size stacked in the weight, such as 2 for gate and up.
+        parts: number P of equal-sized projections that are stacked in the weight, such as 2 for gate and up.
     """
 
     def __init__(self, groups: int, inputs: int, outputs: int, parts: int = 1) -> None:
@@ -39,7 +39,7 @@ class GroupedLinear(nn.Layer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [G, O, I]. The result may be the parameter: do not modify it in place."""
+        """Return the weight as float32 [G, O, I]. Do not modify the result in place: it may be the parameter itself."""
         return self.weight.astype("float32")
 
     def forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:

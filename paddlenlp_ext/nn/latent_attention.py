@@ -160,8 +160,8 @@ class LatentAttention(AttentionLayer):
     def _matrices_by_head(self, dtype: paddle.dtype) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return matrices per head: from queries to latents [N, U, L], and from latents to values [N, L, E].
 
-        The matrices are `kv_b_proj` applied to unit vectors, and therefore include adapters and quantization. Calling
-        `forward` directly skips forward hooks, which would mistake the unit vectors for positions of a sequence.
+        The matrices are `kv_b_proj` applied to unit vectors, and therefore include adapters and quantization. The
+        direct call of `forward` skips forward hooks. A hook would mistake the unit vectors for positions of a sequence.
         """
         unit_1LL = paddle.eye(self.latent.kv_rank, dtype=dtype).unsqueeze(0)
         size, value_dim = self.latent.unrotated_dim, self.latent.value_dim

@@ -30,11 +30,11 @@ class Linear(nn.Layer):
 
     @paddle.no_grad()
     def weight_value(self) -> paddle.Tensor:
-        """Return the weight as float32 [out, in]. The result may be the parameter: do not modify it in place."""
+        """Return the weight as float32 [out, in]. Do not modify the result in place: it may be the parameter itself."""
         return self.weight.astype("float32")
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map [..., in_features] to [..., out_features]. Under autocast, the output has half precision."""
+        """Map [..., in_features] to [..., out_features]. Under autocast on a GPU, the output has half precision."""
         return linear(x, self.weight, self.bias)
 
     def forward_without_bias(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -42,7 +42,7 @@ class Linear(nn.Layer):
         return linear(x, self.weight)
 
     def as_frozen_linear(self) -> FrozenLinear | None:
-        """Return the layer as an operand of a fused adapter op, or None if its weight or bias is trained."""
+        """Return the layer as an operand of a fused adapter op, or None if the layer's weight or bias is trained."""
         is_frozen = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if is_frozen else None
 

@@ -3,10 +3,10 @@
     loss = c E sum_e f_e P_e        f_e: choices of expert e per token        P_e: mean probability of expert e
 
 f and P are means over all tokens of a micro-batch and all expert layers (Switch Transformer, arXiv:2101.03961,
-equations 4 to 6). As in transformers, choices and probabilities come from the softmax of the logits. f has no gradient.
-The gradient of the loss with respect to P is therefore known after the forward pass. The backward pass multiplies it by
-the Jacobian of the softmax, and adds the product to the gradient of the router logits. The loss is attached to the
-hidden states at the end of the decoder:
+equations 4 to 6). As in transformers, choices and probabilities come from the softmax of the logits, even if the router
+uses another function. f has no gradient, so the gradient of the loss with respect to P is known after the forward pass.
+The backward pass multiplies this gradient by the Jacobian of the softmax, and adds the product to the gradient of the
+router logits. The loss is attached to the hidden states at the end of the decoder:
 
     forward    router 0 --> ... --> router N --> final norm --> [loss = c E sum f P]
     backward   router 0 <-- ... <-- router N <--------- gradient of the loss, for all routers
@@ -102,7 +102,7 @@ class LoadBalance:
 
     @contextmanager
     def without_padding(self, token_mask: np.ndarray | None, is_counted: bool = True) -> Iterator[None]:
-        """Leave padding out of the statistics of forward passes within a `with` block.
+        """Exclude padding from the statistics of forward passes within a `with` block.
 
         Args:
             token_mask: [B, S], 0 for padding; None: no padding.
@@ -136,8 +136,8 @@ class LoadBalance:
                 if current.token_mask.shape[0] != logits_TE.shape[0]:
                     raise ValueError(
                         f"an expert layer has {logits_TE.shape[0]} tokens, but the attention mask has "
-                        f"{current.token_mask.shape[0]}; an adapter with virtual tokens needs "
-                        "batches without padding (pad_to_multiple_of: null)"
+                        f"{current.token_mask.shape[0]}; an adapter with virtual tokens requires batches without "
+                        "padding (pad_to_multiple_of: null)"
                     )
                 mask_T1 = current.token_mask.unsqueeze(-1)
                 chosen_TE, probabilities_TE = chosen_TE * mask_T1, probabilities_TE * mask_T1
@@ -195,7 +195,7 @@ class _Observe(PyLayer):
 class _AttachLoss(PyLayer):
     """Identity function of hidden states that also returns the loss.
 
-    Its backward pass precedes the backward pass of every layer.
+    The backward pass of this function runs before the backward pass of every layer.
     """
 
     @staticmethod

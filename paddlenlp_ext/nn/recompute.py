@@ -39,9 +39,9 @@ class RecomputePlan:
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: indices of layers that save all activations.
-        saved_regions: region -> number of leading layers that save the result of the region, although the layer is
-            recomputed; -1: all layers. The recomputation of the layer then repeats neither the computation nor the
-            communication of the region. Only with "full".
+        saved_regions: region -> number of layers, from the first layer on, that save the result of the region; -1: all
+            layers. When such a layer is recomputed, the computation and the communication of the region are skipped.
+            Only with "full".
         offloads_inputs: whether to offload the inputs of recomputed layers (nn/activation_offload.py). Only with
             "full".
     """
@@ -110,22 +110,23 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 
 
 def value_of_first_run(key: str, value: Any) -> Any:
-    """Return `value` in a forward pass; in a recomputation, return the value from the forward pass of the layer.
+    """Return `value` in a forward pass; in a recomputation, return the `value` of the layer's forward pass.
 
-    The two values may differ: under pipeline parallelism, other forward passes precede the recomputation.
+    The two values may differ: under pipeline parallelism, forward passes of other micro-batches precede the
+    recomputation.
     """
     state = _current[-1]
     return value if state is None else state.first_values.setdefault(key, value)
 
 
 def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Recompute a block with the matmul precision of its forward pass, although the current precision may differ."""
+    """Recompute a block with the matmul precision of its forward pass, even if the precision has changed since."""
     return recompute(capture_precision(function), *arguments)
 
 
 def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
     """Recompute a layer, and offload its input `x` between the forward and the backward pass."""
-    offloaded = offload(x)  # not in `pack`: Paddle changes the type of an error in a hook
+    offloaded = offload(x)  # not in `pack`, because Paddle changes the type of an error that a hook raises
     is_running = False
 
     def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:

@@ -1,4 +1,4 @@
-"""Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, tables from positions.
+"""Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, and cos and sin tables.
 
 Sources: RoPE arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN and dynamic NTK-aware scaling
 arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling from transformers. Models with ALiBi (arXiv:2108.12409)
@@ -93,7 +93,7 @@ class RopeSettings:
         return float(value)
 
     def numbers(self, key: str) -> np.ndarray:
-        """Return a scaling parameter that is a list with one factor per frequency, fp32 [R / 2].
+        """Return a list-valued scaling parameter with one factor per frequency, fp32 [R / 2].
 
         Raises:
             ValueError: the value is not a list with R / 2 entries.
@@ -147,7 +147,7 @@ def is_by_layer_type(settings: Mapping[str, Any]) -> bool:
 
 
 def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[RopeSettings, ...]:
-    """Return the rope settings of each layer, by `layer_types` if `rope_parameters` has settings per layer type.
+    """Return the rope settings of each layer. If `rope_parameters` has settings per layer type, use `layer_types`.
 
     Raises:
         ValueError: the settings are invalid, or a layer type has no settings.
@@ -272,7 +272,7 @@ def _alibi(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 
 def yarn_temperature(factor: float, weight: float = 1.0) -> float:
-    """Return YaRN's scale of queries and keys for a context extended by `factor` (arXiv:2309.00071, eq. 22)."""
+    """Return YaRN's factor of queries and keys for a context extended by `factor` (arXiv:2309.00071, eq. 22)."""
     return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

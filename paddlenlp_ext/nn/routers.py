@@ -32,10 +32,10 @@ class RouterOptions:
     """Options of a router.
 
     Attributes:
-        kind: one of `ROUTERS`.
+        kind: a key of `ROUTERS`.
         top_k: experts per token.
         normalizes: whether the weights of a token's experts are divided by their sum.
-        smallest_sum: lower bound of the sum in this division.
+        smallest_sum: lower bound of the sum by which the weights are divided.
         scale: factor of the weights.
         num_groups: number of groups of consecutive experts, of equal size; 1: the choice is not limited.
         chosen_groups: number of groups that a token's experts may come from.
@@ -78,7 +78,7 @@ def sigmoid(
 def softmax_of_chosen(
     logits_TE: paddle.Tensor, options: RouterOptions, correction: paddle.Tensor | None
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Choose experts by their logits, and weight them by the softmax over the chosen experts (gpt-oss)."""
+    """Choose experts by their logits, and weight the chosen experts by the softmax over their logits (gpt-oss)."""
     experts_TK = choose(logits_TE, options, correction)
     return F.softmax(paddle.take_along_axis(logits_TE, experts_TK, 1), axis=-1), experts_TK
 
@@ -120,8 +120,8 @@ def _weigh_chosen(
 class Router(nn.Layer):
     """Router of an expert layer: a linear layer from hidden states to logits, and a function of `ROUTERS`.
 
-    For bfloat16 weights on the CPU, the parameters are float32, like activations, because bfloat16 could change which
-    experts are chosen. Otherwise, the parameters have the dtype of the weights.
+    In a bfloat16 model on the CPU, the router's parameters are float32, because rounding to bfloat16 could change which
+    experts are chosen. In other models, the router's parameters have the dtype of the model's weights.
 
     Attributes:
         observe: function that records the logits and returns them (nn/load_balancing_loss.py); None: not recorded.

@@ -28,8 +28,8 @@ class TrainableModel(nn.Layer):
         generation_config: keys and values of generation_config.json.
         eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
-        lm_head: layer that computes the logits; None if it is tied to the embedding.
-        reads_prompts: whether `hidden_states` takes the argument `prompt_lengths`.
+        lm_head: layer that computes the logits; None if lm_head is tied to the embedding.
+        reads_prompts: whether `hidden_states` accepts the argument `prompt_lengths`.
         task_type: task of the model, named as in Hugging Face PEFT.
         trained_modules: modules that every adapter of the model trains in full, such as a classification head.
     """
@@ -71,7 +71,7 @@ class TrainableModel(nn.Layer):
         raise NotImplementedError
 
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
-        """Return the low-rank updates of an lm_head adapter: pairs u [..., K], B [V, K] that add u B^T to the logits.
+        """Return the low-rank updates of an lm_head adapter. A pair u [..., K], B [V, K] adds u B^T to the logits.
 
         Args:
             hidden: input of lm_head, [..., D].
@@ -115,7 +115,8 @@ class TrainableModel(nn.Layer):
     def cross_entropy(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> tuple[paddle.Tensor, int]:
         """Return the cross entropy summed over the labels other than -100, and the number of correct predictions.
 
-        The loss is computed in chunks: the full logits are never in memory (ops/linear_cross_entropy/__init__.py).
+        The loss is computed in chunks, so that the full logits [T, V] are never in memory
+        (ops/linear_cross_entropy/__init__.py).
         """
         run = linear_cross_entropy if self.vocab_parallel is None else self.vocab_parallel.cross_entropy
         options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
@@ -130,7 +131,7 @@ class TrainableModel(nn.Layer):
     # -- training -----------------------------------------------------------------------------------------------------
     @property
     def hooks(self) -> TrainingHooks:
-        """Training-loop hooks with which an adapter method changes the loss and the weights."""
+        """Training-loop hooks of the adapter method; no-ops for a model without an adapter."""
         return TrainingHooks()
 
     def learning_rate_scale(self, parameter_name: str) -> float:
