@@ -6,7 +6,7 @@
     copy_to_group        identity      all-reduce
     reduce_from_group    all-reduce    identity
 
-`exchange_rows` is an all-to-all of rows, whose backward pass is the all-to-all in the opposite direction.
+`exchange_rows` is an all-to-all of rows. Its backward pass sends the gradients of the rows in the opposite direction.
 
 All ranks of a group must call these functions in the same order, in the forward pass and in the backward pass.
 Gradients and parameter values are sent in buckets of at most 64 MiB.
@@ -131,7 +131,7 @@ def all_gather_cat(part: paddle.Tensor, axis: int, sizes: list[int], group: Any)
     if missing:  # gloo and NCCL gather only tensors of equal shape
         shape = [*part.shape[:axis], missing, *part.shape[axis + 1 :]]
         part = paddle.concat([part, paddle.zeros(shape, part.dtype)], axis)
-    if not part.size:  # AdaLoRA pruned the layer to rank 0, and gloo divides by zero for an empty tensor
+    if not part.size:  # a layer that AdaLoRA pruned to rank 0; gloo would divide by zero for an empty tensor
         return paddle.zeros([*part.shape[:axis], sum(sizes), *part.shape[axis + 1 :]], part.dtype)
     parts: list[paddle.Tensor] = []
     dist.all_gather(parts, part.contiguous(), group=group)

@@ -16,8 +16,8 @@ distribution of rows is possible and no row is dropped. The backward pass sends 
 
 Forward hooks on the expert layers call the collectives, so adapters on the experts process the received rows. With
 tensor parallelism, the experts are sharded first over the tensor ranks, then over the expert ranks. The gradient of an
-expert already contains all tokens of its expert group, so it is summed only across expert groups. The expert ranks
-hold copies of routers, shared experts and all other layers.
+expert already includes all tokens of the expert group, so gradients of experts are summed only across expert groups.
+Every expert rank holds a copy of the routers, the shared experts and all other layers.
 
 Shapes: T local tokens, K chosen experts per token, D hidden, N = T x K rows of local tokens, M received rows, P expert
 ranks, E experts per rank.
@@ -75,7 +75,10 @@ class ExpertShards:
 
     @contextmanager
     def gathered(self) -> Iterator[None]:
-        """Return a context in which every rank holds all experts and exchanges no rows; all ranks must enter it."""
+        """Return a context in which every rank holds all experts and exchanges no rows.
+
+        All ranks must enter the context.
+        """
         for layer in self._layers:
             layer.gather()
         try:
@@ -98,7 +101,7 @@ def check_experts(config: DecoderConfig, degree: int, tensor_degree: int = 1) ->
     """
     numbers = {shape.num_experts for shape in config.experts or () if shape is not None}
     if degree > 1 and not numbers:
-        raise ValueError(f"expert_parallel_degree {degree}: the model has no experts; leave the key out")
+        raise ValueError(f"expert_parallel_degree {degree}: the model has no experts; remove the key")
     for number in numbers:
         if number % (degree * tensor_degree):
             works = [d for d in range(1, degree) if number % (d * tensor_degree) == 0]
@@ -116,7 +119,7 @@ def _check_all_stacked(experts: Experts, name: str, degree: int) -> None:
     if others:
         raise ValueError(
             f"{name}.{others[0]} does not have one slice per expert, so expert_parallel_degree {degree} cannot shard "
-            "this tensor; remove the adapter that contains it, or set expert_parallel_degree to 1"
+            "this tensor; remove the adapter that contains the tensor, or set expert_parallel_degree to 1"
         )
 
 

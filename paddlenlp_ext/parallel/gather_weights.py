@@ -90,7 +90,7 @@ def _request(mesh: Mesh, number: int, source: _TensorSource, own: Any) -> Any:
 
 
 def _answer(mesh: Mesh, source: _TensorSource, own: Any) -> None:
-    """Join the collectives that gather the requested tensor, with the tensor or shard that this process holds."""
+    """Call the collectives that gather the requested tensor, and send the tensor or shard that this process holds."""
     full, shard = None, shard_of(own)
     if source.holder in mesh.holders(shard):
         full = own if shard is None else gather_shards(mesh, own, shard)

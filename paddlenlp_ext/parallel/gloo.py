@@ -53,7 +53,7 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     if rank == 0:
         address = _free_address()
         own = _store_at(address, serves=True)
-        store.set(key, address)  # after the store listens, because a refused client retries only after seconds
+        store.set(key, address)  # after the store listens: a refused client waits for seconds before it tries again
     else:
         own = _store_at(store.get(key).decode())
     group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
@@ -231,7 +231,8 @@ _barrier_numbers = itertools.count()
 def connect_processes() -> None:
     """Connect to the launcher's store at the start of a run, before slow work such as reading data.
 
-    Paddle waits for late processes only 15 minutes. A stop signal during the wait ends this process without a message.
+    Paddle waits at most 15 minutes for late processes. A stop signal during the wait ends this process without a
+    message.
     """
     if world_size() > 1 and uses_gloo():
         with default_stop_signals():

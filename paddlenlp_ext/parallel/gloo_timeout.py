@@ -153,7 +153,7 @@ def connect_arrivals(store: Any, rank: int, size: int, host: str) -> Arrivals:
     """
     token = secrets.token_bytes(_TOKEN_BYTES)
     peers: dict[int, socket.socket] = {}
-    with socket.create_server(("", 0), backlog=socket.SOMAXCONN) as listener:  # other programs may connect too
+    with socket.create_server(("", 0), backlog=socket.SOMAXCONN) as listener:  # unrelated programs may connect too
         port = listener.getsockname()[1]
         store.set(f"paddlenlp_ext/arrivals/{rank}", f"{host} {port} {token.hex()} {global_rank()}")
         members = [store.get(f"paddlenlp_ext/arrivals/{other}").decode().split(" ") for other in range(size)]
@@ -180,8 +180,8 @@ def _connect(member: Sequence[str], rank: int) -> socket.socket:
         peer.sendall(bytes.fromhex(token) + rank.to_bytes(_RANK_BYTES, "little"))
     except OSError as error:
         raise ValueError(
-            f"{host}:{port}: cannot connect ({error}); allow TCP connections on all ports between the machines of a "
-            "run, which gloo needs too"
+            f"{host}:{port}: cannot connect ({error}); allow TCP connections on all ports between the machines of the "
+            "run (gloo also requires these connections)"
         ) from error
     return peer
 
@@ -197,7 +197,7 @@ def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] 
     except TimeoutError as error:
         raise ValueError(
             f"no connection from the other processes after {_CONNECT_SECONDS:.0f} s; allow TCP connections on all "
-            "ports between the machines of a run, which gloo needs too"
+            "ports between the machines of the run (gloo also requires these connections)"
         ) from error
     peer.settimeout(_HELLO_SECONDS)
     try:

@@ -12,10 +12,10 @@ from paddlenlp_ext.sharding_spec import is_materialized
 
 
 def load_shards(model: TrainableModel, source: WeightSource) -> None:
-    """Load the base model weights into a sharded model that was built without values.
+    """Load the base model weights into a sharded model that was built with unallocated parameters.
 
-    The adapter stays unchanged. A parameter that the adapter replaces completely (peft/modules_to_save.py) also starts
-    from the base weights, unless a stored adapter has already set the parameter.
+    The adapter stays unchanged. A parameter that the adapter trains in full (peft/modules_to_save.py) is also
+    initialized from the base weights, unless a stored adapter has already set the parameter.
 
     Args:
         model: `CausalLM` or `PeftModel`.

@@ -62,8 +62,8 @@ def merge_saved_shards(
 
     Args:
         folder: folder that PaddleNLP wrote, including config.json.
-        tensor_degree, pipeline_degree: parallel degrees of the run that wrote the folder; 0 or 1 if the model is not
-            sharded along an axis.
+        tensor_degree, pipeline_degree: parallel degrees of the run that wrote the folder; 0 or 1 for a degree that the
+            run did not use.
         output: folder for the merged model; None to write into `folder` and keep its other files.
         overwrite: whether to replace a model at `output`.
 
@@ -214,6 +214,6 @@ def _join(name: str, parts: list[np.ndarray], shape: tuple[int, ...], axis: int 
         if full.shape == shape:
             return full, True
     raise ValueError(
-        f"{name}: {len(parts)} shards of shape {list(parts[0].shape)} do not add up to the shape {list(shape)} that "
-        "config.json describes; check --tp"
+        f"{name}: {len(parts)} shards of shape {list(parts[0].shape)} do not form a tensor of shape {list(shape)}, "
+        "which config.json describes; check --tp"
     )

@@ -205,6 +205,6 @@ def _replica_ranks(groups: Any) -> list[list[int]]:
 
 
 def _new_axis(members: list[list[int]]) -> ProcessAxis:
-    """Create a group for each list of ranks, which all processes must do together; return the axis of this process."""
+    """Create a group for each list of ranks; return the axis of this process. All processes must make this call."""
     new_groups = [dist.new_group(ranks) for ranks in members]
     return _axis(next(group for group in new_groups if rank() in group.ranks))

@@ -118,8 +118,8 @@ class DistributedProcesses:
     def sum_gradients(self, parameters: Iterable[paddle.Tensor]) -> None:
         """All-reduce gradients over the replicas in place; a gradient that is None on all replicas stays None.
 
-        The gradient of an expert already contains the tokens of all ranks in its expert group, so it is summed only
-        over the expert groups.
+        The gradient of an expert already includes the tokens of all ranks in the expert group, so gradients of experts
+        are summed only across expert groups.
         """
         parameters, experts = _split_experts(parameters)
         if self.sharding is not None:
@@ -132,7 +132,7 @@ class DistributedProcesses:
     def after_micro_batch(self) -> None:
         """Finish a micro-batch: with ZeRO stage 2 or 3, reduce gradients to the owners of the parameters.
 
-        All replicas call this method the same number of times.
+        All replicas must call this method the same number of times.
         """
         if self.sharding is not None:
             self.sharding.after_micro_batch()

@@ -34,8 +34,8 @@ class SequenceShards:
         axis: mesh axis of the tensor-parallel ranks.
 
     Attributes:
-        length: number of positions S, set by `split`. A later pipeline stage receives hidden states that are already
-            split, so its caller sets `length` before the forward pass, and before a backward pass with recomputation.
+        length: number of positions S, set by `split`. A later pipeline stage receives split hidden states and does not
+            call `split`. `Pipeline` therefore sets `length` before each pass of a micro-batch.
     """
 
     def __init__(self, axis: ProcessAxis) -> None:
@@ -81,7 +81,7 @@ def apply_sequence_parallel(model: CausalLM, sequence: SequenceShards) -> None:
     decoder.norm.register_forward_post_hook(lambda layer, inputs, output: sequence.gather_replicated(output))
     partial = [*decoder.norm.parameters()]
     for layer in decoder.layers:
-        layer.skips_unread = False  # positions index the full sequence
+        layer.skips_unread = False  # `loss_positions` are indices into the full sequence
         partial += [parameter for norm in layer.norms() for parameter in norm.parameters()]
     for _, adapter in adapter_layers(decoder.layers):
         if not isinstance(adapter, LinearAdapter) and not adapter.shards_heads:  # adapter of a norm, attention or MLP

@@ -9,10 +9,10 @@
     replicated      none                  copy_to_group       -
     experts         experts               copy_to_group       all-reduce
 
-`copy_to_group` is the identity, and all-reduces the gradient in the backward pass. `inner_colwise` layers read the
-output of replicated linear layers (the latents of MLA), so they need no collective. The output of a `replicated` layer
-feeds only the local heads or experts, so the gradients of its parameters are summed over the ranks. A replicated norm
-has no collective before it.
+`copy_to_group` is the identity in the forward pass, and an all-reduce of the gradient in the backward pass.
+`inner_colwise` layers read the output of replicated linear layers (the latents of MLA), so they need no collective.
+On each rank, only the local heads or experts read the output of a `replicated` layer. The gradients of the layer's
+parameters are therefore summed over the ranks. A replicated norm has no collective before it.
 
 Forward hooks call the collectives. The hooks are installed on the outermost layer (the adapter, if the layer has an
 adapter), so that a base layer and its adapters share one all-reduce. Parameter names and model code do not change.

@@ -59,7 +59,7 @@ class VocabParallelEmbedding(nn.Layer):
 
 
 class VocabParallelHead:
-    """Logits and loss with an lm_head sharded along the vocabulary; implements `models.causal_lm.ShardedLMHead`.
+    """Logits and loss for an lm_head that is sharded along the vocabulary (`models.causal_lm.ShardedLMHead`).
 
     Args:
         shard: slice of the vocabulary that this rank holds.
@@ -83,7 +83,7 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> tuple[paddle.Tensor, int]:
-        """Return the sum of the losses and the number of correct predictions, as `ops.linear_cross_entropy` does.
+        """Return the result of `ops.linear_cross_entropy`: the sum of the losses and the number of correct predictions.
 
         Args:
             hidden_TD: hidden states.
@@ -105,7 +105,7 @@ class VocabParallelHead:
         softcap: float | None = None,
         updates: Updates = (),
     ) -> paddle.Tensor:
-        """Return the log-probability of each label, as `ops.linear_cross_entropy.token_logprobs` does.
+        """Return the result of `ops.linear_cross_entropy.token_logprobs`: the log-probability of each label.
 
         See `cross_entropy` for the arguments.
         """

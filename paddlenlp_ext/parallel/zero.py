@@ -119,7 +119,8 @@ class ParameterGatherer:
         """
 
         def is_done(gradient: paddle.Tensor) -> None:
-            # Some parameter gradients of this layer (bias) may be computed after the gradient of the layer's input.
+            # Only the layers above are complete. A parameter gradient of this layer, such as a bias gradient, may be
+            # computed after the gradient of the layer's input.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:
@@ -260,7 +261,7 @@ class Sharding:
                         parameter.set_value(value.reshape(parameter.shape))
 
     def gathered_parameters(self) -> AbstractContextManager[None]:
-        """Return a context, used for generation, in which every sharding rank holds all parameter values."""
+        """Return a context in which every sharding rank holds all parameter values, for example for generation."""
         return nullcontext() if self._gatherer is None else self._gatherer.gathered()
 
     def _assign_owners(self, trained: list[paddle.Tensor], stays_with_all: bool) -> None:

@@ -53,7 +53,7 @@ def test_describe_run_steps_are_those_of_the_replicas(plan, processes, keys, ste
 def test_describe_run_degree_that_does_not_divide_the_model_is_an_error(plan):
     with pytest.raises(ValueError, match=r"tensor_parallel_degree 4 does not divide num_key_value_heads 2"):
         plan(4, tensor_parallel_degree=4)
-    with pytest.raises(ValueError, match="make 4 chunks, but the model has 2 layers"):
+    with pytest.raises(ValueError, match="gives 4 chunks, but the model has only 2 layers"):
         plan(4, pipeline_parallel_degree=4)
     with pytest.raises(ValueError, match="expert_parallel_degree 2: the model has no experts"):
         plan(4, expert_parallel_degree=2)

@@ -179,7 +179,7 @@ class Pipeline:
         if self._balance is not None and sums:
             self._balance.current.earlier_sums = sums[0]
         output = self._run_chunk(self._chunk, hidden, inputs)
-        return output if self._is_last(self._chunk) else x_BSD  # the caller ignores x_BSD but needs its shape
+        return output if self._is_last(self._chunk) else x_BSD  # the caller uses only the shape of x_BSD
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Run the layers of a chunk, and in the last chunk also the last norm and the auxiliary loss of the routers."""

@@ -148,7 +148,7 @@ def _dependencies(pass_: Pass, num_chunks: int) -> list[Pass]:
 
 
 def _max_in_flight(process: int, degree: int, num_chunks: int) -> int:
-    """Return the maximum number of chunks of micro-batches that have run forward but not backward on a process."""
+    """Return the maximum number of forward passes on a process whose backward pass has not run yet."""
     chunks_each = num_chunks // degree
     if chunks_each == 1:
         return degree - process

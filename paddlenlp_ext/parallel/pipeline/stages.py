@@ -1,9 +1,9 @@
 """Assignment of layers to pipeline stages.
 
 The model is divided into chunks of consecutive layers with balanced costs. The first chunk contains the embedding, and
-the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, the first and the
-last chunk hold the weight. Every process keeps the names and shapes of all parameters, but only the values of its
-stage. A decision that depends on all parameters is therefore the same on every stage.
+the last chunk contains the last norm and the lm_head. If the lm_head is tied to the embedding, both chunks hold the
+tied weight. Every process keeps the names and shapes of all parameters, but only the values of its stage. A decision
+that depends on all parameters is therefore the same on every stage.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class StagePlan:
             own = range(process, self.num_chunks, self.degree)
             layers = ", ".join(f"{self.bounds[chunk]}-{self.bounds[chunk + 1] - 1}" for chunk in own)
             ends = "embedding, " * (process == 0) + f"layers {layers}" + ", norm and head" * (process == self.last)
-            lines.append(f"stage {process}: {ends} ({sum(self.loads[chunk] for chunk in own) / even:.2f} of even)")
+            cost = sum(self.loads[chunk] for chunk in own) / even
+            lines.append(f"stage {process}: {ends} ({cost:.2f} times the mean cost)")
         return "\n".join(lines)
 
 
@@ -101,8 +102,8 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
         works = max(1, num_layers // degree)
         remedy = f"a virtual_pp_degree of at most {works}" if num_layers >= degree else f"at most {num_layers} stages"
         raise ValueError(
-            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} make {num_chunks} chunks, but "
-            f"the model has {num_layers} layers; choose {remedy}"
+            f"pipeline_parallel_degree {degree} times virtual_pp_degree {chunks_each} gives {num_chunks} chunks, but "
+            f"the model has only {num_layers} layers; choose {remedy}"
         )
     bounds = _even_bounds(num_layers, num_chunks, work.layer_cost(config), work.lm_head_cost(config))
     loads = [(bounds[c + 1] - bounds[c]) * work.layer_cost(config) for c in range(num_chunks)]
@@ -135,7 +136,7 @@ def allocate_own_parameters(model: nn.Layer) -> None:
 
 
 def is_counted_here(tensor: Any, axis: ProcessAxis) -> bool:
-    """Return whether this stage counts a tensor in a sum over stages; only the first stage with the tensor does."""
+    """Return whether this stage counts a tensor in a sum over stages: True on the first stage that holds the tensor."""
     stages = placement_of(tensor).stages
     return not stages or stages[0] == axis.index
 

@@ -54,7 +54,7 @@ def test_plan_stages_of_12_layers_gives_3_to_each_of_4_stages_unless_lm_head_cos
 def test_plan_stages_with_a_large_lm_head_gives_its_stage_fewer_layers():
     plan = plan_stages(config(8, vocabulary=4 * LAYER // (3 * 32)), 2)
     assert plan.bounds == (0, 6, 8)
-    assert "layers 6-7, norm and head (1.00 of even)" in plan.table()
+    assert "layers 6-7, norm and head (1.00 times the mean cost)" in plan.table()
 
 
 def test_flop_estimate_counts_target_tokens_and_visible_keys():
