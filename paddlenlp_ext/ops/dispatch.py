@@ -86,7 +86,10 @@ class DispatchedOp:
 
     @contextmanager
     def restricted_to(self, backend: str) -> Iterator[Restriction]:
-        """Within the context, use only `backend`, and the reference where `backend` is unavailable; skip INFO logs."""
+        """Return a context in which the op uses `backend`, or the reference where `backend` is unavailable.
+
+        The context suppresses the logs at level INFO.
+        """
         restriction = Restriction()
         implementation, condition = self._backends[backend]
 
@@ -113,7 +116,7 @@ class DispatchedOp:
         if is_symbolic(x):
             return self._backends["reference"][0]
         key = (str(x.place), x.dtype, requested)
-        # A single lookup, because hashing a dtype takes 0.5 us and decoding a token takes 400 lookups.
+        # One lookup per call: hashing a dtype takes 0.5 us, and decoding a token calls `choose` 400 times.
         chosen = self._chosen.get(key)
         if chosen is None:
             name, rejected = self._pick(x, requested)
@@ -152,7 +155,7 @@ class DispatchedOp:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """Stand-in for the place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
+    """Substitute for the place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
 
     compute_capability: tuple[int, int] = (9, 0)
 
@@ -181,7 +184,9 @@ def anywhere(x: paddle.Tensor) -> None:
 
 def on_cpu(x: paddle.Tensor) -> str | None:
     """Return None if the tensor is on the CPU, otherwise the reason why the backend cannot run."""
-    return None if x.place.is_cpu_place() else NotApplicable(f"it runs on the CPU, but the tensor is on {x.place}")
+    if x.place.is_cpu_place():
+        return None
+    return NotApplicable(f"the backend runs only on the CPU, and the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
@@ -189,16 +194,16 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
-        return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend computes only in float32, and the tensor is {x.dtype.name}")
     return None
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
     """Return None for a bfloat16 or float16 tensor on a GPU, otherwise the reason why the backend cannot run."""
     if not x.place.is_gpu_place():
-        return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
+        return NotApplicable(f"the backend needs a GPU, and the tensor is on {x.place}")
     if x.dtype not in (paddle.bfloat16, paddle.float16):
-        return NotApplicable(f"it needs half precision, but the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend needs half precision, and the tensor is {x.dtype.name}")
     return None
 
 
@@ -208,8 +213,8 @@ def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
 
 
 def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
-    """Return None if the tensor's GPU supports flash attention and Triton, otherwise why `kernels` cannot run on it."""
+    """Return None if the tensor's GPU supports flash attention and Triton, otherwise why `kernels` cannot run."""
     found, oldest = (".".join(map(str, each)) for each in (compute_capability(x), _OLDEST_FOR_KERNELS))
     if compute_capability(x) >= _OLDEST_FOR_KERNELS:
         return None
-    return f"{kernels} needs compute capability {oldest} or later, but this GPU has {found}"
+    return f"{kernels} needs a GPU of compute capability {oldest} or later, but this GPU has {found}"

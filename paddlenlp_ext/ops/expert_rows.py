@@ -94,7 +94,7 @@ sum_op = DispatchedOp("sum_rows", cpp=(sum_cpp, library.usable), reference=sum_r
 
 
 def gather_rows(x_TD: paddle.Tensor, rows: ExpertRows) -> paddle.Tensor:
-    """Return the token rows sorted by expert, [N, D], with a recompute function for later ops."""
+    """Return the token rows sorted by expert, [N, D], with a recompute function (ops/recompute_functions.py)."""
     tokens_TD = x_TD.detach()
     result_ND = _DispatchOrCombine.apply(x_TD, rows, gather_op, sum_op)
     return with_recompute_function(result_ND, lambda: gather_op.choose(tokens_TD)(tokens_TD, rows))
@@ -117,7 +117,7 @@ class _DispatchOrCombine(PyLayer):
 
 
 def scale_rows(x_NF: paddle.Tensor, scale_N: paddle.Tensor) -> paddle.Tensor:
-    """Multiply each row by its scale; if x has a recompute function, recompute x in the backward pass."""
+    """Multiply each row of x by its scale; if x has a recompute function, the backward pass recomputes x."""
     recompute_x = recompute_function(x_NF)
     if recompute_x is None:
         saved_NF = x_NF.detach()

@@ -1,7 +1,7 @@
 """Frozen base layers of fused ops such as the LoRA linear (lora_linear/).
 
-`FrozenDense`, `FrozenQuantized` and `FrozenInt8` have the same methods, so that fused ops support unquantized and
-quantized weights, and products in 8-bit integers.
+`FrozenDense`, `FrozenQuantized` and `FrozenInt8` have the same methods, so that a fused op supports unquantized
+weights, quantized weights, and matmuls in 8-bit integers.
 """
 
 from __future__ import annotations
@@ -102,10 +102,10 @@ class FrozenQuantized:
 
 @dataclass(frozen=True)
 class FrozenInt8(FrozenQuantized):
-    """Frozen linear layer with a quantized weight whose products are computed in 8-bit integers (ops/int8_linear).
+    """Frozen linear layer with a quantized weight, and matmuls in 8-bit integers (ops/int8_linear).
 
     Attributes:
-        measure: function that is called with the input of each forward pass, or None.
+        measure: function that is called with the input x of each forward pass, or None.
     """
 
     measure: Callable[[paddle.Tensor], None] | None = None

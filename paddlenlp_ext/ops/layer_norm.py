@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 
 def layer_norm_reference(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float) -> paddle.Tensor:
     """Normalize the last axis in float32, for any input dtype."""
-    # Paddle's kernel is called without the scale: on the CPU, its gradient of x would ignore a frozen scale.
+    # On the CPU, Paddle's kernel ignores a frozen scale in the gradient of x, so the scale is applied separately.
     normed = F.layer_norm(x.astype("float32"), weight_D.shape, epsilon=epsilon)
     return (normed * weight_D.astype("float32")).astype(x.dtype)
 

@@ -11,7 +11,7 @@ def contiguous(x: paddle.Tensor) -> paddle.Tensor:
 
 
 def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
-    """Cast `x` to `dtype`; return `x` itself if its dtype already is `dtype`."""
+    """Cast `x` to `dtype`; return `x` itself if it already has this dtype."""
     return x if x.dtype == dtype else x.astype(dtype)
 
 

@@ -41,7 +41,7 @@ def test_choose_takes_first_available_backend_and_reference_last():
 def test_choose_with_requested_backend_returns_it_or_raises():
     op, x = make_op(), paddle.zeros([1])
     assert op.choose(x, "reference")(x)[0] == "reference"
-    with pytest.raises(ValueError, match="'gpu' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'gpu' was requested, but the backend needs a GPU"):
         op.choose(x, "gpu")
     with pytest.raises(ValueError, match=r"no implementation 'cpus'; did you mean 'cpu'\? Known: gpu, cpu, reference"):
         op.choose(x, "cpus")
@@ -62,7 +62,7 @@ def test_choose_logs_once_with_reason_at_debug_if_nothing_can_be_fixed(monkeypat
     op.choose(x)
     op.choose(x.astype("bfloat16"))
     assert [level for level, _ in lines] == [logging.DEBUG] * 2
-    assert "double" in lines[0][1] and ": cpu (not gpu: it needs a GPU" in lines[0][1]
+    assert "double" in lines[0][1] and ": cpu (not gpu: the backend needs a GPU" in lines[0][1]
 
 
 def test_choose_with_fixable_reason_logs_once_at_info(monkeypatch: pytest.MonkeyPatch):
@@ -95,7 +95,12 @@ def test_dispatched_ops_lists_ops_by_name():
     ("op", "capability", "backend", "reason"),
     [
         (attention_op, (8, 0), "flashmask", None),
-        (attention_op, (7, 5), "blocks", "flash attention needs compute capability 8.0 or later, but this GPU has 7.5"),
+        (
+            attention_op,
+            (7, 5),
+            "blocks",
+            "flash attention needs a GPU of compute capability 8.0 or later, but this GPU",
+        ),
         (quantized_linear_op("weight_only_int8"), (7, 5), "weight_only", None),
         (
             quantized_linear_op("weight_only_int8"),

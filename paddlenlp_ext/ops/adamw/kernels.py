@@ -11,8 +11,8 @@ A launch reads a table with a row per tensor, and a map from programs to tensors
 
 ROUNDING: "none" for a float32 weight; "nearest" for a half-precision weight with a float32 master copy; "groups" and
 "single" for a bfloat16 weight that is updated in float32 and rounded stochastically (ops/stochastic_rounding.py).
-"groups" requires that each group of 8 consecutive values shares a counter of the random draws; "single" supports any
-position.
+"groups" requires that each group of 8 consecutive values shares one counter of the random generator. "single" supports
+any position.
 
 Tested in Triton's interpreter (tests/ops/adamw/test_triton.py).
 """
@@ -110,7 +110,7 @@ def adamw_8bit_kernel(
     SIZE: tl.constexpr,
     BLOCKS: tl.constexpr,  # blocks of moments handled at a time
 ):
-    """Update SIZE values of a tensor, whose moments are quantized in blocks of 256."""
+    """Update SIZE values of a tensor with moments that are quantized in blocks of 256."""
     VALUES: tl.constexpr = BLOCKS * _BLOCK
     tensor = tl.load(blocks + tl.program_id(0) * 2)
     row, first = table + tensor * _WIDTH, tl.load(blocks + tl.program_id(0) * 2 + 1).to(tl.int64) * SIZE
@@ -202,7 +202,7 @@ def _draws(row, at):
 
 @triton.jit
 def _draws_of_groups(row, begin, VALUES: tl.constexpr):
-    """Return the random draws for VALUES values from `begin` on; each group of 8 shares one counter."""
+    """Return the random draws for VALUES values from index `begin` on; each group of 8 values shares one counter."""
     word0, word1, word2, word3 = _words(row, _index(row, begin + tl.arange(0, VALUES // 8) * 8) // 8)
     lower = tl.interleave(tl.interleave(word0, word2) & 0xFFFF, tl.interleave(word1, word3) & 0xFFFF)
     upper = tl.interleave(tl.interleave(word0, word2) >> 16, tl.interleave(word1, word3) >> 16)
@@ -211,7 +211,7 @@ def _draws_of_groups(row, begin, VALUES: tl.constexpr):
 
 @triton.jit
 def _index(row, at):
-    """Return the indices in the full tensor of the values at positions `at` of the shard that `row` describes."""
+    """Map positions `at` in the shard that `row` describes to indices in the full tensor."""
     width = tl.load(row + 9)
     line = at // width
     return tl.load(row + 8) + line * tl.load(row + 10) + (at - line * width)
@@ -232,7 +232,7 @@ def launch_adamw(
 
     Args:
         launch: function that runs a kernel.
-        table, numbers, blocks: tables that the docstring of this module describes, on the device of the tensors.
+        table, numbers, blocks: see the module docstring; on the device of the tensors.
         betas: b1, 1 - b1, b2, 1 - b2.
         kinds: the kernel's WEIGHT and GRADIENT, as names of dtypes, ROUNDING and ALIGNMENT.
     """
@@ -250,7 +250,7 @@ def launch_adamw_8bit(
     epsilon: float,
     kinds: dict[str, Any],
 ) -> None:
-    """Update all tensors of a table; `quantizers` are the levels, borders and codes for each of the two moments."""
+    """Update all tensors of a table. `quantizers` are the levels, borders and codes of the first and second moment."""
     sizes, tensors = {"SIZE": SPAN, **SIZES_8BIT(blocks)}, (table, numbers, blocks, *quantizers)
     launch(adamw_8bit_kernel, (blocks.shape[0],), *tensors, *betas, epsilon, **_constants(kinds), **sizes)
 

@@ -15,7 +15,7 @@ _ALIGNMENT = 16
 
 
 class TableRow(NamedTuple):
-    """Row of the address table: weight, gradient and state of a tensor, its size, and the position of its random draws.
+    """Row of the address table: addresses of weight, gradient and state, size, and position of the random draws.
 
     Unused fields are 0. The kernels read the fields in this order (kernels.py).
     """

@@ -47,7 +47,7 @@ class Dynamic8Bit:
 
 
 class _Table:
-    """Lookup table, read on the CPU with NumPy, which is three times as fast as Paddle's gather."""
+    """Lookup table. On the CPU, NumPy reads the table, because NumPy is three times as fast as Paddle's gather."""
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
@@ -73,10 +73,10 @@ def dynamic_8bit(signed: bool) -> Dynamic8Bit:
 
 
 def search_table(levels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the lowest code, and the border to the next code, of each group of float32 values with equal upper bits.
+    """Return two tables indexed by the upper bits of a float32 value: the lowest code, and the border to the next code.
 
-    Two table lookups replace a binary search of eight steps. The lookups are exact, because no group contains two
-    borders.
+    Two table lookups replace a binary search of eight steps. The lookups are exact, because at most one border lies
+    between float32 values with equal upper bits.
     """
     upper_bits = np.arange(2 ** (32 - _DROPPED_BITS), dtype=np.uint32) << np.uint32(_DROPPED_BITS)
     inner, outer = upper_bits.view(np.float32), (upper_bits | np.uint32(2**_DROPPED_BITS - 1)).view(np.float32)

@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 
 
 class _Update(NamedTuple):
-    """Table row and hyperparameters of one tensor, with references that keep the addressed tensors alive."""
+    """Table row and hyperparameters of one tensor, with references that keep weight and gradient alive."""
 
     weight: paddle.Tensor
     gradient: paddle.Tensor

@@ -35,16 +35,16 @@ __all__ = [
 def _never_flashmask(x: paddle.Tensor) -> str:
     """Return the reason why FlashMask cannot run `modified_attention_op` and `wide_attention_op`."""
     return on_gpu_with_flash_attention(x) or (
-        f"FlashMask supports heads of at most {MAX_HEAD_DIM} channels, "
-        "and neither soft-cap nor linear biases (ALiBi) nor sinks"
+        f"FlashMask supports at most {MAX_HEAD_DIM} channels per head, and does not support soft-caps, linear biases "
+        "(ALiBi) or sinks"
     )
 
 
 def _never_triton(x: paddle.Tensor) -> str:
     """Return the reason why the Triton kernels cannot run `wide_attention_op`."""
     return floats_on_gpu_with_triton(x) or (
-        f"its tiles fit into shared memory up to {LARGEST_ROW // 2} channels per head in half precision "
-        f"and {LARGEST_ROW // 4} in float32"
+        f"the tiles of the Triton kernels fit into shared memory only up to {LARGEST_ROW // 2} channels per head in "
+        f"half precision and {LARGEST_ROW // 4} in float32"
     )
 
 
@@ -77,7 +77,7 @@ def attention(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute causal attention within the documents of `layout` and their parents, and within its sliding window.
+    """Compute causal attention within the documents, parent documents and sliding window of `layout`.
 
     Args:
         q_BSNH: queries; N is a multiple of K.
@@ -85,7 +85,8 @@ def attention(
         v_BSKE: values.
         layout: documents of the batch.
         scale: factor of the scores, usually 1 / sqrt(H).
-        implementation: "flashmask", "triton", "cpp", "blocks" or "reference"; None selects the best available one.
+        implementation: backend: "flashmask", "triton", "cpp", "blocks" or "reference"; None: the best available
+            backend.
         prefix: keys and values placed before every document.
         options: soft-cap, linear biases and sinks.
 

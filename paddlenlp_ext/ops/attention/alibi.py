@@ -1,7 +1,7 @@
 """Attention with linear biases (ALiBi, Press et al. 2022, arXiv:2108.12409).
 
-The slope of the head times the distance between query and key within their document is subtracted from each score.
-ALiBi models have no other position information.
+From each score, ALiBi subtracts the slope of the head times the distance between query and key. ALiBi models have no
+other position information.
 
 Shapes: N query heads.
 """

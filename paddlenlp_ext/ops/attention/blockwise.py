@@ -1,9 +1,9 @@
-"""Blockwise attention in plain Paddle, which skips the scores between documents.
+"""Blockwise attention in plain Paddle, without computing the scores between different documents.
 
 Documents of similar length are batched if their parents have equal lengths. A tile contains one block of queries of
-each batched document, and all keys visible to the block; one batched matmul computes the scores of a tile. The query
+each batched document, and all keys visible to the block. One batched matmul computes the scores of a tile. The query
 heads that share a key-value head are rows of one matmul, so keys are not repeated. The backward pass recomputes the
-probabilities of each tile, as in FlashAttention (arXiv:2205.14135). Since a tile contains all keys of a query, a plain
+probabilities of each tile, as in FlashAttention (arXiv:2205.14135). A tile contains all keys of a query, so a plain
 softmax is sufficient.
 
 Shapes: B batch, S sequence, M documents of a tile, N query heads, K key-value heads, G = N / K, Q queries of a block,
@@ -27,9 +27,9 @@ from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions, atten
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
 QUERY_BLOCK = 128
-"""Maximum number of queries per block: shorter blocks skip more masked scores, longer blocks need fewer matmuls."""
+"""Maximum number of queries per block. Shorter blocks skip more masked scores; longer blocks need fewer matmuls."""
 TILE_SCORES = 1 << 22
-"""Maximum number of scores in a tile, unless the block of a single document needs more."""
+"""Maximum number of scores in a tile of several documents. A tile of a single document may have more."""
 MIN_RELATIVE_LENGTH = 0.8
 """Minimum length of a document relative to the longest document in its tile; the difference is padding."""
 SHORT = 32
@@ -45,8 +45,8 @@ class Tile:
         key_rows: int64 [M*K * T], rows of k and v, which begin with the rows of a prefix; padding has the index after
             the last row.
         shape: (M*K, G*Q, T).
-        mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. Padding needs no mask: padding follows the
-            document, so causality hides it from the document's queries, and outputs of padding have zero gradients.
+        mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. The mask ignores padding. Padding keys follow
+            the document, so causality hides them from its queries. Outputs of padding queries have zero gradients.
     """
 
     query_rows: paddle.Tensor
@@ -117,7 +117,7 @@ def plan_blocks(layout: AttentionLayout, num_heads: int, num_kv_heads: int, pref
 
 
 def _batch_documents(documents: _Documents, num_heads: int, prefix_length: int) -> list[np.ndarray]:
-    """Group documents with the same first position and similar lengths, longest first; a group shares tiles."""
+    """Group documents with the same first position and similar lengths, longest first. A group shares tiles."""
     lengths, first_positions = documents.lengths, documents.first_positions
     batches: list[list[int]] = []
     for document in np.lexsort((-lengths, first_positions)):
@@ -198,7 +198,7 @@ def blockwise_attention(
             paddle.concat([before_PKH, own_BSKH.flatten(0, 1)]).unsqueeze(0)
             for before_PKH, own_BSKH in zip(prefix, (k_BSKH, v_BSKH), strict=True)
         )
-    # A saved slice would keep the entire sliced tensor in memory.
+    # The inputs are saved for the backward pass. A saved slice would keep the entire sliced tensor in memory.
     inputs = (contiguous(x) for x in (q_BSNH, k_BSKH, v_BSKH))
     return _BlockwiseAttention.apply(plan, scale, options, *inputs, *options.sink_tensors)
 
@@ -245,7 +245,7 @@ class _BlockwiseAttention(PyLayer):
         q_gradient = _untile(q_gradients, plan).scale_(ctx.scale).reshape(q_BSNH.shape)
         key_gradients = (k_gradient[:-1].reshape(k_BSKH.shape), v_gradient[:-1].reshape(v_BSKH.shape))
         gradients = (q_gradient, *key_gradients, *sink_gradients)
-        # Paddle rejects a gradient for an input without gradient, such as the output of a frozen projection.
+        # Paddle rejects a gradient for an input that requires none, such as the output of a frozen projection.
         needs_grad = [not x.stop_gradient for x in (q_BSNH, k_BSKH, v_BSKH, *sinks)]
         return tuple(gradient if needed else None for gradient, needed in zip(gradients, needs_grad, strict=True))
 
@@ -255,7 +255,7 @@ def _probabilities(
 ) -> paddle.Tensor:
     """Return the softmax of a tile's scores under the mask of the tile, [M*K, G*Q, T].
 
-    `options` are applied in float32: half precision would round the biases of distant keys.
+    `options` are applied in float32, because half precision is too coarse for the ALiBi biases of distant keys.
     """
     if options.is_plain:
         masked = scores.reshape([-1, *tile.mask.shape]).add_(tile.mask.astype(scores.dtype))

@@ -103,7 +103,8 @@ class CachedLayer:
     Attributes:
         tensors: keys [B, K, C, H] and values [B, K, C, E].
         prefix: keys [P, K, H] and values [P, K, E] that precede all rows; None without a prefix.
-        layout: documents of the new positions if the cache was empty, with padding as a document; otherwise None.
+        layout: documents of the new positions if the cache was empty, with padding as a separate document; otherwise
+            None.
         visible: slots that each new position attends to; None if `layout` is set.
     """
 

@@ -64,8 +64,8 @@ class AttentionLayout:
             document_lengths: lengths of the documents of each row.
             window: maximum number of positions that a query attends to, itself included; None: no limit.
             document_parents: for each row, the index of each document's parent in the row, or None for a document
-                without a parent; None if no document has a parent. A parent must be the last preceding document that
-                itself has no parent.
+                without a parent; None if no document has a parent. The parent must be the last preceding document
+                without a parent.
 
         Raises:
             ValueError: a length or the window is below 1, the rows do not have the same number of tokens, or a document
@@ -73,11 +73,13 @@ class AttentionLayout:
         """
         rows = tuple(tuple(int(length) for length in row) for row in document_lengths)
         if window is not None and window < 1:
-            raise ValueError(f"sliding window {window}: it must be at least 1 (a position always sees itself)")
+            raise ValueError(f"sliding window {window} must be at least 1, because a position attends to itself")
         if not rows or any(length < 1 for row in rows for length in row):
             raise ValueError(f"document lengths {rows}: every row needs documents of at least one token")
         if len({sum(row) for row in rows}) != 1:
-            raise ValueError(f"the rows of a batch have {[sum(row) for row in rows]} tokens; pad them to one length")
+            raise ValueError(
+                f"the rows of a batch have {[sum(row) for row in rows]} tokens; pad the rows to the same length"
+            )
         if document_parents is None or all(parent is None for row in document_parents for parent in row):
             return cls(rows, window)
         parents = tuple(map(tuple, document_parents))
@@ -131,7 +133,7 @@ class AttentionLayout:
     def is_visible(self, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
         """Return whether queries attend to keys; the two arrays of positions are broadcast.
 
-        Positions count within one document and its parent. Positions of a prefix are negative.
+        Positions count from the start of the document, or of its parent. Positions of a prefix are negative.
         """
         near = queries - keys < self.window if self.window is not None else True
         return (keys <= queries) & near
@@ -192,6 +194,6 @@ def _check_parents(
                 root = index
             elif parent != root:
                 raise ValueError(
-                    f"document_parents: document {index} of row {number} continues document {parent}; it can only "
+                    f"document_parents: document {index} of row {number} continues document {parent}, but must "
                     f"continue the last preceding document without a parent ({root})"
                 )

@@ -7,9 +7,9 @@ checks the calls with Paddle's shape inference. One Paddle function selects betw
     2         compute capability 8 and later      1 / sqrt(H)             FlashAttention 2
     3         compute capability 9 (Hopper)       an argument             FlashAttention 3
 
-The mask is one range of queries per key, which requires copies of prefixes and of some parent documents
-(start_rows.py). The kernels need the same head dimension for q, k and v, a multiple of 8. Narrower tensors are padded
-with zeros, and the outputs are truncated.
+The mask has one range of queries per key. Prefixes and some parent documents do not fit this form and are copied into
+the documents (start_rows.py). The kernels need the same head dimension for q, k and v, a multiple of 8. Narrower
+tensors are padded with zeros, and the outputs are truncated.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, X heads, H head dimension of queries and keys, E head
 dimension of values.
@@ -89,8 +89,8 @@ def _run_kernel(
 def kernel_version(head_dim: int) -> int:
     """Return the version of the kernel that Paddle's function selects.
 
-    Paddle selects version 2 for large heads if results must be deterministic: the backward pass of version 3 is not
-    deterministic for large heads.
+    If results must be deterministic, Paddle selects version 2 for large heads, because the backward pass of version 3
+    is not deterministic for large heads.
     """
     _select_version()
     flags = paddle.get_flags([_VERSION_FLAG, _DETERMINISTIC_FLAG])

@@ -10,7 +10,7 @@ output, so that only c and r are cached:
 
     score = q_n (U_n c) + p_n r = (U_n^T q_n) c + p_n r        result = V_n (sum of weights times c)
 
-All heads read the same latents, so that each product is one matmul over all heads.
+All heads read the same latents, so each product is one matmul over all heads.
 
 Shapes: B batch, S new positions, C cache slots, N query heads, Q = N S, L latent, R rotated channels.
 """

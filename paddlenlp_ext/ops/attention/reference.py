@@ -46,7 +46,7 @@ def attention_reference(
     prefix: KeyValuePrefix | None = None,
     options: ScoreOptions = PLAIN,
 ) -> paddle.Tensor:
-    """Compute `attention` with a dense mask, as the definition against which all backends are tested."""
+    """Compute `attention` with a dense mask; tests compare all other backends with this definition."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     if prefix is not None:
         before = [x_PKH.unsqueeze(0).expand([q_BSNH.shape[0], *x_PKH.shape]) for x_PKH in prefix]

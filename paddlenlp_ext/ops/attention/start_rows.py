@@ -28,7 +28,7 @@ def attend_in_copies(
     """Call `attend` with a layout that `start_rows` can describe, after copying prefix and parents into the documents.
 
     Every document gets a copy of the prefix as its first P positions. With a prefix, a window or `uses_distances`, a
-    branch also gets a copy of its parent; otherwise it reads the keys of the parent in place.
+    branch also gets a copy of its parent. Otherwise, the branch reads the keys of the parent in place.
 
     Args:
         attend: function that computes the attention of q, k and v under a layout.
@@ -75,7 +75,8 @@ class PrefixedDocuments:
     Attributes:
         prefix_length: P, which may be 0.
         layout: layout of the documents including the copies.
-        sources: int64 [E], source of each position: an index into the P prefix positions followed by the batch.
+        sources: int64 [E], source of each position: an index into the P prefix positions, followed by the positions of
+            the batch.
         own_positions: int64 [B * S], index of each original position in the row.
     """
 

@@ -1,7 +1,7 @@
 """Attention of Paddle tensors with Triton kernels, which support all score options.
 
-The mask is one range of queries per key, which requires copies of prefixes and of some parent documents
-(start_rows.py). The forward pass saves its inputs, its output and the log-sum-exp of the scores.
+The mask has one range of queries per key. Prefixes and some parent documents do not fit this form and are copied into
+the documents (start_rows.py). The forward pass saves its inputs, its output and the log-sum-exp of the scores.
 
 Tested in Triton's interpreter on the CPU (tests/ops/attention/test_triton.py), except for the launch itself. Not yet
 run on a GPU with Paddle.

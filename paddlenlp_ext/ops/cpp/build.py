@@ -45,7 +45,7 @@ class BuildError(Exception):
 
 
 def find_prebuilt() -> Path | None:
-    """Return the library of the installed wheel for this processor or for PADDLENLP_EXT_LEVEL, if the wheel has it.
+    """Return the library of the installed wheel for PADDLENLP_EXT_LEVEL or this processor; None if there is none.
 
     Raises:
         BuildError: PADDLENLP_EXT_LEVEL is not the name of a level.
@@ -68,7 +68,7 @@ def _requested_level() -> str | None:
     """Return the value of PADDLENLP_EXT_LEVEL: the name of a level, "native", or None if unset.
 
     Raises:
-        BuildError: the value is neither.
+        BuildError: PADDLENLP_EXT_LEVEL has another value.
     """
     requested = os.environ.get("PADDLENLP_EXT_LEVEL") or None
     if requested not in (None, "native", *_LEVELS_BY_NAME):
@@ -114,9 +114,10 @@ def build(libraries: Path) -> Path:
                     for path in objects.values():  # the objects may be damaged too
                         path.unlink(missing_ok=True)
                 _compile_all(command, {source: path for source, path in objects.items() if not path.exists()})
-                # Otherwise, some compilers leave out oneDNN, because its symbols are weak (gemm.cpp).
+                # Without --no-as-needed, some compilers leave out oneDNN, because its symbols are weak (gemm.cpp).
                 linked = ["-L", str(libraries), f"-Wl,-rpath,{libraries},--no-as-needed"]
-                # Without Paddle's OpenMP, -fopenmp links GCC's. Without oneDNN, products are unavailable (library.py).
+                # If Paddle has no OpenMP library, -fopenmp links GCC's OpenMP. If Paddle has no oneDNN, matrix products
+                # are unavailable (library.py).
                 linked += [f"-l:{name}" for name in LINKED if (libraries / name).exists()]
                 linked += [] if (libraries / LINKED[0]).exists() else ["-fopenmp"]
                 shared = ("-shared", "-Wl,-z,defs", *map(str, objects.values()))

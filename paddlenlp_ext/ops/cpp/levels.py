@@ -1,8 +1,8 @@
 """Instruction sets that the C++ library is compiled for in wheels, and the choice among them at run time.
 
 setup.py loads this file by its path to compile the libraries of a wheel. The file therefore imports only the standard
-library. It needs no Paddle: the libraries name `libiomp5.so` and `libdnnl.so.3` without a path, and the loader takes
-the copies that Paddle has loaded.
+library. Compiling does not need Paddle: the libraries name `libiomp5.so` and `libdnnl.so.3` without a path, and the
+dynamic loader uses the copies that Paddle has loaded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LINKED = ("libiomp5.so", "libdnnl.so.3")  # Paddle's copies: a second OpenMP run
 
 @dataclass(frozen=True)
 class Level:
-    """A set of instructions.
+    """Instruction set that the library can be compiled for.
 
     Attributes:
         name: value of PADDLENLP_EXT_LEVEL.
@@ -91,7 +91,7 @@ def compile_all(folder: Path, compiler: str = "g++") -> list[Path]:
             _run([compiler, "-shared", "-nostdlib", f"-Wl,-soname,{name}", "-x", "c", os.devnull], stubs / name)
         built = []
         for level in LEVELS:
-            library = prebuilt_library(level, folder)  # named after the sources before they are read
+            library = prebuilt_library(level, folder)  # hashes the sources before the compiler reads them
             command = [compiler, *compile_options(level.flags)]
             objects = {source: stubs / f"{source.stem}-{level.name}.o" for source in sorted(SOURCES.glob("*.cpp"))}
             list(pool.map(lambda source: _run([*command, "-c", str(source)], objects[source]), objects))  # noqa: B023

@@ -53,7 +53,7 @@ def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
 
 
 def products_unavailable_reason() -> str | None:
-    """Return the reason why C++ ops with matrix products are unavailable, or None: they also need Paddle's oneDNN."""
+    """Return why C++ ops with matrix products, which also need Paddle's oneDNN, are unavailable; None if available."""
     if _has_onednn(_LIBRARIES):
         return unavailable_reason()
     return unavailable_reason() or "this Paddle has no oneDNN, which computes the matrix products of C++ ops"
@@ -65,7 +65,7 @@ def _has_onednn(libraries: Path) -> bool:
 
 
 def with_products(condition: Callable[[paddle.Tensor], str | None]) -> Callable[[paddle.Tensor], str | None]:
-    """Return the condition of a C++ op with matrix products, from its condition apart from oneDNN."""
+    """Extend the condition of a C++ op by the requirements of matrix products (`products_unavailable_reason`)."""
     return lambda x: condition(x) or products_unavailable_reason()
 
 
@@ -184,7 +184,7 @@ def _load_prebuilt() -> ctypes.CDLL | None:
     if prebuilt is None:
         return None
     try:
-        for name in LINKED:  # the library names them without a path, and the loader takes loaded ones
+        for name in LINKED:  # the library names these files without a path; the loader uses the copies loaded here
             ctypes.CDLL(str(_LIBRARIES / name))
         return ctypes.CDLL(str(prebuilt))
     except OSError as error:

@@ -37,8 +37,8 @@ _CHUNK_GPU = 1 << 26
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
     """Split the rows into chunks (first row, end row) that start at a block boundary and a byte boundary.
 
-    A chunk has about `limit` weights, or more if otherwise the chunk would not end at a block boundary. By default, the
-    limit depends on the device; in a static graph, a single chunk has all weights.
+    A chunk has about `limit` weights, or more if needed to reach a boundary. By default, the limit depends on the
+    device. In a static graph, the default is one chunk with all weights.
     """
     if limit is None and is_symbolic(weight.codes):
         limit = weight.num_weights
@@ -65,7 +65,7 @@ def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Return the dequantized rows `first` to `last` - 1, [last - first, in]; they must be a chunk of `row_blocks`."""
+    """Return the dequantized rows `first` to `last` - 1, [last - first, in], which must be a chunk of `row_blocks`."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
         shifts_RG = block_shifts(weight)[first:last]

@@ -1,4 +1,4 @@
-"""Dequantize rows in NumPy on the CPU, where lookups in NumPy are five times as fast as Paddle's gather."""
+"""Dequantize rows in NumPy on the CPU. NumPy lookups on the CPU are five times as fast as Paddle's gather."""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def geglu_cpp(gate: paddle.Tensor, up: paddle.Tensor, reuse_inputs: bool = False
 def _gate_cpp(gate: paddle.Tensor, up: paddle.Tensor, *, is_gelu: bool) -> paddle.Tensor:
     """Compute SwiGLU or GeGLU in one pass, and attach a recompute function to the product.
 
-    Under `bf16_matmuls` the inputs are rounded to bfloat16, and the product is computed from the rounded inputs, which
-    are saved.
+    Under `bf16_matmuls`, the inputs are rounded to bfloat16. The product is computed from the rounded inputs, and only
+    the rounded inputs are saved.
     """
     assert gate.shape == up.shape and gate.dtype == up.dtype, f"{gate.shape} {gate.dtype} and {up.shape} {up.dtype}"
     gate, up = gate.contiguous(), up.contiguous()
@@ -81,7 +81,10 @@ def _product(gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool, dtype: str) 
 def _forward(
     gate: paddle.Tensor, up: paddle.Tensor, is_gelu: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None]:
-    """Return the product, `gate`, `up`, and None; under `bf16_matmuls`, the last three are rounded to bfloat16."""
+    """Return the product in float32, `gate`, `up`, and the product in bfloat16 or None.
+
+    Under `bf16_matmuls`, `gate` and `up` are rounded to bfloat16. Otherwise, the last value is None.
+    """
     if not bf16_matmuls_enabled():
         return _product(gate, up, is_gelu, "float32"), gate.detach(), up.detach(), None
     gate_half, up_half, out_half = (empty(gate.shape, "bfloat16") for _ in range(3))

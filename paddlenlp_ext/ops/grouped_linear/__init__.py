@@ -37,7 +37,7 @@ from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 def grouped_linear(
     x_NI: paddle.Tensor, weight_GOI: paddle.Tensor, starts: np.ndarray, parts: int = 1
 ) -> tuple[paddle.Tensor, ...]:
-    """Multiply the rows of each group by the weight of the group.
+    """Multiply the rows of each group by the transposed weight of the group.
 
     A frozen weight gets no gradient. If x has a recompute function (ops/recompute_functions.py), x is not saved.
 

@@ -1,12 +1,13 @@
-"""Linear layer with a frozen quantized weight whose products are computed in 8-bit integers.
+"""Linear layer with a frozen quantized weight, and matmuls in 8-bit integers.
 
     y = q(x) Q(W)^T + bias,   dL/dx = q((dL/dy) S) C        Q(W) = S C
 
-q rounds blocks of 128 values of a row to integers from -127 to 127 times a scale, the largest magnitude of the block
-/ 127, as in Jetfire (arXiv:2403.12422). An outlier therefore affects only the values of its block. Q rounds rows of W,
-as in SwitchBack (arXiv:2304.13013): C are the integers and S the scales. The products and sums of a block are exact,
-and blocks are added in order, so the results do not depend on the number of threads. A weight in weight_only_int8 is
-read as it is stored, and other formats are dequantized and rounded in each call. W and the bias have no gradient.
+q rounds each block of 128 values of a row to integers from -127 to 127 times a scale. The scale is the largest
+magnitude in the block divided by 127, as in Jetfire (arXiv:2403.12422). An outlier therefore affects only the values of
+the same block. Q rounds rows of W, as in SwitchBack (arXiv:2304.13013): C are the integers and S the scales. The
+products and sums of a block are exact, and blocks are added in order, so the results do not depend on the number of
+threads. A weight in weight_only_int8 with one scale per row is used as stored. Other weights are dequantized and
+rounded in each call. W and the bias have no gradient.
 
 A row of x or of dL/dy with NaN or infinity gives a row of NaN.
 """
@@ -40,7 +41,7 @@ def int8_linear(x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tensor |
 
     Args:
         x: [..., in], float32 or bfloat16.
-        weight: [out, in], without zero points and reordered columns (`QuantizedWeight.is_plain`).
+        weight: [out, in], without zero points or reordered columns (`QuantizedWeight.is_plain`).
         bias: [out], frozen.
     """
     if x.stop_gradient or not paddle.is_grad_enabled():

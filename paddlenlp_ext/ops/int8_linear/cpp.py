@@ -18,13 +18,13 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 def unavailable_reason() -> str | None:
-    """Return the reason why 8-bit products are not faster than others on this machine, or None if they are."""
+    """Return why 8-bit matmuls are not faster than other matmuls on this processor, or None if they are faster."""
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_int8_products():
         return (
-            "this processor has no instructions for 8-bit products (AVX-512-VNNI or AVX-VNNI), or it has AMX tiles, "
-            "which are faster in bfloat16"
+            "this processor has no instructions for 8-bit matmuls (AVX-512-VNNI or AVX-VNNI), or has AMX tiles, which "
+            "make bfloat16 matmuls faster than 8-bit matmuls"
         )
     return None
 
@@ -94,7 +94,7 @@ def _check(weight: QuantizedWeight, name: str, shape: list[int], axis: int) -> N
 
 
 def _cached_rows(x: paddle.Tensor) -> _Int8Rows:
-    """Round the rows of a contiguous `x` to int8, once for all layers that read x (as `cached_bf16` in cpp/bf16.py)."""
+    """Round the rows of a contiguous `x` to int8, once for all layers that read x (like `cached_bf16` in bf16.py)."""
     if x.persistable:
         return _rounded_rows(x)
     cached = getattr(x, "_int8_rows", None)

@@ -45,8 +45,8 @@ def _rounded_blocks(x: paddle.Tensor) -> paddle.Tensor:
 def _rounded(x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return integers [..., width] and scales [..., 1] of the rows of x, in float64.
 
-    The scale of a row with NaN or infinity is NaN. Values of a row below 1e-36 are rounded to 0, because 127 / x would
-    overflow.
+    The scale of a row with NaN or infinity is NaN. A row whose largest magnitude is below 1e-36 is rounded to 0,
+    because 127 divided by the magnitude would overflow.
     """
     x = x.astype("float32")
     largest = x.abs().max(axis=-1, keepdim=True)

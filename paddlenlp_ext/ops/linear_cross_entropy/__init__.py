@@ -47,11 +47,11 @@ def linear_cross_entropy(
 
     Args:
         hidden_TD: [T, D].
-        weight_VD: [V, D]; no gradient is computed if it is frozen.
+        weight_VD: [V, D]; a frozen weight gets no gradient.
         labels_T: [T]; -100 marks positions without a target.
         chunk: target positions per chunk; the logits [chunk, V] are the largest tensor. None: 384 positions in C++ with
             bfloat16, with Triton as many positions as fit in 512 MB, otherwise 256.
-        implementation: "cpp", "triton" or "reference"; None selects the best available one.
+        implementation: backend: "cpp", "triton" or "reference"; None: the best available backend.
         softcap: bound of the logits; None: no bound.
         updates: pairs of u [T, K] and B [V, K], whose products u B^T are added to the logits.
 
@@ -73,7 +73,7 @@ def token_logprobs(
 ) -> paddle.Tensor:
     """Return the log-probability of each label under softmax(hidden @ weight^T), fp32 [T]; 0 where the label is -100.
 
-    The arguments are the same as for `linear_cross_entropy`. With a trainable weight or B, the backward pass recomputes
+    See `linear_cross_entropy` for the arguments. If the weight or a matrix B is trained, the backward pass recomputes
     the logits, because each position has a different gradient.
     """
     run = functools.partial(linear_cross_entropy_op.choose(hidden_TD, implementation), softcap=softcap)

@@ -25,8 +25,8 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 class Products:
     """Functions of a backend: weight conversion, chunk size, logits, cross entropy, input and weight gradient.
 
-    `cross_entropy` overwrites the logits with their gradient. It gets float32 logits if `float32_logits` is set,
-    otherwise logits in the dtype of the matmuls. `weight_gradient` accumulates over chunks. With a sharded weight,
+    `cross_entropy` overwrites the logits with their gradient. The logits are float32 if `float32_logits` is True,
+    otherwise in the dtype of the matmuls. `weight_gradient` accumulates over chunks. With a sharded weight,
     `complete_hidden` all-reduces the gradient of the hidden states in place.
     """
 
@@ -111,7 +111,8 @@ def losses_by_chunks(
 ) -> tuple[paddle.Tensor, int]:
     """Return the cross entropy of each position, fp32 [R], and the number of correct predictions.
 
-    If the caller sums the losses (`is_summed`), all losses have the same gradient. `softcap` bounds the logits.
+    `is_summed` states that the caller sums the losses, so that all losses have the same gradient. `softcap` bounds the
+    logits.
     """
     counter = _Counter()
     options = chunk, paddle.is_grad_enabled(), counter, products, is_summed, softcap

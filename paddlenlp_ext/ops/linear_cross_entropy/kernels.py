@@ -4,7 +4,7 @@
     gradient[r, v] = (exp(x[r, v] - m) / sum - (v == target[r])) (1 - (x[r, v] / softcap)^2)
 
 With CAPPED, x = softcap tanh(logits / softcap). Without CAPPED, x = logits, the last factor is 1, and `softcap` is not
-read. The gradient overwrites the logits, in their dtype. Other values are float32, and sums have a fixed order.
+read. The gradient overwrites the logits and has their dtype. Other values are float32, and sums have a fixed order.
 
 A program handles one row and reads the row twice: first for the online softmax (Milakov and Gimelshein 2018,
 arXiv:1805.02867), then for the gradient. Few programs run at a time, so that the second read hits the cache.
@@ -14,7 +14,7 @@ If the vocabulary is sharded over processes, `row_statistics_kernel` runs first,
 
 Tested in Triton's interpreter (tests/ops/linear_cross_entropy/test_triton.py).
 
-Names: R rows, V columns: the vocabulary or this process's shard of it.
+Names: R rows; V columns: the size of the vocabulary, or of this process's shard.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _cross_entropy(
     num_correct = int((best_R1.squeeze(1) == targets_R).sum())
     largest_R1 = paddle.take_along_axis(logits_RV, best_R1, axis=1)
     picked_R = paddle.take_along_axis(logits_RV, targets_R.unsqueeze(1), axis=1).squeeze(1)
-    # On the CPU, paddle.logsumexp is many times slower than these passes over one buffer.
+    # On the CPU, paddle.logsumexp takes many times as long as the in-place ops below.
     exponentials_RV = logits_RV.subtract_(largest_R1).exp_()
     sums_R1 = _row_sums(exponentials_RV)
     if with_gradient:

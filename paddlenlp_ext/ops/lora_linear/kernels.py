@@ -10,8 +10,8 @@ and writes partial sums of v and dB, which the caller adds up. The order of summ
 A program of the one-pass kernel multiplies tiles of x by tiles of W and A. x and W are read once per tile of y, and W
 is dequantized in registers. Every program computes u for its rows; only the programs of the first columns store u. Sums
 are float32, u is rounded to the dtype of x before the product with B, and y is rounded once. For few positions, reading
-W takes most of the time. WAYS warps of a program then multiply different slices of the inputs, and their sums are added
-at the end in a fixed order.
+W takes most of the time. To read W in parallel, WAYS warps of a program multiply different slices of the inputs. The
+sums of the warps are added at the end in a fixed order.
 
 Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
 

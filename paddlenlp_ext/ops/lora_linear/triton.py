@@ -46,12 +46,12 @@ from paddlenlp_ext.ops.tensor_utils import contiguous, in_dtype, requires_grad
 from paddlenlp_ext.ops.triton_utils.launch import empty_beside, launch
 
 MOST_POSITIONS, MOST_POSITIONS_OF_PADDLE = 64, 0
-"""Largest number of positions for the one-pass kernel: for weights that Paddle cannot multiply as stored, and for other
-weights. Not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
+"""Largest number of positions for the one-pass kernel: for weights that Paddle cannot multiply as stored, and for all
+other weights. The limits were not measured on a GPU (benchmarks/triton_cases_decoding.py)."""
 LARGEST_SHARED_RANK = 32
-"""Largest rank for the gradient kernel, whose partial sums are then smaller than dy."""
+"""Largest rank for the gradient kernel. Up to this rank, the partial sums of the kernel are smaller than dy."""
 SMALLEST_BATCH = 64
-"""Smallest number of positions for kernels beside Paddle's matmuls; below, plain Paddle needs less launch time."""
+"""Smallest number of positions for kernels beside Paddle's matmuls. For fewer positions, plain Paddle is faster."""
 
 
 def lora_linear_triton(

@@ -1,4 +1,4 @@
-"""Check that one kernel launch can compute an RMS norm and several layers, whose weights share a storage format."""
+"""Check whether one kernel launch can compute an RMS norm and several linear layers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 
 MOST_POSITIONS = 16
-"""Maximum number of positions that the kernel supports, which is the width of its tiles."""
+"""Maximum number of positions that the kernel supports."""
 
 
 def supports(
@@ -23,7 +23,8 @@ def supports(
 ) -> bool:
     """Return whether one launch can compute the layers.
 
-    The launch supports few positions and one to three layers of the same format, without gradients and autocast.
+    The launch supports at most `MOST_POSITIONS` positions, and one to three layers with weights of the same format,
+    without gradients and autocast.
     """
     if not 0 < math.prod(x.shape[:-1]) <= MOST_POSITIONS or not 0 < len(linears) <= 3 or paddle.is_autocast_enabled():
         return False

@@ -9,12 +9,12 @@ are 1.
 A program computes a few outputs of one layer for all positions. Each warp multiplies a slice of the inputs on tensor
 cores, and the program adds the partial sums of its warps in a fixed order. A layer with few outputs thus occupies many
 warps, without a second launch to add partial sums. W is the first matmul operand: the 16 rows of a tensor-core
-instruction are outputs, and the 8 columns are positions. A single position leaves 7 columns unused, but the time is
-spent on reading W.
+instruction are outputs, and the 8 columns are positions. A single position leaves 7 columns unused, but reading W takes
+most of the time.
 
-x + addend is rounded to its dtype before it is normalized. Sums are float32. Matmul operands are bfloat16 for bfloat16
-x, and TF32 for float16 x: TF32 has as many mantissa bits as float16, and x w does not overflow. Float32 matmuls do not
-use tensor cores. The weight formats are described in ops/triton_utils/weight_tiles.py.
+x + addend is rounded to its dtype and then normalized. Sums are float32. Matmul operands are bfloat16 for bfloat16 x,
+and TF32 for float16 x: TF32 has as many mantissa bits as float16, and x w does not overflow. Float32 matmuls do not use
+tensor cores. The weight formats are described in ops/triton_utils/weight_tiles.py.
 
 Tested in Triton's interpreter (tests/ops/norm_linear/test_triton.py).
 

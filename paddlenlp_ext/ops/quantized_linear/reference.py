@@ -18,7 +18,7 @@ def quantized_linear_reference(x: paddle.Tensor, weight: QuantizedWeight) -> pad
 
 
 def quantized_input_gradient_reference(gradient: paddle.Tensor, weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the input gradient (dL/dy) W [..., in]; products with chunks of rows are summed in float32."""
+    """Return the input gradient (dL/dy) W [..., in]; the products with chunks of rows of W are summed in float32."""
     total = None
     for first, last in row_blocks(weight):
         part = paddle.matmul(gradient[..., first:last], dequantize_rows(weight, first, last, gradient.dtype))

@@ -1,4 +1,4 @@
-"""Linear layer with int8 or int4 weights in Paddle's weight-only kernel (`paddle.nn.quant`), on GPUs with tensor cores.
+"""Linear layer with int8 or int4 weights, using Paddle's weight-only kernel (`paddle.nn.quant`) for tensor-core GPUs.
 
 The kernel needs the codes in an undocumented order, which only `paddle.nn.quant.weight_quantize` produces.
 `weight_quantize` therefore gets the codes as float values. If the largest magnitude of every block is 127 (int8) or 7
@@ -46,8 +46,8 @@ def quantized_linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> p
 def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel supports a weight; the result is cached on the weight.
 
-    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. For other
-    lengths, Paddle would write out of bounds while it reorders the codes.
+    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. With another
+    row length, Paddle would write out of bounds while reordering the codes.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
     """Return None for 4-bit codes on a GPU with Triton, otherwise the reason why Triton kernels cannot run."""
     if x.place.is_gpu_place() and x.dtype == paddle.int8:
-        return NotApplicable("it supports only 4-bit weights")
+        return NotApplicable("the backend supports only 4-bit weights")
     return on_gpu_with_triton(x)
 
 

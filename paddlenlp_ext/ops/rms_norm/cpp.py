@@ -67,7 +67,7 @@ class _AddRmsNorm(PyLayer):
         if not any(ctx.grads_needed):
             return None, None, weight_gradient
         shared = _backward(gradient, total, weight_D, inverse_R, total_gradient.contiguous())
-        # x and addend get separate tensors, because Paddle may accumulate into one gradient in place.
+        # x and addend get separate gradients, because Paddle may add other gradients to a gradient in place.
         other = shared.clone() if all(ctx.grads_needed) else shared
         return shared if ctx.grads_needed[0] else None, other if ctx.grads_needed[1] else None, weight_gradient
 

@@ -1,4 +1,4 @@
-"""RMS norm of Paddle tensors with the Triton kernels of kernels.py, which also chooses the tile sizes.
+"""RMS norm of Paddle tensors with the Triton kernels in kernels.py.
 
 Weight gradients are bitwise reproducible. Tested in Triton's interpreter on the CPU
 (tests/ops/rms_norm/test_triton.py), except for the launch itself. Not yet run on a GPU with Paddle.
@@ -70,7 +70,7 @@ class _AddRmsNorm(PyLayer):
         )
         other = in_dtype(shared, ctx.addend_dtype) if of_addend else None
         if of_x and other is shared:
-            other = shared.clone()  # Paddle may accumulate into one gradient in place
+            other = shared.clone()  # Paddle may add other gradients to a gradient in place
         return shared if of_x else None, other, weight_gradient
 
 

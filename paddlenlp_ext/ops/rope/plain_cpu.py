@@ -29,7 +29,8 @@ def rope_plain_cpu(
 class _Rope(PyLayer):
     @staticmethod
     def forward(ctx, x_BSNH, cos_BSR, sin_BSR, interleaved):
-        ctx.save_for_backward(cos_BSR, sin_BSR)  # all layers share these tables, unlike interleaved or padded copies
+        # All layers share these tables. Saved interleaved or padded copies would take memory in each layer.
+        ctx.save_for_backward(cos_BSR, sin_BSR)
         ctx.interleaved, ctx.matrix = interleaved, _rotation_matrix(x_BSNH.shape[-1], cos_BSR.shape[-1], interleaved)
         cos, sin = _tables_by_head(cos_BSR, sin_BSR, x_BSNH, interleaved)
         turned = paddle.matmul(x_BSNH, ctx.matrix)

@@ -2,11 +2,11 @@
 
 The cos and sin tables are saved for the backward pass; with norms, the inputs are saved too.
 
-The outputs are new tensors, although the kernels could run in place. The kernels write through addresses, which does
-not increase Paddle's version counter, so Paddle would not detect a backward pass through an overwritten tensor. Hooks
-that save the outputs of projections or their gradients would see overwritten values. Running in place would hardly
-lower the peak memory: layers free their projections before attention runs (nn/attention.py), and the peak is in the
-feed-forward block.
+The outputs are new tensors, although the kernels could run in place. A write through an address does not increase
+Paddle's version counter, so Paddle would not detect a backward pass through an overwritten tensor. Hooks that save the
+outputs of projections or their gradients would read overwritten values. Running in place would hardly lower the peak
+memory: layers free their projections before attention runs (nn/attention.py), and the peak is in the feed-forward
+block.
 
 Tested in Triton's interpreter on the CPU (tests/ops/rope/test_triton.py), except for the launch itself. Not yet run on
 a GPU with Paddle.

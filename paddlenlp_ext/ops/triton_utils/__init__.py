@@ -1,1 +1,1 @@
-"""Parts that Triton kernels share: launch without PyTorch, tile sizes, weight tiles, sums of columns."""
+"""Code that Triton kernels share: launch without PyTorch, tile sizes, weight tiles, column sums."""

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 
-# A program reads ROWS rows at a time and sums COLUMNS columns; 8 columns are one memory transaction.
+# A program reads ROWS rows at a time and sums COLUMNS columns. One memory transaction reads 8 columns.
 SIZES = TileSizes(
     "column_sums",
     (),

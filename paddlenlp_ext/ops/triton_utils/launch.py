@@ -33,7 +33,7 @@ _OLDEST_TRITON = (3, 8)
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for a tensor on a GPU with a recent Triton, otherwise the reason why Triton kernels cannot run."""
     if not x.place.is_gpu_place():
-        return NotApplicable(f"it needs a GPU, but the tensor is on {x.place}")
+        return NotApplicable(f"the backend needs a GPU, and the tensor is on {x.place}")
     if reason := too_old_gpu(x, "Triton"):
         return reason
     if importlib.util.find_spec("triton") is None:
@@ -44,23 +44,23 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
         return None  # a development build under another distribution name
     oldest = ".".join(map(str, _OLDEST_TRITON))
     is_old = tuple(map(int, release.split(".")[:2])) < _OLDEST_TRITON
-    return f"triton {release} is installed and {oldest} or later is needed" if is_old else None
+    return f"triton {release} is installed, but {oldest} or later is needed" if is_old else None
 
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise why Triton kernels cannot run."""
     if x.place.is_gpu_place() and x.dtype not in _FLOATS:
-        return NotApplicable(f"it computes in float32, but the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend computes only in float32, and the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], first: paddle.Tensor, *arguments: Any, **constants: Any) -> None:
     """Run a kernel on Paddle's current stream, on the GPU of the first kernel argument.
 
-    The current device of the process, which may be another GPU, does not change. Multiply-adds are fused by default;
-    `enable_fp_fusion=False` disables fusion. Triton's own default depends on the Triton release. Binding the arguments
-    takes most of the Python time of a Triton launch, so arguments are bound once per signature, and later launches
-    reuse the compiled kernel.
+    The current device of the process, which may be another GPU, does not change. Multiply-adds are fused, unless
+    `enable_fp_fusion=False` is passed. Triton's own default of `enable_fp_fusion` depends on the Triton release.
+    Binding the arguments takes most of the Python time of a Triton launch, so arguments are bound once per signature,
+    and later launches reuse the compiled kernel.
     """
     device, arguments = first.place.gpu_device_id(), (first, *arguments)
     constants = {"enable_fp_fusion": True, **constants}
@@ -89,7 +89,7 @@ _COMPILED: dict[tuple[Any, ...], Any] = {}
 
 
 def specialization(argument: Any) -> Any:
-    """Return a key for the specialization of a kernel argument; equal keys share a compiled kernel.
+    """Return a key for the specialization of a kernel argument. Arguments with equal keys can use one compiled kernel.
 
     Triton specializes kernels on dtypes, the divisibility of pointers and integers by 16, the integer 1, and the size
     of integers (32 or 64 bits).
@@ -135,7 +135,7 @@ def empty_beside(x: paddle.Tensor, shape: Sequence[int] | None = None, dtype: An
 def evenly_spaced_rows(x: paddle.Tensor) -> tuple[paddle.Tensor, int]:
     """Return x [..., D] and the row stride in elements; copy x if its rows are not evenly spaced.
 
-    The rows of slices along the last axis are evenly spaced, as in the halves of a fused projection.
+    The rows of a slice along the last axis, such as one half of a fused projection, are evenly spaced.
     """
     stride = common_stride(x.shape[:-1], x.strides[:-1]) if x.strides[-1] == 1 else None
     return (x.contiguous(), x.shape[-1]) if stride is None else (x, stride)

@@ -209,5 +209,5 @@ def test_adamw_on_gpu_with_triton_is_the_fused_one(monkeypatch):
 
 
 def test_adamw_with_triton_on_cpu_raises_value_error():
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         adamw_bf16_op.choose(paddle.ones([1], "bfloat16"), "triton")

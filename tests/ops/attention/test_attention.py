@@ -124,7 +124,7 @@ def test_blockwise_attention_under_autocast_disables_it_in_tiles(monkeypatch):
     ("documents", "window", "message"),
     [
         ([[3, 0]], None, "at least one token"),
-        ([[3], [4]], None, "pad them"),
+        ([[3], [4]], None, "pad the rows"),
         ([[3]], 0, "sliding window 0"),
         ([], None, "at least"),
     ],
@@ -136,5 +136,5 @@ def test_attention_layout_with_invalid_lengths_raises_value_error(documents, win
 
 def test_attention_flashmask_on_cpu_raises_value_error():
     layout = AttentionLayout.from_documents([[3]])
-    with pytest.raises(ValueError, match="'flashmask' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'flashmask' was requested, but the backend needs a GPU"):
         attention(*map(paddle.to_tensor, make(layout, 2, 2)), layout, 0.3, "flashmask")

@@ -144,7 +144,7 @@ def test_attention_layout_counts_positions_of_branches_from_their_parent():
     ("parents", "message"),
     [
         ([[None, 0]], r"has \[2\] entries per row, but the rows have \[3\] documents"),
-        ([[None, 0, 1]], "document 2 of row 0 continues document 1; it can only continue .* without a parent [(]0[)]"),
+        ([[None, 0, 1]], "document 2 of row 0 continues document 1, but must continue .* without a parent [(]0[)]"),
         ([[0, None, 1]], "document 0 of row 0 continues document 0"),
         ([[None, None, 0]], "document 2 of row 0 continues document 0"),
     ],

@@ -153,5 +153,5 @@ def test_grouped_kernels_compile_for_hopper(tmp_path):
 
 
 def test_triton_backend_of_grouped_linear_on_cpu_raises_value_error():
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         module.grouped_linear_op.choose(paddle.ones([1, 4]), "triton")

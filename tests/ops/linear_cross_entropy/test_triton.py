@@ -208,5 +208,5 @@ def test_sharded_products_of_uneven_shards_have_equal_chunks():
 
 
 def test_linear_cross_entropy_with_triton_on_cpu_raises_value_error():
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         op.linear_cross_entropy_op.choose(paddle.ones([1, 4]), "triton")

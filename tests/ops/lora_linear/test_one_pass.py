@@ -214,4 +214,4 @@ def test_few_positions_in_another_dtype_than_the_weight_do_not_fit_one_pass(tile
 
 def test_lora_linear_in_double_precision_takes_no_kernel():
     x = SimpleNamespace(place=AbsentGpu(), dtype=paddle.float64)
-    assert str(lora_linear_op.unavailable_reason("triton", x)).startswith("it computes in float32")
+    assert str(lora_linear_op.unavailable_reason("triton", x)).startswith("the backend computes only in float32")

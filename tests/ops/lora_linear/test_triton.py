@@ -156,5 +156,5 @@ def test_frozen_linear_input_gradient_keeps_the_dtype_of_the_gradient():
 
 
 def test_lora_linear_with_triton_on_cpu_raises_value_error():
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         op.lora_linear_op.choose(paddle.ones([1, 4]), "triton")

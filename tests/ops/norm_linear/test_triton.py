@@ -230,5 +230,5 @@ def test_norm_linear_triton_copies_strided_rows(launched):
 
 
 def test_norm_linear_with_triton_on_cpu_raises_value_error():
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         norm_linear_op.choose(paddle.ones([1, 4]), "triton")

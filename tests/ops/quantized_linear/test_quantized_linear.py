@@ -235,7 +235,7 @@ def test_linear_op_exists_for_every_algo():
         assert quantized_linear_op(options.algo).choose(x, "reference") is reference.quantized_linear_reference
         if library.unavailable_reason() is None:
             assert quantized_linear_op(options.algo).choose(x) is quantized_linear_cpp
-    with pytest.raises(ValueError, match="'weight_only' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'weight_only' was requested, but the backend needs a GPU"):
         quantized_linear_op("weight_only_int8").choose(x, "weight_only")
 
 

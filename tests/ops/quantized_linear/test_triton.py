@@ -266,11 +266,11 @@ def test_triton_kernels_compile_for_hopper(tmp_path):
 
 def test_triton_on_cpu_raises_value_error():
     weight = quantize(np.ones((8, 64), np.float32), OPTIONS[0])
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         dequantize_op.choose(weight.codes, "triton")
-    with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+    with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
         quantized_linear_op("nf4").choose(paddle.ones([1, 64]), "triton")
     on_gpu = SimpleNamespace(place=AbsentGpu(), dtype=paddle.int8)
-    assert on_gpu_in_4_bits(on_gpu) == "it supports only 4-bit weights"
+    assert on_gpu_in_4_bits(on_gpu) == "the backend supports only 4-bit weights"
     on_gpu.dtype = paddle.uint8
     assert on_gpu_in_4_bits(on_gpu) is None

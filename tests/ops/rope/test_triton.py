@@ -205,5 +205,5 @@ def test_rotate_heads_on_the_cpu_matches_the_formula(order):
 
 def test_triton_backend_of_rope_on_cpu_raises_value_error():
     for op in (module.rope_op, module.rotate_heads_op):
-        with pytest.raises(ValueError, match="'triton' was requested, but it needs a GPU"):
+        with pytest.raises(ValueError, match="'triton' was requested, but the backend needs a GPU"):
             op.choose(paddle.ones([1, 4]), "triton")

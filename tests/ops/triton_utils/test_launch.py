@@ -109,8 +109,8 @@ def test_triton_names_the_dtypes_of_paddle(name, expected):
 @pytest.mark.parametrize(
     ("release", "reason"),
     [
-        ("3.7.1", "triton 3.7.1 is installed and 3.8 or later is needed"),
-        ("2.9.0", "triton 2.9.0 is installed and 3.8 or later is needed"),
+        ("3.7.1", "triton 3.7.1 is installed, but 3.8 or later is needed"),
+        ("2.9.0", "triton 2.9.0 is installed, but 3.8 or later is needed"),
         ("3.8.0", None),
         ("3.10.0+git1", None),
     ],
@@ -122,7 +122,7 @@ def test_triton_that_cannot_launch_without_pytorch_is_a_reason_against_the_backe
 
 def test_ops_on_a_gpu_before_compute_capability_8_take_no_triton_kernels():
     x = SimpleNamespace(place=AbsentGpu((7, 5)), dtype=paddle.float16)
-    reason = "Triton needs compute capability 8.0 or later, but this GPU has 7.5"
+    reason = "Triton needs a GPU of compute capability 8.0 or later, but this GPU has 7.5"
     assert OP_CASES.names()  # imports all ops
     with_triton = [op for op in dispatched_ops() if "triton" in op.backends]
     assert len(with_triton) > 10

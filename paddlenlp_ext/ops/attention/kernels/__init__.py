@@ -1,4 +1,4 @@
-"""Triton kernels of attention under start rows, forward and backward; independent of Paddle and PyTorch.
+"""Triton kernels of attention with a start-row mask, forward and backward; independent of Paddle and PyTorch.
 
 FlashAttention 2 (Dao 2023, arXiv:2307.08691) with the options of score_options.py:
 

@@ -57,7 +57,7 @@ class Problem(NamedTuple):
 
 
 def tile_sizes(kernel: str) -> TileSizes:
-    """Return the `TileSizes` of a kernel; they depend on the bytes per head, rounded up to a power of two."""
+    """Return the `TileSizes` of a kernel. The sizes depend on the bytes per head, rounded up to a power of two."""
     return TileSizes(
         kernel,
         ("row_bytes",),

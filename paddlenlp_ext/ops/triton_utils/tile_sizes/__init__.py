@@ -13,8 +13,9 @@ optional upper bounds of launch parameters. The lookup returns the first entry w
 
     {"columns": 4096, "ROWS": 1, "num_warps": 8}
 
-A GPU whose capability has no table uses the table of the next older capability. The oldest table also applies to older
-GPUs, GPUs of other vendors, and Triton's interpreter on a CPU. benchmarks/triton_tune.py writes the tables.
+A GPU whose capability has no table uses the table of the next lower capability. The table of the lowest capability also
+applies to older GPUs, GPUs of other vendors, and Triton's interpreter on a CPU. benchmarks/triton_tune.py writes the
+tables.
 
 Tile sizes affect the order of summation. Results on GPUs with different tables can therefore differ in the last digits.
 On one GPU, results are bitwise reproducible.
@@ -71,7 +72,7 @@ class TileSizes:
             return dict(self.fixed)
         path = table_path(device_capability(x))
         key = path, *numbers.items()
-        if key not in self._found:  # a lookup takes microseconds
+        if key not in self._found:  # cached, because a lookup takes microseconds
             self._found[key] = self.lookup(path, numbers)
         return dict(self._found[key])
 
@@ -95,10 +96,10 @@ class TileSizes:
     def _read_entries(self, path: Path) -> list[dict[str, int]]:
         kernels = read_table(path)
         if self.kernel not in kernels:
-            raise ValueError(f"{path}: {self.kernel} is missing; {_REMEDY}")
+            raise ValueError(f"{path}: the kernel {self.kernel} is missing; {_REMEDY}")
         for entry in (entries := kernels[self.kernel]["sizes"]):
             if not self.is_entry(entry):
-                raise ValueError(f"{path}: {self.kernel}: {entry} is not one of the candidates; {_REMEDY}")
+                raise ValueError(f"{path}: {self.kernel}: the tile sizes {entry} are not allowed; {_REMEDY}")
         return entries
 
     def is_entry(self, entry: dict[str, int]) -> bool:
@@ -123,7 +124,7 @@ def device_capability(x: Any) -> int | None:
     """Return the compute capability of the tensor's GPU, such as 90; None if the device is not an NVIDIA GPU."""
     if _cuda() is None:
         return None
-    # Only Paddle's tensors have `place`, which is three times as fast as `device`.
+    # Only Paddle's tensors have `place`. Reading `place` is three times as fast as reading `device`.
     device = x.place.gpu_device_id() if hasattr(x, "place") else x.device.index
     return None if device is None else capability_of(device)
 
@@ -152,7 +153,10 @@ def capability_of(device: int) -> int | None:
 
 @functools.cache
 def table_path(capability: int | None) -> Path:
-    """Return the path of the table for a compute capability or the next older capability; None: the oldest table."""
+    """Return the path of the table for a compute capability, or for the next lower capability that has a table.
+
+    None selects the table of the lowest capability.
+    """
     paths = {int(path.stem.removeprefix("sm_")): path for path in FOLDER.glob("sm_*.json")}
     older = [each for each in paths if capability is not None and each <= capability]
     return paths[max(older) if older else min(paths)]
