@@ -81,7 +81,7 @@ struct DecodeMatrix {
     const float* bias;  // [out], or null
     i64 in;
     i64 out;
-    i64 few_rows;  // largest number of positions for which the products for a few rows are used instead of oneDNN's
+    i64 few_rows;  // largest number of positions for which small-batch products replace oneDNN's products
     bool is_bf16;  // whether `dense` is bf16; for `quantized`, whether oneDNN's products read bf16
 };
 
@@ -271,8 +271,8 @@ Status layer_norm_weight_backward(const float* gradient, const float* x, const f
 Status linear_forward(const void* x, const void* weight, const float* bias, float* y, i64 rows, i64 in, i64 out,
                       bool is_bf16);
 
-// Sets `rows` to the largest number of rows for which the functions for a few rows are at least as fast as the others.
-// `is_bf16` refers to the inputs that the others read.
+// Sets `rows` to the largest number of rows for which the *_small_batch functions are at least as fast as the *_forward
+// functions. `is_bf16` refers to the inputs of the *_forward functions.
 Status small_batch_rows(bool is_bf16, i64* rows);
 
 // Computes linear_forward for a few rows. `is_bf16` refers to the weight; x is always float.
@@ -336,8 +336,8 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // -- linear in 8-bit integers, with rows of x, of the gradient and of the weight rounded to int8 ----------------------
 
-// Sets `result` to 1 if 8-bit products are the fastest of the processor, which has VNNI and no AMX tiles, and to 0
-// otherwise. (Tiles multiply bfloat16 four times as fast as AVX-512-VNNI multiplies bytes.)
+// Sets `result` to 1 if the library is compiled for a processor with VNNI and without AMX tiles, and to 0 otherwise.
+// AMX tiles multiply bfloat16 four times as fast as AVX-512-VNNI multiplies bytes.
 Status has_int8_products(i64* result);
 
 // Rounds blocks of 128 values of the rows of x [rows, width] to `values` [rows, padded width] times `scales` [rows,

@@ -105,10 +105,10 @@ constexpr i64 elements(i64 values) {
     return (values + VALUES<Element> - 1) / VALUES<Element>;
 }
 
-// Values of a tile as the left factor of a product, in an array [BLOCK][BLOCK] of elements. The factor [key][query] of
-// a product that sums over keys has pairs of two adjacent keys, and one that sums over queries has pairs of two
-// adjacent queries. Both can replace the floats [key][query] of the same array, because a value is stored no later than
-// its element is read.
+// Values of a tile as the left factor of a product, in an array [BLOCK][BLOCK] of elements. For a product that sums
+// over keys, a pair holds the values of two adjacent keys. For a product that sums over queries, a pair holds the
+// values of two adjacent queries. Both factors can replace the floats [key][query] in the same array, because an
+// element overwrites only floats that have already been read.
 template <class Element>
 struct Factors {
     Element* data;

@@ -12,9 +12,9 @@ namespace attention {
 
 constexpr float MAX_EXCESS = 8.0f;  // in units of log2: the weight of a score is at most 2^8
 
-// 64 queries of one head from position `first` on, with the sums of exponentials relative to `largest_`, which is a
-// query's largest score up to MAX_EXCESS. A sink acts as a first score with a zero value vector; without sinks, this
-// score is -infinity.
+// 64 queries of one head from position `first` on, with the sums of exponentials relative to `largest_`. The largest
+// score of a query exceeds `largest_` by at most MAX_EXCESS. A sink acts as a first score with a zero value vector.
+// Without sinks, this score is -infinity.
 template <class Element>
 class QueryBlock {
   public:
@@ -104,8 +104,8 @@ class QueryBlock {
         return largest;
     }
 
-    // Raises largest_ of the queries whose largest score exceeds it by more than MAX_EXCESS, and rescales their sums
-    // and outputs. For a smaller excess the sums remain far below the range of a float, and most tiles need no
+    // Raises largest_ of the queries whose largest score exceeds largest_ by more than MAX_EXCESS, and rescales the
+    // sums and outputs of these queries. With a smaller excess, the sums cannot overflow, so most tiles need no
     // rescaling.
     void raise_largest(i64 query, f32x16 largest) {
         const f32x16 before = load(largest_ + query);

@@ -73,7 +73,7 @@ void unmap_oldest() {
 Block map_block(i64 size, i64 peak) {
     // Unmaps the least recently used blocks until the pool is not much larger than the peak use.
     while (!free_blocks.empty() && held + size > peak + peak / 16) unmap_oldest();
-    i64 span = size + HUGE_PAGE;  // leaves room to start at a huge page
+    i64 span = size + HUGE_PAGE;  // enough to align the block to a huge page
     char* start = static_cast<char*>(mmap(nullptr, span, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     if (start == MAP_FAILED) throw OutOfMemory(size);
     i64 lead = (HUGE_PAGE - reinterpret_cast<i64>(start) % HUGE_PAGE) % HUGE_PAGE;

@@ -1,5 +1,5 @@
-// Attention of a few new positions, or of a chunk of them, over cached keys and values [batch, kv_heads, capacity,
-// head_dim].
+// Attention of a few new positions, or of a chunk of new positions, over cached keys and values [batch, kv_heads,
+// capacity, head_dim].
 #include "decode_attention.h"
 
 #include "attention_query_block.h"
@@ -41,8 +41,9 @@ struct BlockSlots {
     i64 window;
 };
 
-// Stores the slots of the queries; returns false if their ranges do not have this form. Positions, which the linear
-// biases use, must count from the first slot of `own`, and a prefix must be visible to all queries.
+// Sets `slots` to the slots of the queries. Returns false if the ranges of the queries do not have the form of
+// BlockSlots. Positions, which the linear biases use, must count from the first slot of `own`. A prefix must be visible
+// to all queries.
 bool find_slots(const CachedTensors& tensors, bool is_biased, i64 first, i64 queries, BlockSlots& slots) {
     const i64 *const ranges = tensors.ranges + first * 4, *const last = ranges + (queries - 1) * 4;
     slots.prefix = {ranges[0], ranges[1]}, slots.own = {ranges[2], last[3]};
@@ -79,7 +80,7 @@ void attend_block(AttentionSizes sizes, const CachedTensors& tensors, i64 first,
         const float sink = tensors.sinks == nullptr ? -std::numeric_limits<float>::infinity() : tensors.sinks[head];
         attention::QueryBlock<float> block(sizes, tensors.q + at, before, queries,
                                            attention::ScoreRule(sizes, tensors.scale, head), sink, tensors.out + at);
-        // The keys of the queries come first, in tiles of their own, so that each query attends to itself in the first.
+        // The keys of the new positions come first, in separate tiles: each query attends to itself in the first tile.
         block.attend(keys_of({slots.own.first + before, slots.own.end}, before));
         if (before > 0) block.attend(keys_of({slots.own.first, slots.own.first + before}, 0));
         if (slots.prefix.size() > 0) block.attend(keys_of(slots.prefix, -slots.prefix.size()));

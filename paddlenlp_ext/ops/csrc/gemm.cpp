@@ -4,8 +4,8 @@
 #include <string>
 
 // Matrix products of oneDNN's shared library for matrices in their stored layout. On SmolLM2's shapes (a Zen 4 core),
-// they reach 97 % of the speed of prepacked weights, without a packed copy of the weight. The symbols are weak, so that
-// the library also loads without oneDNN, which a Paddle for ARM may lack.
+// these products reach 97 % of the speed of products with prepacked weights, without a packed copy of the weight. The
+// symbols are weak, so that this library also loads without oneDNN: Paddle for ARM may lack oneDNN.
 extern "C" {
 __attribute__((weak)) int dnnl_sgemm(char, char, int64_t, int64_t, int64_t, float, const float*, int64_t, const float*,
                                      int64_t, float, float*, int64_t);

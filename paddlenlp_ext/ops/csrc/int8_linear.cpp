@@ -12,11 +12,11 @@ namespace plx {
 namespace {
 
 constexpr float LARGEST = 127.0f;
-constexpr float SMALLEST_SCALED = 1e-36f;  // 127 / x overflows for smaller values, which are rounded to 0
+constexpr float SMALLEST_SCALED = 1e-36f;  // a block of smaller values is rounded to 0, because 127 / x overflows
 constexpr uint32_t INFINITE = 0x7f800000;  // bits of infinity; NaN has larger bits
 constexpr i64 ROWS_PER_TASK = 510;         // copying a panel then takes about 1 % of the time of the products
 
-// Returns `count` <= 16 values from `at` on, multiplied by their factors unless these are null.
+// Returns `count` <= 16 values from `at` on, multiplied by their factors unless `factors` is null.
 template <class Value>
 inline f32x16 scaled(const Value* x, const float* factors, i64 at, i64 count) {
     const f32x16 values = load_part(x + at, count);
@@ -53,7 +53,7 @@ float round_block(const Value* x, const float* factors, i64 size, int8_t* to, in
     return is_finite ? largest / LARGEST : std::nanf("");
 }
 
-// Rounds rows [rows, width] of x, multiplied by `factors` [width] unless they are null.
+// Rounds rows [rows, width] of x, multiplied by `factors` [width] unless `factors` is null.
 template <class Value>
 void round_rows(const Value* x, const float* factors, i64 rows, i64 width, int8_t* values, float* scales,
                 int32_t* offsets) {
@@ -80,7 +80,7 @@ struct Weight {
     i64 out, in;
 };
 
-// Returns a weight that is stored with one scale per row as it is, and rounds other formats to int8 in scratch memory.
+// Returns an int8 weight with one scale per row as stored. Rounds weights in other formats to int8, in scratch memory.
 Weight in_int8(const QuantizedWeight& weight) {
     if (is_int8(weight) && weight.block == weight.in && weight.group == 0)
         return {weight.codes, static_cast<const float*>(weight.scales), weight.out, weight.in};

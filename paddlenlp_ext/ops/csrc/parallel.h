@@ -28,8 +28,7 @@ static inline void parallel_for(i64 count, i64 grain, Body&& body) {
     error.rethrow();
 }
 
-// Calls task(number) for each number in [0, count), in order, on the next free thread. Use it for tasks of unequal
-// length.
+// Calls task(number) for each number in [0, count), in order, on the next free thread, for tasks of unequal length.
 template <class Task>
 static inline void parallel_tasks(i64 count, Task&& task) {
     FirstException error;

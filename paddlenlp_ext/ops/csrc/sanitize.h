@@ -1,4 +1,5 @@
-// Bounds of pooled memory for AddressSanitizer, which otherwise knows only the blocks of malloc. No-op in other builds.
+// Bounds of pooled memory for AddressSanitizer, which otherwise checks only the blocks of malloc. No-op in other
+// builds.
 #pragma once
 
 #include "api.h"

@@ -250,8 +250,8 @@ static inline f32x16 exp(f32x16 x) {
 }
 static inline f32x16 sigmoid(f32x16 x) { return 1.0f / (1.0f + exp(-x)); }
 
-// tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation, so the relative error is below 3e-7 also
-// near 0. NaN stays NaN.
+// tanh |x| = e / (e + 2) with e = e^(2|x|) - 1, computed without cancellation: the relative error is below 3e-7 for all
+// x. NaN stays NaN.
 static inline f32x16 tanh(f32x16 x) {
     const u32x16 sign = (u32x16)x & 0x80000000u;
     const f32x16 absolute = (f32x16)((u32x16)x ^ sign), highest = broadcast(10.0f);  // tanh is 1 in float from 9.1 on

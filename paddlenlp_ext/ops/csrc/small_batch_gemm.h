@@ -9,9 +9,9 @@
 
 namespace plx {
 
-// MAX_ROWS: largest number of rows for which these products are at least as fast as oneDNN's, with float inputs, and
-// with inputs that oneDNN would round to bfloat16. MAX_SUMS: number of sums that fit into the 32 registers of AVX-512,
-// or into 16 registers.
+// MAX_ROWS: largest number of rows for which these products are at least as fast as oneDNN's products with float
+// inputs. MAX_ROWS_IN_BF16: the same for oneDNN's products with bfloat16 inputs. MAX_SUMS: number of sums that fit into
+// the 32 registers of AVX-512, or into 16 registers.
 #if defined(__AVX512F__)
 constexpr i64 MAX_ROWS = 64, MAX_ROWS_IN_BF16 = 16, MAX_SUMS = 16;
 #else

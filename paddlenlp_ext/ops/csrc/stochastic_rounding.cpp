@@ -1,8 +1,8 @@
 // Stochastic rounding with counter-based random numbers: Philox4x32-10 (Salmon et al. 2011,
 // doi:10.1145/2063384.2063405).
 //
-// Value i of a full tensor reads 16 of the 128 bits of counter [i / 8, step] under the key [seed, tensor]: its draw
-// does not depend on threads, blocks or the sharding of the tensor.
+// The draw of value i of a full tensor is 16 of the 128 bits of counter [i / 8, step] under the key [seed, tensor]. The
+// draw therefore does not depend on threads, blocks or the sharding of the tensor.
 #include "stochastic_rounding.h"
 
 #include <algorithm>

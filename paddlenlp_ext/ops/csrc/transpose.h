@@ -5,7 +5,7 @@
 
 namespace plx {
 
-// Exchanges lanes of two rows whose indices differ by STEP, as one step of the transposition.
+// Exchanges lanes between two rows with indices that differ by STEP, as one step of the transposition.
 template <int STEP>
 static inline void exchange(f32x16& upper, f32x16& lower) {
     i32x16 from_upper, from_lower;
