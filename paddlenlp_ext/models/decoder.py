@@ -135,7 +135,7 @@ class Decoder(nn.Layer):
         plan = self.recompute_plan if self.training and paddle.is_grad_enabled() else None
         if plan is not None:
             # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. The output
-            # of a frozen embedding does not, so require one here.
+            # of a frozen embedding requires no gradient by default.
             x_BSD.stop_gradient = False
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:

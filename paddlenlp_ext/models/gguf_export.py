@@ -1,7 +1,7 @@
 """Export a model as a GGUF file, and verify the file before renaming it to its final name.
 
-The exporter reads config, tokenizer and weights back from the file. Comparing the configs finds settings that GGUF
-metadata cannot express, such as a scale that is a constant in llama.cpp.
+The exporter reads config, tokenizer and weights back from the file. A comparison with the model's config finds settings
+that GGUF metadata cannot express, such as a scale that is a constant in llama.cpp.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def architecture_for(config: DecoderConfig) -> Architecture:
     """
     if config.model_type not in ARCHITECTURES.names():
         raise ValueError(
-            f"model_type {config.model_type!r} cannot be written as GGUF; these can: {', '.join(ARCHITECTURES.names())}"
+            f"model_type {config.model_type!r} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES.names())}"
         )
     return ARCHITECTURES.get(config.model_type)
 

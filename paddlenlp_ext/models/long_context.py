@@ -73,7 +73,7 @@ class Strategy:
 
 
 def _scaled(rope_type: str) -> Callable[[Extension], Changes]:
-    """Return a `Strategy.settings` function for scaling whose only parameter is the factor."""
+    """Return a `Strategy.settings` function for a RoPE scaling that has no parameter except the factor."""
     return lambda extension: {"rope_type": rope_type, "factor": extension.factor}
 
 

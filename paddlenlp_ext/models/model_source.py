@@ -1,4 +1,4 @@
-"""Source of a model: the files with config, weights and tokenizer, which are located once per run.
+"""Source of a model: the files with config, weights and tokenizer. A run locates these files once.
 
 name      what the user wrote            ./my-model, model.gguf, smollm2-135m-instruct, Qwen/Qwen3-0.6B
 |  resolve (unpacks a built-in model; downloads a hub's model without its weights)

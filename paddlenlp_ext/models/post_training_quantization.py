@@ -35,7 +35,7 @@ from paddlenlp_ext.quantization.quantize_model import quantizable_layers
 from paddlenlp_ext.utils.layer_name_patterns import matching
 
 _ALWAYS_SKIPPED = ".shared_expert_gate"
-"""Linear layer with a single output feature, which is never quantized."""
+"""Name suffix of a linear layer with one output feature, which is never quantized."""
 
 
 @paddle.no_grad()

@@ -51,7 +51,8 @@ class AttentionInputs:
         prefix: trained keys and values of the current layer, which precede every document. Unused with a cache, because
             the cache stores the prefix.
         num_shared: number of positions of a prompt at the start of the row, which all documents of the row attend to;
-            0: no prompt. With a prompt, the batch size is 1, and `layouts` describes only the positions after it.
+            0: no prompt. With a prompt, the batch size is 1, and `layouts` describes only the positions after the
+            prompt.
         adapter_inputs: inputs that only adapters read.
         loss_positions: positions whose final hidden states are used, as unique indices into the flattened batch
             [B * S], int64 [R]; None: all positions.

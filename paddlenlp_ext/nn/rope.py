@@ -120,7 +120,7 @@ def _rotary_dim(share: Any, head_dim: int) -> int:
     """Return the number of rotated channels of a head. `share` is `partial_rotary_factor`; None: rotate all channels.
 
     Raises:
-        ValueError: the share is not a number above 0 and at most 1, or the number of rotated channels is odd.
+        ValueError: `share` is not a number above 0 and at most 1, or the number of rotated channels is odd.
     """
     if share is None:
         share = 1.0

@@ -27,7 +27,7 @@ def llama(tmp_path_factory):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"model_type": "olmo3"}, "model_type 'olmo3' cannot be written as GGUF; these can: .*llama"),
+        ({"model_type": "olmo3"}, "model_type 'olmo3' cannot be written as GGUF; supported: .*llama"),
         (
             {"model_type": "gemma2", "query_pre_attn_scalar": 100, "head_dim": 8},
             r"GGUF file of gemma2 cannot express attention_scale 0\.1: readers of the file would get 0\.35",

@@ -1,7 +1,7 @@
 """Decoding step through several decoder layers in one C++ call (csrc/decode_layers.cpp).
 
-In a small model, a step runs about 400 ops, and calling an op from Python takes as long as computing it. One C++ call
-avoids this overhead. eligibility.py checks which layers can run in C++.
+In a small model, a step runs about 400 ops, and calling an op from Python takes as long as its computation. One C++
+call avoids this overhead. eligibility.py checks which layers can run in C++.
 
 Shapes: B batch, S new positions, D hidden, R rotated channels.
 """

@@ -1,8 +1,8 @@
 """Decoding step through a whole model in one C++ call, from token ids to logits (csrc/decode_layers.cpp).
 
-In each step, reading the weights evicts all other data from the CPU caches. A call into Python or Paddle then takes 20
-to 100 times as long as with warm caches. In one step of SmolLM2, these calls took 1.3 ms in total. The arguments of the
-C++ function are therefore created once. A step writes only its tokens and the slots of its new positions.
+In each step, reading the weights evicts all other data from the CPU caches. The next call into Python or Paddle takes
+20 to 100 times as long as with warm caches. In one step of SmolLM2, these calls took 1.3 ms in total. The arguments of
+the C++ function are therefore created once. A step updates only the tokens and the cache slots of the new positions.
 
 eligibility.py checks which models can run in one call.
 

@@ -7,8 +7,8 @@ Cost of a matrix per matrix element, and cost of attention per visible key and p
     trainable matrix   1         2 (input and weight gradient)   1
     attention          2         5 (scores are recomputed)       2
 
-The lm_head is a matrix that only target tokens use. The costs are estimated, not measured, because every launch of a
-run must split the model into the same stages. Only then does a resumed run reproduce an uninterrupted run bitwise.
+The lm_head is a matrix that only target tokens use. The costs are estimated, not measured, because measurements differ
+between launches. A resumed run must split the model into the same stages to reproduce an uninterrupted run bitwise.
 """
 
 from __future__ import annotations

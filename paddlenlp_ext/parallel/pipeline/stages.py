@@ -180,7 +180,8 @@ def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
 def _even_bounds(num_layers: int, num_chunks: int, layer_cost: float, head_cost: float) -> tuple[int, ...]:
     """Return the bounds that minimize the cost of the most expensive chunk, found by dynamic programming.
 
-    Among bounds with the same maximum, the smallest sum of squared costs wins. Every chunk has at least one layer.
+    Among bounds with the same maximum, the function returns the bounds with the smallest sum of squared costs. Every
+    chunk has at least one layer.
     """
     # number of assigned layers -> (largest cost, sum of squared costs, bounds)
     best: dict[int, tuple[float, float, tuple[int, ...]]] = {0: (0, 0, (0,))}
