@@ -40,8 +40,8 @@ class RecomputePlan:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: indices of layers that save all activations.
         saved_regions: region -> number of layers, from the first layer on, that save the result of the region; -1: all
-            layers. When such a layer is recomputed, the computation and the communication of the region are skipped.
-            Only with "full".
+            layers. The recomputation of these layers skips the computation and the communication of the region. Only
+            with "full".
         offloads_inputs: whether to offload the inputs of recomputed layers (nn/activation_offload.py). Only with
             "full".
     """

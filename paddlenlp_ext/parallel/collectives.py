@@ -44,7 +44,7 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
     """Return the parameters that have a gradient on at least one rank.
 
-    If this rank lacks the gradient of such a parameter, the gradient is set to 0.
+    A gradient that exists on other ranks but not on this rank is set to 0.
     """
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)

@@ -119,8 +119,8 @@ class ParameterGatherer:
         """
 
         def is_done(gradient: paddle.Tensor) -> None:
-            # Only the layers above are complete. A parameter gradient of this layer, such as a bias gradient, may be
-            # computed after the gradient of the layer's input.
+            # At this point, only the layers above have complete gradients. A parameter gradient of this layer, such as
+            # a bias gradient, may be computed after the gradient of the layer's input.
             self._finish_above(index)
 
         def hook(layer: nn.Layer, inputs: tuple[Any, ...]) -> None:

@@ -16,8 +16,8 @@ import numpy as np
 def alibi_slopes(num_heads: int) -> np.ndarray:
     """Return the slope of each query head, fp32 [N].
 
-    If n is a power of two, slope i = 1 .. n of n heads is 2^(-8 i / n). Otherwise, the result is the slopes of p heads,
-    followed by the slopes i = 1, 3, 5, ... of 2 p heads; p is the largest power of two below n.
+    If n is a power of two, slope i = 1 .. n of n heads is 2^(-8 i / n). For any other n, the result is the slopes of p
+    heads, followed by the slopes i = 1, 3, 5, ... of 2 p heads, where p is the largest power of two below n.
     """
     power = 1 << math.floor(math.log2(num_heads))
     slopes = 2.0 ** (-8.0 * np.arange(1, power + 1) / power)

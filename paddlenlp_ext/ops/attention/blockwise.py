@@ -210,7 +210,7 @@ class _BlockwiseAttention(PyLayer):
         ctx.plan, ctx.scale, ctx.options = plan, scale, options
         q_rows, k_rows, v_rows = _rows(q_BSNH * scale, plan), _rows(k_BSKH, plan), _rows(v_BSKH, plan)
         outputs = []
-        with paddle.amp.auto_cast(enable=False):  # as in the backward pass, which recomputes the same values
+        with paddle.amp.auto_cast(enable=False):  # the backward pass recomputes the same values without autocast
             for tile in plan.tiles:
                 scores = paddle.matmul(_take_queries(q_rows, tile), _take_keys(k_rows, tile), transpose_y=True)
                 probabilities = _probabilities(scores, tile, plan.num_heads, options, *sinks)

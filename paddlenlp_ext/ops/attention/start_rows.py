@@ -28,7 +28,7 @@ def attend_in_copies(
     """Call `attend` with a layout that `start_rows` can describe, after copying prefix and parents into the documents.
 
     Every document gets a copy of the prefix as its first P positions. With a prefix, a window or `uses_distances`, a
-    branch also gets a copy of its parent. Otherwise, the branch reads the keys of the parent in place.
+    branch also gets a copy of its parent. In all other cases, a branch attends to the parent's own keys.
 
     Args:
         attend: function that computes the attention of q, k and v under a layout.

@@ -1,4 +1,4 @@
-"""Huge pages for weights. Decoding reads all weights for each token; with 4 KB pages, it is up to a third slower."""
+"""Huge pages for weights. Decoding reads all weights for each token, and is up to a third slower with 4 KB pages."""
 
 from __future__ import annotations
 

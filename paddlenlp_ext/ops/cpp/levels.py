@@ -42,7 +42,7 @@ def _levels() -> tuple[Level, ...]:
     vnni = ("-march=x86-64-v4", "-mavx512vnni")
     bf16 = (*vnni, "-mavx512bf16")
     return (
-        # oneDNN itself detects AMX. The library compiled for AMX differs only in what it reports about 8-bit products.
+        # oneDNN itself detects AMX. In this library, AMX affects only the result of `has_int8_products` (csrc/api.h).
         Level("amx", (*bf16, "-mamx-tile", "-mamx-bf16"), avx512 | {"avx512_vnni", "avx512_bf16", "amx_bf16"}),
         Level("avx512-bf16", bf16, avx512 | {"avx512_vnni", "avx512_bf16"}),
         Level("avx512-vnni", vnni, avx512 | {"avx512_vnni"}),

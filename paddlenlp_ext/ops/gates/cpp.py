@@ -83,7 +83,7 @@ def _forward(
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor, paddle.Tensor | None]:
     """Return the product in float32, `gate`, `up`, and the product in bfloat16 or None.
 
-    Under `bf16_matmuls`, `gate` and `up` are rounded to bfloat16. Otherwise, the last value is None.
+    Under `bf16_matmuls`, `gate` and `up` are rounded to bfloat16. Without `bf16_matmuls`, the last value is None.
     """
     if not bf16_matmuls_enabled():
         return _product(gate, up, is_gelu, "float32"), gate.detach(), up.detach(), None

@@ -164,7 +164,7 @@ def launch_backward(
 
     Args:
         gradient: gradient of the product, [..., F].
-        gate_gradient, up_gradient: gradients of `gate` and `up`; written. They may overwrite `gate` and `up`.
+        gate_gradient, up_gradient: gradients of `gate` and `up`; written. The tensors may be `gate` and `up`.
     """
     matrices = gradient, gate, up, gate_gradient, up_gradient
     _launch(launch, gate_backward_kernel, BACKWARD_SIZES, matrices, activation, alpha, limit)

@@ -39,7 +39,7 @@ def tile_lists(start_rows_BS: np.ndarray, queries: int, keys: int, of_keys: bool
     length = start_rows_BS.shape[1]
     padding = -length % keys
     largest_BN = _tiled(start_rows_BS, padding, keys).max(axis=-1)
-    smallest_BN = _tiled(start_rows_BS, padding, keys).min(axis=-1)  # a tile with padding has 0, so it is partial
+    smallest_BN = _tiled(start_rows_BS, padding, keys).min(axis=-1)  # 0 in a tile with padding, which is never full
     first_queries_M1 = np.arange(0, length, queries)[:, None]
     first_keys_N = np.arange(0, length, keys)
     is_computed = (first_keys_N < first_queries_M1 + queries) & (largest_BN[:, None] > first_queries_M1)
