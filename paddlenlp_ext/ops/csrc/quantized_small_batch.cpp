@@ -42,8 +42,8 @@ struct Int8Codes {
 };
 
 // y[r, o] = x[r] . weight[o] for OUT rows of codes, with their scales [OUT, blocks of a row]. SCALE_SUMS: the scales
-// multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise they multiply the
-// weights.
+// multiply the sums of blocks, which takes fewer instructions for few rows or long blocks; otherwise the scales
+// multiply the weights.
 template <int ROWS, int OUT, bool SCALE_SUMS, class Codes>
 __attribute__((noinline)) void products(const float* x, const QuantizedWeight& weight, Codes codes,
                                         const uint8_t* rows_of_codes, const float* scales, const char* ahead,

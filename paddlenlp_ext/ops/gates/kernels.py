@@ -57,7 +57,7 @@ def _activation(g, u, alpha, limit, ACTIVATION: tl.constexpr):
         z, z_slope = g, tl.full(g.shape, 1.0, tl.float32)
     elif ACTIVATION == "gelu":
         SCALE: tl.constexpr = 1.5957691216057308  # 2 sqrt(2 / pi)
-        near = tl.minimum(tl.maximum(g, -16.0), 16.0)  # keeps the cube finite; the sigmoid is 0 or 1 outside
+        near = tl.minimum(tl.maximum(g, -16.0), 16.0)  # the cube stays finite; beyond +-16 the sigmoid is 0 or 1
         z = SCALE * near * (1.0 + 0.044715 * near * near)
         z_slope = SCALE * (1.0 + 0.134145 * near * near)
     else:
