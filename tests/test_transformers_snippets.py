@@ -152,7 +152,7 @@ def test_gradient_checkpointing_keeps_loss_and_gradients(model_id: str, options:
         np.testing.assert_allclose(gradient, expected[name], rtol=1e-5, atol=1e-7)
     model.gradient_checkpointing_disable()
     assert not model.is_gradient_checkpointing and model.model.recompute_plan is None
-    with pytest.raises(ValueError, match="gradient_checkpointing_kwargs: offload is not known"):
+    with pytest.raises(ValueError, match="gradient_checkpointing_kwargs: offload is not supported"):
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"offload": True})
 
 

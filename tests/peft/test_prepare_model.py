@@ -44,5 +44,5 @@ def test_prepare_model_unknown_option_raises_before_anything_changes():
 
     model = tiny_model()
     prepare_model_for_kbit_training(model, gradient_checkpointing_kwargs={"use_reentrant": False})
-    with pytest.raises(ValueError, match="preserve is not known"):
+    with pytest.raises(ValueError, match="preserve is not supported"):
         prepare_model_for_kbit_training(tiny_model(), gradient_checkpointing_kwargs={"preserve": True})
