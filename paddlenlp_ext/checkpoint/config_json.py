@@ -1,4 +1,4 @@
-"""Read and write config.json and generation_config.json; derive their contents from the metadata of a GGUF file."""
+"""Read and write config.json and generation_config.json; for GGUF files, derive both from the metadata."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.json_schema import check_values
 
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the contents of a model's config.json; for a GGUF file, derive them from the metadata.
+    """Return the contents of a model's config.json; for a GGUF file, derive the contents from the metadata.
 
     Args:
         path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
@@ -61,7 +61,7 @@ def write_model_config(folder: str | os.PathLike[str], config: Mapping[str, Any]
 
 def write_generation_config(folder: str | os.PathLike[str], config: Mapping[str, Any]) -> None:
     """Write generation_config.json with sorted keys."""
-    if config.get("eos_token_id") == []:  # null means no end token; transformers fails at an empty list
+    if config.get("eos_token_id") == []:  # null means no end token; transformers does not accept an empty list
         config = {**config, "eos_token_id": None}
     _write_json(Path(folder) / "generation_config.json", config)
 

@@ -1,6 +1,6 @@
 """Types and ranges of the keys of config.json and generation_config.json.
 
-Each key is checked even if the model family of the file does not read it. Keys that no family reads are not listed.
+Each key is checked even if the family of the model does not use the key. Keys that no family uses are not listed.
 `DecoderConfig` checks relations between keys, such as a hidden size that is divisible by the number of heads.
 """
 
@@ -69,7 +69,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "model_type"),
     (list_of(TEXT).or_null(), "architectures"),
     (one_of(*_DTYPES, *(f"torch.{name}" for name in _DTYPES), "auto").or_null(), "dtype torch_dtype"),
-    # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects it for required components.
+    # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects such a size for required
+    # components.
     (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts"),
     (whole(0, 10**8).or_null(), "vocab_size"),
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),
@@ -124,7 +125,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (whole(1, 10**6).or_null(), "num_labels"),
     (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config"),
 )
-"""Keys of config.json that a model family, a reward model, a tokenizer or a loader reads."""
+"""Keys of config.json that a model family, a reward model, a tokenizer or a loader uses."""
 
 GENERATION_KEYS: Mapping[str, Kind] = kinds_by_key(
     *_TOKEN_KEYS,

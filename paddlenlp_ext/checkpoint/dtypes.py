@@ -2,8 +2,8 @@
 
 NumPy lacks bfloat16 and FP8, so functions pass each array together with the name of its dtype. A `uint16` array holds
 the bits of bfloat16 values, as in Paddle (`Tensor.numpy()`, `Tensor.set_value`). A `uint8` array holds the bits of FP8
-values, which can be read but not written (Open Compute Project: OCP 8-bit Floating Point, and Microscaling Formats
-1.0).
+values (Open Compute Project: OCP 8-bit Floating Point, and Microscaling Formats 1.0). FP8 values can be read but not
+written.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def resolve_model(name_or_path: str | os.PathLike[str], weights: bool = True) ->
         name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B` (of the hub
             that the environment variable DOWNLOAD_SOURCE names, by default Hugging Face) or
             `modelscope:Qwen/Qwen3-0.6B`.
-        weights: whether the weights of a hub's model are downloaded; if false, the folder may lack them.
+        weights: whether the weights of a hub's model are downloaded; if false, the folder may lack weights.
 
     Returns:
         The path of a Hugging Face folder or of a .gguf file.
@@ -43,8 +43,8 @@ def resolve_model(name_or_path: str | os.PathLike[str], weights: bool = True) ->
         return download_model(name, _builtin_hint(name), weights)
     known = ", ".join(BUILTIN_MODELS)
     raise ValueError(
-        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} It is neither a folder, a .gguf file, a built-in name "
-        f"({known}) nor a hub id (organisation/name, or hub:organisation/name)"
+        f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} The name is neither a folder, a .gguf file, a built-in "
+        f"model ({known}) nor a hub id (organisation/name, or hub:organisation/name)"
     )
 
 
@@ -63,12 +63,12 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
         return resolve_model(name)
     except ValueError as error:
         raise ValueError(
-            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the "
-            f"current folder): {error}. If the base is elsewhere: {remedy}"
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the current "
+            f"folder): {error}. If the base model is elsewhere: {remedy}"
         ) from error
 
 
 def _builtin_hint(hub_id: str) -> str:
-    """Return the end of a message that suggests the built-in model of this name; empty if there is none."""
+    """Return the end of a message that suggests a built-in model of the same name; empty if there is none."""
     name = hub_id.rpartition("/")[2].lower()
-    return f", or {name!r}, the quantized copy that comes as a package" if name in BUILTIN_MODELS else ""
+    return f", or {name!r}, the quantized copy in a PyPI package" if name in BUILTIN_MODELS else ""

@@ -1,7 +1,7 @@
 """Upload models and adapters to the Hugging Face hub: `push_to_hub` of runs and models, and `pnx push`.
 
 Only the files in `UPLOADED` leave this machine. Reports, histories, audits and generated answers contain rows of the
-data, and run_config.json contains local paths, so they are not uploaded.
+data, and run_config.json contains local paths, so these files are not uploaded.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class UploadError(ValueError):
 
 
 def check_hub_login(repo_id: str, needed_by: str) -> None:
-    """Check that the name is valid, that uploads are allowed and that a token is stored, without a request to the hub.
+    """Check that the repository name is valid, uploads are allowed and a token is stored, without a request to the hub.
 
     Args:
         repo_id: `organisation/name`, or a name in the user's own namespace.
-        needed_by: key, function or command; the error message begins with it.
+        needed_by: prefix of the error message: a key, function or command.
 
     Raises:
         ValueError: the name is not valid, HF_HUB_OFFLINE is set, or no token is stored.
@@ -56,7 +56,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
             f"{needed_by}: {repo_id!r} is not a name for the hub; choose organisation/name ({error})"
         ) from error
     if constants.HF_HUB_OFFLINE:
-        raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset it")
+        raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset this environment variable")
     if not huggingface_hub.get_token():
         raise ValueError(
             f"{needed_by}: no token for the Hugging Face hub is stored; set the environment variable HF_TOKEN to a "
@@ -65,13 +65,13 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
 
 
 def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_by: str) -> str:
-    """Create a repository if it does not exist, upload the files in `UPLOADED` to it, and return its address.
+    """Create a repository if it does not exist, upload the files in `UPLOADED`, and return the repository's address.
 
     Args:
         folder: folder with a model or an adapter.
         repo_id: `organisation/name`, or a name in the user's own namespace.
         private: whether a new repository is private; None: the default of the organisation, which is usually public.
-        needed_by: key, function or command; the error message begins with it.
+        needed_by: prefix of the error message: a key, function or command.
 
     Raises:
         ValueError: see `check_hub_login`; or the folder has no weights, or the upload failed.
@@ -134,7 +134,7 @@ def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None)
 
 
 class PushToHub:
-    """Method `push_to_hub` of a model with `save_pretrained`."""
+    """Mixin that adds `push_to_hub` to a model with `save_pretrained`."""
 
     save_pretrained: Callable[..., Any]
 

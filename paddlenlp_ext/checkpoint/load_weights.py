@@ -19,9 +19,9 @@ _TIED = {"lm_head.weight": "model.embed_tokens.weight"}
 def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collection[str] = ()) -> None:
     """Load every parameter of `layer` from the stored tensor with the parameter's name.
 
-    Each tensor is converted to the dtype of its parameter. In addition to the model, only one tensor is in memory at a
-    time. For a sharded parameter, only the local shard is read. A model with tied embeddings accepts a stored lm_head
-    that equals the embedding.
+    Each tensor is converted to the dtype of its parameter. At most one stored tensor is in memory at a time. For a
+    sharded parameter, only the local shard is read. A model with tied embeddings accepts a stored lm_head that equals
+    the embedding.
 
     Args:
         layer: layer whose parameters have the names and shapes of the stored tensors.
@@ -29,7 +29,7 @@ def load_weights(layer: paddle.nn.Layer, source: WeightSource, ignored: Collecti
         ignored: names of stored tensors that other processes load.
 
     Raises:
-        ValueError: see `check_tensors`; then no parameter is changed.
+        ValueError: see `check_tensors`; no parameter is changed.
     """
     load_parameters(dict(layer.named_parameters()), source, ignored)
 
@@ -86,7 +86,7 @@ def _untied(expected: Mapping, stored: list[str], source: WeightSource) -> list[
             same = source.shape(name) == source.shape(other)
             if not same or not np.array_equal(source.read(name, "float32"), source.read(other, "float32")):
                 problems.append(
-                    f"{name} is stored with values that differ from {other}, which config.json ties it to; "
+                    f"the values of {name} and {other} differ, although config.json ties the two tensors; "
                     'set "tie_word_embeddings": false in config.json'
                 )
     return problems

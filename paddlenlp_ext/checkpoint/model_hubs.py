@@ -4,7 +4,7 @@ The packages show progress, continue an interrupted download and keep a cache fo
 of the hub id or the environment variable DOWNLOAD_SOURCE, as in PaddleNLP, selects the hub:
 
     Qwen/Qwen3-0.6B                 DOWNLOAD_SOURCE, by default huggingface
-    modelscope:Qwen/Qwen3-0.6B      ModelScope, whatever DOWNLOAD_SOURCE is
+    modelscope:Qwen/Qwen3-0.6B      ModelScope, independently of DOWNLOAD_SOURCE
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _Snapshot = tuple[Callable[..., Any], tuple[type[Exception], ...]]
 
 @dataclass(frozen=True)
 class ModelHub:
-    """One hub.
+    """Hub from which models are downloaded.
 
     Attributes:
         title: name for messages.
-        snapshot: function that imports the hub's package. The argument is a model name for error messages. The results
-            are a function from a hub id and the patterns of file names (`allow_patterns`, `ignore_patterns`) to the
-            folder with the downloaded files, and the package's exceptions.
+        snapshot: function that imports the hub's package, given a model name for error messages. It returns a
+            function that downloads a hub id (with `allow_patterns` and `ignore_patterns` for file names) and returns
+            the folder, and the package's exceptions.
     """
 
     title: str
@@ -69,16 +69,16 @@ MODEL_HUBS = {
     "modelscope": ModelHub("ModelScope", _modelscope),
     "aistudio": ModelHub("AI Studio", _aistudio),
 }
-"""Prefix of a hub id, and value of DOWNLOAD_SOURCE -> hub."""
+"""Prefix of a hub id, or value of DOWNLOAD_SOURCE -> hub."""
 
 
 def download_model(name: str, hint: str = "", weights: bool = True) -> Path:
-    """Return the cached folder of a hub's model; download missing files, except pickles and files that are not read.
+    """Return the cached folder of a hub's model; download missing files, except pickles and files that are not used.
 
     Args:
         name: `organisation/name`, or `hub:organisation/name` with a key of `MODEL_HUBS`.
         hint: end of the error message after a failed download.
-        weights: whether the weights are downloaded too; otherwise only configuration, tokenizer and chat template are.
+        weights: whether the weights are downloaded; False: download only configuration, tokenizer and chat template.
 
     Raises:
         ValueError: the hub is unknown, its package is not installed, the download failed, or the model has no weights

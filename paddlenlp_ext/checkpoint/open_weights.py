@@ -61,5 +61,5 @@ def _nothing_readable(folder: Path) -> str:
             "(model.save_pretrained(folder) in transformers)"
         )
     if ggufs:
-        return f"{folder}: contains GGUF files ({', '.join(ggufs[:3])}); use the path of one of them"
+        return f"{folder}: contains GGUF files ({', '.join(ggufs[:3])}); use the path of one of these files"
     return f"{folder}: neither model.safetensors nor model.safetensors.index.json exists; use the model's folder"

@@ -5,7 +5,8 @@
     reduced         E[0] ... E[V'-1]
 
 transformers draws new rows from a normal distribution around the mean m (`mean_resizing`). This module sets new rows to
-m, so they are equal in every process and in every run. Therefore an adapter does not need to store the table.
+m, so new rows are equal in every process and in every run. Therefore an adapter does not need to store the resized
+embedding and lm_head.
 
 Shapes: V stored rows, D hidden.
 """
@@ -66,7 +67,7 @@ class ResizedVocabulary(WeightSource):
         """Return the mean of the stored rows, [1, D], computed in double precision."""
         table_VD, stored = self._source.read(name), self.dtype(name)
         total_D = np.zeros(table_VD.shape[1])
-        for start in range(0, len(table_VD), _CHUNK):  # chunks avoid a second full table in float32
+        for start in range(0, len(table_VD), _CHUNK):  # chunks avoid a float32 copy of the full table
             total_D += cast(table_VD[start : start + _CHUNK], stored, "float32").sum(axis=0, dtype=np.float64)
         mean = (total_D / len(table_VD)).astype(np.float32)[None]
         return cast(cast(mean, "float32", stored), stored, dtype)

@@ -89,7 +89,7 @@ class SafetensorsFile(WeightSource):
             full = np.memmap(self.path, NUMPY_DTYPE[stored], "c", offset=entry.start, shape=entry.shape)
         except ValueError as error:
             raise ValueError(
-                f"{self.path}: the file ends inside tensor {name}; it was changed after it was opened"
+                f"{self.path}: the file ends inside tensor {name}, because the file was changed after it was opened"
             ) from error
         values = np.asarray(full) if shard is None else np.array(full[shard.index])
         return cast(values, stored, dtype or stored)
@@ -138,8 +138,8 @@ class ShardedSafetensors(WeightSource):
     def _raise_if_any(self, what: str, tensors: list[str]) -> None:
         if tensors:
             raise ValueError(
-                f"{self.path}: {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; "
-                "the shards and the index are from different saves"
+                f"{self.path}: {what}: {', '.join(tensors[:8])}{', ...' if len(tensors) > 8 else ''}; the shards and "
+                "the index are from different saves; copy or download the model again"
             )
 
     def _open_shard(self, file: str) -> SafetensorsFile:
@@ -239,8 +239,8 @@ def save_sharded(
     """Write `model.safetensors`, or several shards with `model.safetensors.index.json`, in the layout of transformers.
 
     Weight files of an earlier save are removed once the new files are complete. If new shards overwrite earlier shards,
-    the old index is removed first. A folder with an interrupted save then fails to load, and a reader cannot mix the
-    shards of two saves.
+    the old index is removed first. An interrupted save therefore leaves a folder that fails to load, not a folder that
+    mixes the shards of two saves.
 
     Args:
         folder: folder of the model, created if absent.

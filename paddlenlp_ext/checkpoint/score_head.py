@@ -1,4 +1,4 @@
-"""Read the weights of a language model as a reward model: a sequence classifier with one label."""
+"""Read the weights of a language model into a reward model, which is a sequence classifier with one label."""
 
 from __future__ import annotations
 

@@ -31,4 +31,6 @@ def check_links(folder: Path) -> None:
         target = path.resolve()
         is_blob = target.parent.name == "blobs" and target.parents[1].name.startswith("models--")
         if not is_blob and not target.is_relative_to(folder.resolve()):
-            raise ValueError(f"{path}: a symlink to a file outside its folder, {target}; replace it with the file")
+            raise ValueError(
+                f"{path}: a symlink to a file outside its folder, {target}; replace the symlink with the file"
+            )

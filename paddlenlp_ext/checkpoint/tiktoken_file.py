@@ -3,9 +3,9 @@
     IQ== 0          base64 of the bytes of a token, and its rank
     IsK9 1234
 
-Byte-pair encoding merges the adjacent tokens whose joined bytes have the lowest rank. The ids of special tokens follow
-the ranks. Text is split into words as in Qwen2, whose tokenizer has the same ids. The code in the model's repository is
-not run.
+Byte-pair encoding merges the adjacent tokens whose joined bytes have the lowest rank. The ids of special tokens start
+after the highest rank. Text is split into words as in Qwen2, whose tokenizer has the same ids. The code in the model's
+repository is not run.
 """
 
 from __future__ import annotations
@@ -59,7 +59,9 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
             token = base64.b64decode(encoded, validate=True)
             is_next = int(rank) == len(ranks) and token not in ranks
         except (ValueError, binascii.Error) as error:
-            raise ValueError(f"{file}:{number}: not a token in base64 and its rank; download the file again") from error
+            raise ValueError(
+                f"{file}:{number}: expected a token in base64 and its rank; download the file again"
+            ) from error
         if not is_next or not 0 < len(token) <= _MAX_TOKEN_BYTES:
             raise ValueError(f"{file}:{number}: a repeated, empty or misplaced token; download the file again")
         ranks[token] = len(ranks)

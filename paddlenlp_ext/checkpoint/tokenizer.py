@@ -77,7 +77,7 @@ class _PaddleTensors:
 
 
 def _with_paddle_tensors(tokenizer: Any) -> PreTrainedTokenizerBase:
-    """Add `_PaddleTensors` to the class of a tokenizer; the class keeps its name, which transformers saves."""
+    """Add `_PaddleTensors` to the class of a tokenizer; keep the name of the class, which transformers saves."""
     cls = type(tokenizer)
     tokenizer.__class__ = type(cls.__name__, (_PaddleTensors, cls), {"__module__": cls.__module__})
     return tokenizer
@@ -105,7 +105,10 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
 
         return tokenizer_from_tiktoken(folder)
     if not found:
-        raise ValueError(f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)})")
+        raise ValueError(
+            f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)}); copy the files from the "
+            "original model"
+        )
     # Hide the warning of transformers that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
@@ -114,7 +117,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
         tokenizer = TransformersTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except (KeyboardInterrupt, SystemExit):
         raise
-    # Invalid files may raise any exception in transformers; a panic in its Rust code is not a subclass of Exception.
+    # Invalid files may raise any exception in transformers; a panic in Rust code is not a subclass of Exception.
     except BaseException as error:
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error

@@ -3,7 +3,7 @@
 | file | why |
 | --- | --- |
 | tokenizer_config.json | `transformers` does not check the types of values |
-| tokenizer.json | `tokenizers` does not limit how much longer a component makes a text |
+| tokenizer.json | `tokenizers` does not limit how much a component may lengthen a text |
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ TOKEN_KEYS: dict[str, Kind] = kinds_by_key((TEXT, "content"), (FLAG, "lstrip nor
 MAX_GROWTH = 128
 """Maximum factor by which a text may grow in bytes.
 
-A space becomes the three bytes of "▁". The longest text in SentencePiece's normalization of a character has 33 bytes.
+A space becomes the three bytes of "▁". SentencePiece's normalization replaces a character by at most 33 bytes.
 """
 _COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
 
@@ -118,7 +118,7 @@ def _parts(component: Any) -> Iterator[dict[str, Any]]:
 
 
 def _growth(part: dict[str, Any]) -> int:
-    """Return how many times longer one component may make a text, in bytes.
+    """Return the maximum factor by which one component may lengthen a text, in bytes.
 
     Components are recognized by their keys, because "type" may be missing. Unicode normalization is not counted,
     because repeated normalization does not make a text longer.

@@ -30,7 +30,7 @@ class WeightSource(ABC):
 
     @abstractmethod
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
-        """Read a tensor or a shard of it.
+        """Read a full tensor, or one shard of the tensor.
 
         Args:
             name: one of `names()`.

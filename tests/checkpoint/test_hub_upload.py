@@ -63,7 +63,7 @@ def test_check_hub_login_without_token_names_the_remedy(hub: FakeHub, monkeypatc
 
 def test_check_hub_login_offline_raises(hub: FakeHub, monkeypatch):
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ValueError, match=r"push_to_hub: HF_HUB_OFFLINE is set, .* unset it"):
+    with pytest.raises(ValueError, match=r"push_to_hub: HF_HUB_OFFLINE is set, .* unset this"):
         check_hub_login("org/name", "push_to_hub")
 
 

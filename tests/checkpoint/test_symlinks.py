@@ -30,7 +30,7 @@ def test_readers_of_a_link_out_of_the_folder_raise(name, tmp_path):
     folder.mkdir()
     (folder / name).symlink_to("../private")
     with pytest.raises(
-        ValueError, match=rf"{name}: a symlink to a file outside its folder, {tmp_path}/private; replace it"
+        ValueError, match=rf"{name}: a symlink to a file outside its folder, {tmp_path}/private; replace the"
     ):
         READERS[name](folder)
 

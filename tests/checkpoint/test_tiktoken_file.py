@@ -105,9 +105,12 @@ def test_load_tokenizer_of_another_tiktoken_file_raises(tmp_path: Path):
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda lines: [*lines[:3], b"!!! 3", *lines[4:]], r"qwen\.tiktoken:4: not a token in base64 and its rank"),
+        (
+            lambda lines: [*lines[:3], b"!!! 3", *lines[4:]],
+            r"qwen\.tiktoken:4: expected a token in base64 and its rank",
+        ),
         (lambda lines: [*lines[:3], *lines[4:]], r"qwen\.tiktoken:4: a repeated, empty or misplaced token"),
-        (lambda lines: [*lines[:3], b"IQ==", *lines[4:]], r"qwen\.tiktoken:4: not a token"),
+        (lambda lines: [*lines[:3], b"IQ==", *lines[4:]], r"qwen\.tiktoken:4: expected a token"),
         (lambda lines: lines[:200], "no token for the byte 0; download the file again"),
     ],
 )

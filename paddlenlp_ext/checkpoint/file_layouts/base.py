@@ -38,7 +38,7 @@ class FileLayout:
         return values
 
     def locate(self, name: str) -> ExpertPlace | None:
-        """Return the place in memory of a stored tensor of a single expert; return None for other tensors."""
+        """Return the in-memory location of a single expert's stored tensor; return None for other tensors."""
         return None
 
     def name_in_memory(self, name: str) -> str:
@@ -47,7 +47,7 @@ class FileLayout:
 
 
 class ExpertPlace(NamedTuple):
-    """Place in memory of a stored tensor of a single expert."""
+    """In-memory location of a single expert's stored tensor."""
 
     stack: str
     """Name of the parameter that stacks the tensors of all experts."""

@@ -40,7 +40,7 @@ class FusedName(NamedTuple):
 
 
 def locate(name: str, layers: FusedLayers) -> FusedName | None:
-    """Split the name of a tensor of a fused layer or of its projections; return None for other tensors."""
+    """Split the name of a tensor in a fused layer or in one of its projections; return None for other tensors."""
     fused_of = {projection: fused for fused, projections in layers.items() for projection in projections}
     components = name.split(".")
     for index, component in enumerate(components):

@@ -211,7 +211,7 @@ class _StackedWeights(WeightSource):
                 if values.shape[1:] != result.shape[2:] or row + len(values) > result.shape[1]:
                     raise ValueError(
                         f"{self.path}: {parts[expert, projection]} has the shape {list(values.shape)}, which differs "
-                        "from the shape in other experts; copy or download the model again"
+                        "from the shape of other experts; copy or download the model again"
                     )
                 result[index, row : row + len(values)] = values
                 row += len(values)

@@ -1,4 +1,4 @@
-"""Declare how the GGUF files of a model family store its tensors and config; share tables and checks between families.
+"""Description of a model family's GGUF files (tensor names and metadata), with tables and checks that families share.
 
 The converter of llama.cpp changes some tensors. Reading undoes the changes, and writing applies them:
 
@@ -39,12 +39,12 @@ SANDWICH = {**POST_NORM, "attn_norm": "input_layernorm", "ffn_norm": "pre_feedfo
 
 @dataclass(frozen=True)
 class Key:
-    """Metadata key that corresponds to a key of config.json.
+    """GGUF metadata key that corresponds to a key of config.json.
 
     Attributes:
         name: metadata key without the prefix of the architecture.
         kind: type of the value (int, float or bool).
-        default: value of a missing key; None: the key is required.
+        default: value if the key is missing; None: the key is required.
         minimum: smallest valid value, for an int.
     """
 
@@ -82,7 +82,7 @@ class Architecture:
         in_block: name within a GGUF block `blk.N.` -> name within a decoder layer of the Hugging Face model. `{}`
             stands for the index of an expert; the stored tensor stacks the experts along its first axis. A name without
             a suffix such as `.weight` covers all tensors of a layer.
-        keys: key of config.json -> metadata key, in addition to the keys of all families.
+        keys: key of config.json -> metadata key, in addition to the keys that all families share.
         constants: keys of config.json without a metadata key, with the values of the published models.
         settings: function that derives keys of config.json from several metadata values or from tensors.
         has_experts: whether the family is a mixture of experts; its files have an `expert_count` of at least 1.
@@ -141,7 +141,7 @@ def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1
     Args:
         file: the model.
         key: metadata key without the prefix of the architecture.
-        default: value of a missing key; None: the key is required.
+        default: value if the key is missing; None: the key is required.
         minimum: smallest valid value.
         maximum: largest valid value.
 
@@ -180,7 +180,10 @@ def attention_bias(file: GgufFile) -> dict[str, bool]:
         ValueError: only one of the query and output projections has a bias.
     """
     if has_bias(file, "attn_q") != has_bias(file, "attn_output"):
-        raise ValueError(f"{file.path}: only some attention projections have a bias, which config.json cannot express")
+        raise ValueError(
+            f"{file.path}: only some attention projections have a bias, which config.json cannot express; use the "
+            "model's safetensors folder"
+        )
     return {"attention_bias": has_bias(file, "attn_q")}
 
 

@@ -74,7 +74,7 @@ class GgufFile:
         if not isinstance(values, list):
             raise ValueError(f"{self.path}: {key} is {_shown(values)}, not a list; the file is damaged")
         for index, value in enumerate(values):
-            if type(value) not in _ACCEPTED[kind]:  # avoids a call for each of the many tokens
+            if type(value) not in _ACCEPTED[kind]:  # avoids a function call for each token
                 self._checked(f"{key}[{index}]", value, kind)
         return values
 
@@ -178,7 +178,7 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
     Raises:
         ValueError: the metadata have a different index or a different number of files.
     """
-    stored_count = max(header.get("split.count", int, 1), 1)  # 0 if llama.cpp joined the parts
+    stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp stores 0 in a merged file
     stored_number = header.get("split.no", int, 0) + 1
     if (stored_number, stored_count) == (number, count):
         return

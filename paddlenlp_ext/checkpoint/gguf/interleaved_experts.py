@@ -1,4 +1,4 @@
-"""Convert the experts of gpt-oss: GGUF files store gate_proj and up_proj separately, the checkpoint interleaves them.
+"""Convert the experts of gpt-oss: GGUF files store gate_proj and up_proj separately; checkpoints interleave them.
 
 in a GGUF file                                      as read
 ffn_gate_exps, ffn_up_exps [E, F, D]                mlp.experts.gate_up_proj [E, D, 2F], columns gate 0, up 0, ...
@@ -56,7 +56,7 @@ def split_gates(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, Laz
 
 
 def _read_part(joined: LazyTensor, index: int, count: int) -> np.ndarray:
-    """Return every `count`-th column from column `index`, transposed to rows."""
+    """Return every `count`-th column, starting at column `index`, transposed to rows."""
     values = joined.read()[..., index::count]
     return np.swapaxes(values, 1, 2) if values.ndim == 3 else values
 

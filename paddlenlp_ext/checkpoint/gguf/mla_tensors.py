@@ -45,7 +45,7 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
     `key_length_mla` and `value_length_mla` are the sizes of a head.
 
     Raises:
-        ValueError: the rotated channels are not fewer than the key channels, or metadata are damaged.
+        ValueError: a head has no key channels without rotation, or metadata are damaged.
     """
     heads, rotated = count(file, "attention.head_count"), count(file, "rope.dimension_count")
     keys = count(file, "attention.key_length_mla", count(file, "attention.key_length"))

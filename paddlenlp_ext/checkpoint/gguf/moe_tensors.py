@@ -39,7 +39,7 @@ def plain_softmax(file: GgufFile) -> dict[str, Any]:
     """Check that the router is a plain softmax over all experts; return an empty dict for `Architecture.settings`.
 
     Raises:
-        ValueError: the model has another router.
+        ValueError: the model has a different kind of router.
     """
     groups, scale = count(file, "expert_group_count", 1, minimum=0), number(file, "expert_weights_scale", 1.0)
     if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):

@@ -72,7 +72,7 @@ class ChatDelimiters:
         return text + question + self.before_answer
 
     def write_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
-        """Render a prompt with tools. In `messages`, all calls are `CALL`, and the last message is not an answer."""
+        """Render a prompt with tools. Each tool call in `messages` is `CALL`; the last message is not an answer."""
         assert self.tools is not None
         system = messages[0].content if messages[0].role == "system" else None
         text, last = self.tools.write_prefix(system, tools), ""
@@ -117,7 +117,7 @@ class ChatDelimiters:
 
 
 def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> ChatDelimiters | None:
-    """Derive the delimiters of a chat template from rendered prompts; return None if no delimiters reproduce them.
+    """Derive the delimiters of a chat template from rendered prompts; None if delimiters cannot reproduce the prompts.
 
     Args:
         write: function that renders the template.
@@ -141,7 +141,7 @@ def find_delimiters(write: WritePrompt, write_chat: WriteChat | None = None) -> 
 
 
 def _with_tools(delimiters: ChatDelimiters, write: WriteChat) -> ChatDelimiters:
-    """Add the text around tools if the result reproduces the template's prompts, apart from the format of JSON."""
+    """Add the text around tools if the new delimiters reproduce the template's prompts, apart from spaces in JSON."""
     tools = find_tool_delimiters(write, delimiters.before_answer, delimiters.system is not None)
     found = replace(delimiters, tools=tools)
     if tools is None:

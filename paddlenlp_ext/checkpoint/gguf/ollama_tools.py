@@ -1,4 +1,4 @@
-"""Tools, calls and results in Ollama's chat templates, derived from prompts of the model's chat template.
+"""Tools, tool calls and tool results in Ollama's templates, derived from prompts rendered by the chat template.
 
     chat template                                       Ollama's template
     <tools> {"type": ...} {"type": ...} </tools>        loop over $.Tools
@@ -34,7 +34,7 @@ class ChatMessage(NamedTuple):
 
 
 WriteChat = Callable[[Sequence[ChatMessage], Sequence[dict[str, Any]]], str]
-"""Function that renders a prompt from messages and tools; it raises ValueError if the template cannot render them."""
+"""Function that renders a prompt from messages and tools; raises ValueError if the template does not support them."""
 
 USER = ChatMessage("user", QUESTION)
 CALL = ChatMessage("assistant", "", ((_NAMES[0], _ARGUMENTS),))
@@ -42,7 +42,7 @@ FIRST_RESULT, SECOND_RESULT = (ChatMessage("tool", result) for result in RESULTS
 
 
 class Place(Enum):
-    """Place of variable text before the first user message."""
+    """Placeholder for variable text before the first user message."""
 
     SYSTEM = "system"
     TOOLS = "tools"
@@ -53,7 +53,7 @@ class ToolDelimiters:
     """Constant text that a chat template writes around tools, calls and results.
 
     Attributes:
-        prefix: texts and places before the first user message of a chat without system prompt.
+        prefix: texts and placeholders before the first user message of a chat without system prompt.
         prefix_with_system: `prefix` of a chat with a system prompt; None: the template does not support a system
             prompt.
         between_tools: text between two tools.
@@ -95,7 +95,7 @@ class ToolDelimiters:
         return text + self.before_call + self.call
 
     def write_result(self, content: str, is_first: bool) -> str:
-        """Return the result of a call, with the text before it."""
+        """Return the result of a call, with the text before the result."""
         return (self.before_result if is_first else self.between_results) + _result(content, self.quotes_results)
 
     def go_prefix(self) -> str:
@@ -114,7 +114,7 @@ class ToolDelimiters:
     def go_calls(self) -> str:
         """Return the Go template of an answer with calls.
 
-        Ollama recognizes the model's calls by the first text after `.ToolCalls`, which is therefore not a Go action.
+        Ollama recognizes the model's calls by the first text after `.ToolCalls`, so this text must not be a Go action.
         """
         content = ""
         if self.content is not None:
@@ -138,7 +138,7 @@ def literal(text: str) -> str:
 
 
 def _after_first(text: str) -> str:
-    """Return the Go template of a text before every element of a loop except the first."""
+    """Return a Go template that writes a text before every element of a loop except the first."""
     return f"{{{{ if $i }}}}{literal(text)}{{{{ end }}}}" if text else ""
 
 
@@ -147,7 +147,7 @@ def _result(content: str, is_quoted: bool) -> str:
 
 
 def compact_json(text: str) -> str:
-    """Sort the keys of each JSON object in a text, and remove the spaces between its tokens."""
+    """Sort the keys of each JSON object in a text, and remove the spaces between JSON tokens."""
     parts, place = [], _find_json(text, lambda found: True)
     while place is not None:
         parts += [text[: place.start], json.dumps(json.loads(text[place]), sort_keys=True, separators=(",", ":"))]
@@ -181,7 +181,7 @@ def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool)
         return None
     before_call, call, rest = called[: place.start], called[place], called[place.stop :]
     if "{{" in before_call or before_call.endswith("{") or '"""' in before_call + call:
-        return None  # Go or the Modelfile would change the meaning of this text
+        return None  # Go or the Modelfile would not treat this text literally
     tools = TOOLS if field == "" else _FUNCTIONS
     is_quoted = _result(RESULTS[0], True) in rest
     one, two = (_result(result, is_quoted) for result in RESULTS)
@@ -212,7 +212,7 @@ def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] |
     Args:
         write: function that renders the template.
         head: text before the answer.
-        call: call with the text before it.
+        call: call, including the text before the call.
     """
     try:
         text = write([USER, CALL._replace(content=ANSWER), FIRST_RESULT], TOOLS).removeprefix(head)
@@ -236,7 +236,7 @@ def _between_calls(write: WriteChat) -> str:
 
 
 def _parts(text: str, tools: Sequence[dict[str, Any]]) -> tuple[str | Place, ...]:
-    """Split the text before the first user message into constant texts and places of variable text."""
+    """Split the text before the first user message into constant texts and placeholders for variable text."""
     first, second = _spans(text, tools) or (slice(0), slice(0))
     parts: list[str | Place] = []
     for index, part in enumerate((text[: first.start], text[second.stop :])):
@@ -252,7 +252,7 @@ def _spans(text: str, tools: Sequence[dict[str, Any]]) -> tuple[slice, slice] | 
 
 
 def _find(text: str, value: dict[str, Any]) -> slice | None:
-    """Return the slice of the first JSON object that equals `value`; None if no object does."""
+    """Return the slice of the first JSON object that equals `value`; None if no object equals `value`."""
     return _find_json(text, lambda found: found == value)
 
 

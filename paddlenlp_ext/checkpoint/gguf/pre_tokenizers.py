@@ -1,6 +1,7 @@
 """Pre-tokenizers, which split text into words before byte-pair merging.
 
-A GGUF file stores only the name of the pre-tokenizer (`tokenizer.ggml.pre`). This module has the patterns of llama.cpp.
+A GGUF file stores only the name of the pre-tokenizer (`tokenizer.ggml.pre`). This module defines the patterns of
+llama.cpp.
 """
 
 from __future__ import annotations

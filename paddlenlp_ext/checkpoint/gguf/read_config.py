@@ -30,7 +30,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     if window and not architecture.has_window:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
-        raise ValueError(f"{file.path}: token_embd.weight is missing; use a GGUF file with the whole model")
+        raise ValueError(f"{file.path}: token_embd.weight is missing; use a GGUF file with all tensors of the model")
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
         "architectures": [architecture.class_name],
@@ -67,7 +67,7 @@ def _head_dim(file: GgufFile, default: int) -> int:
         if value != head_dim and (key != "rope.dimension_count" or not architecture_of(file).is_partly_rotated):
             raise ValueError(
                 f"{file.path}: {file.architecture_key(key)} is {value}, but heads have {head_dim} channels; for this "
-                "architecture, value heads of another size and partial rotary embeddings are not supported"
+                "architecture, value heads of a different size and partial rotary embeddings are not supported"
             )
     return head_dim
 

@@ -24,7 +24,7 @@ _UINT32, _BOOL, _STRING, _ARRAY = 4, 7, 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "B", 10: "Q", 11: "q", 12: "d"}
 """Type of a numeric or boolean value -> format code of the `struct` module."""
 _MAX_ITEMS = 1 << 23
-"""Maximum total number of array items, which limits memory: Python objects need up to 32 times the file size."""
+"""Maximum total number of array items. The limit bounds memory: Python objects need up to 32 times the file size."""
 _MAX_DIMS = 4
 _MAX_ALIGNMENT = 1 << 20
 _DEFAULT_ALIGNMENT = 32
@@ -64,7 +64,7 @@ def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
 
 
 class _Cursor:
-    """Read position in the header of a file."""
+    """Reader of a file's header, with its position in the file."""
 
     def __init__(self, content: mmap.mmap) -> None:
         self.content, self.size, self.at = content, len(content), 0

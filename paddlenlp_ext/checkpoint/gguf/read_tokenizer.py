@@ -56,7 +56,8 @@ def _byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
         return byte_level_bpe(fields.pre, {token: index for index, token in enumerate(fields.tokens)}, fields.merges)
     except ValueError as error:
         raise ValueError(
-            f"{fields.path}: {error}; use the model's folder with its tokenizer.json, or a GGUF file with a known rule"
+            f"{fields.path}: {error}; use the model's folder with its tokenizer.json, or a GGUF file with a known "
+            "pre-tokenizer"
         ) from error
 
 
@@ -69,7 +70,7 @@ def byte_level_bpe(pre: str | None, vocabulary: dict[str, int], merges: list[tup
         merges: pairs of tokens; earlier pairs are merged first.
 
     Raises:
-        ValueError: the name is unknown or None.
+        ValueError: `pre` is an unknown name or None.
     """
     rule = word_rule(pre)
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, ignore_merges=rule.ignores_merges))

@@ -38,7 +38,8 @@ class GgufWeights(WeightSource):
     """Weights of one .gguf file, or of all files of a split model.
 
     Raises:
-        ValueError: the file is damaged, its architecture is unknown, or it has a tensor that its architecture lacks.
+        ValueError: the file is damaged, its architecture is unknown, or the architecture does not define one of the
+            tensors.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -158,7 +159,7 @@ def permute_rows(values: np.ndarray, num_heads: int) -> np.ndarray:
 
 
 def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
-    """Return Hugging Face name -> place in the file, for all tensors of the model."""
+    """Return a map from the Hugging Face name of each tensor to its location in the file."""
     found: dict[str, _Place] = {}
     unknown = []
     unread = count(file, "nextn_predict_layers", 0, minimum=0)

@@ -1,8 +1,8 @@
 """Convert RoPE scaling between the metadata of a GGUF file and `rope_scaling` of config.json.
 
-The metadata of Llama 3 models lack the scaling. Instead, the tensor `rope_freqs.weight` holds a divisor for each rotary
-frequency: 1 for short wavelengths, `factor` for long wavelengths, and interpolated values in between. With t turns of a
-rotary pair over the original context,
+GGUF files of Llama 3 models do not store the scaling as metadata. Instead, the tensor `rope_freqs.weight` holds a
+divisor for each rotary frequency: 1 for short wavelengths, `factor` for long wavelengths, and interpolated values in
+between. With t turns of a rotary pair over the original context,
 
     1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
 """

@@ -80,7 +80,10 @@ def _vocabulary(
     vocabulary = backend.get_vocab(with_added_tokens=True)
     highest = max(vocabulary.values(), default=-1)
     if highest >= num_rows:
-        raise ValueError(f"the tokenizer has the id {highest}, but the model's embedding has {num_rows} rows")
+        raise ValueError(
+            f"the tokenizer has the id {highest}, but the model's embedding has {num_rows} rows; use the tokenizer "
+            "that was saved with the model"
+        )
     tokens = [f"[PAD{row}]" for row in range(num_rows)]
     types = [int(TokenType.UNUSED)] * num_rows
     for token, row in vocabulary.items():
@@ -118,10 +121,10 @@ def _byte_level(backend: Tokenizer, parts: Mapping[str, Any], merges: Sequence[s
 
 
 def recognize_rule(tokenizer: Tokenizer, ignores_merges: bool) -> WordRule | None:
-    """Return the rule that corresponds to the pre-tokenizer of a byte-level BPE tokenizer; None if the rule is unknown.
+    """Return the rule that matches the pre-tokenizer of a byte-level BPE tokenizer; None if no rule matches.
 
-    First choice: a rule that splits `PROBE` into the tokenizer's words. Second choice: a rule that only gives the
-    tokenizer's tokens.
+    First choice: a rule that splits `PROBE` into the same words as the tokenizer. Second choice: a rule that encodes
+    `PROBE` into the same tokens.
 
     Args:
         tokenizer: the tokenizer; NFC is the only normalizer allowed.
@@ -211,8 +214,9 @@ def _templates(tokenizer: PreTrainedTokenizerBase) -> dict[str, str | list[str]]
 def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
     """Check that a GGUF file's tokenizer and `tokenizer` return the same tokens for `PROBE`, a text in many scripts.
 
-    A difference in a rendered chat only logs a warning, because llama.cpp cannot avoid the difference: llama.cpp keeps
-    spaces next to special tokens and, for SentencePiece, adds a space after each special token.
+    A difference in a rendered chat is logged as a warning and not raised, because llama.cpp cannot avoid the
+    difference: llama.cpp keeps spaces next to special tokens and, for SentencePiece, adds a space after each special
+    token.
 
     Raises:
         ValueError: the tokens differ; the message contains the first difference.

@@ -26,7 +26,7 @@ _LAYOUTS: dict[str, type[PackedLayout]] = {
     "auto_round:tritonv2": GPTQv2Layout,
     "auto_round": GPTQv2Layout,
 }
-"""`packing_format` -> layout of the tensors. Of these, only `auto_gptq` and `gptq` store zero points minus 1."""
+"""`packing_format` -> layout of the tensors. Only the formats `auto_gptq` and `gptq` store zero points minus 1."""
 _UNQUANTIZED_BITS = 16
 
 

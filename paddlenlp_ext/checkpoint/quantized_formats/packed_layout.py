@@ -1,6 +1,6 @@
 """Base class of the packed integer formats GPTQ, AWQ and compressed-tensors.
 
-A weight is (code - zero point) * scale. Each group of inputs of a row has a scale and a zero point.
+A weight is (code - zero point) * scale. In each row, each group of inputs has a scale and a zero point.
 
 | | GPTQ | AWQ | compressed-tensors, `pack-quantized` |
 | --- | --- | --- | --- |
@@ -93,7 +93,7 @@ class PackedLayout:
         return f"{layer}.scales"
 
     def required(self, layer: str) -> set[str]:
-        """Return the names of the tensors without which a quantized layer cannot be read."""
+        """Return the names of the tensors that are required to read a quantized layer."""
         return {layer + self.marker, self.scale_name(layer)}
 
     def zeros(self, source: WeightSource, layer: str) -> np.ndarray:
@@ -122,7 +122,7 @@ class PackedLayout:
 
 
 def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> None:
-    """Check that a layer's number of inputs or outputs fills whole words of codes.
+    """Check that the codes of a layer's inputs or outputs fill whole words.
 
     Args:
         layer: name of the layer.
@@ -141,14 +141,14 @@ def check_multiple(layer: str, size: int, of: int, what: str, layout: str) -> No
 
 
 def mapping_option(options: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """Return the object under a key of `quantization_config`; an absent or null value is an empty object.
+    """Return the object under a key of `quantization_config`; return an empty object for a missing or null value.
 
     Raises:
         ValueError: the value is not an object.
     """
     value = options.get(key)
     if value is not None and not isinstance(value, Mapping):
-        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an object; correct it")
+        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an object; correct the value")
     return value or {}
 
 
@@ -160,7 +160,7 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
     """
     value = options.get(key)
     if type(value) is not int:
-        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an integer; correct it")
+        raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an integer; correct the value")
     return value
 
 

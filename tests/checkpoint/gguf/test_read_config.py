@@ -115,7 +115,7 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
     [
         ({"llama.attention.head_count_kv": [2, 4]}, "head_count_kv differs from layer to layer"),
         ({"llama.rope.dimension_count": 4}, "partial rotary embeddings are not supported"),
-        ({"llama.attention.value_length": 4}, "value heads of another size"),
+        ({"llama.attention.value_length": 4}, "value heads of a different size"),
         ({"llama.rope.scaling.type": "longrope"}, "RoPE scaling 'longrope'"),
         (
             {

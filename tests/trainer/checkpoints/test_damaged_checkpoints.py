@@ -124,7 +124,7 @@ def test_checkpoint_damage_names_foreign_weights_and_steps(run):
     (run / "checkpoint-4").rename(run / "checkpoint-6")
     foreign, step = checkpoint_damage(run / "checkpoint-6")
     assert "model.safetensors: not in manifest.json" in foreign
-    assert step == "the folder's name says step 6, manifest.json says step 4"
+    assert step == "the folder's name says step 6, but manifest.json says step 4"
 
 
 def test_checkpoint_damage_names_an_unreadable_file_but_not_a_missing_permission(run, monkeypatch):
