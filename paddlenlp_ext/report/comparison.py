@@ -1,4 +1,4 @@
-"""Compare several runs: differences of keys, data, environment and results, as a page and as a table."""
+"""Compare several runs: differences in keys, data, environment and results, as a page and as a table."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNIMPORTANT_KEYS = ("output_dir", "overwrite_output_dir", "resume_from_checkpoi
 
 @dataclass(frozen=True)
 class Row:
-    """Row of a table: a name, the value of each run as text, and the index of the best run; None without a best."""
+    """Row of a table: a name, the value of each run as text, and the index of the best run (None: unknown)."""
 
     name: str
     values: list[str]

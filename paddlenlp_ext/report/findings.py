@@ -1,4 +1,4 @@
-"""State in words how a run ended, and what its numbers show."""
+"""Describe in words how a run ended, and list findings about its losses, steps and data."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from paddlenlp_ext.report.run_folder import Run
 
 ERROR, WARNING, NOTE, GOOD = "error", "warning", "note", "good"
 _RISE = 0.01
-"""Rise of an evaluation loss above its minimum, as a fraction, from which it is reported."""
+"""An evaluation loss is reported as rising if the last value exceeds the lowest value by more than this fraction."""
 _FALLING = 0.03
 _MOSTLY = 0.9
 _MAX_LISTED = 5
@@ -71,7 +71,7 @@ def _details(run: Run) -> Iterator[str]:
     if losses := run.series("loss"):
         if best is None:
             yield f"Training loss {format_value(losses[-1][1])} at step {losses[-1][0]:,}"
-        cost = f"{duration(run.train_seconds)} in steps"
+        cost = f"{duration(run.train_seconds)} in optimizer steps"
         yield f"{cost}, {run.num_tokens:,} tokens" if run.num_tokens else cost
 
 
@@ -119,20 +119,20 @@ def _skipped_steps(run: Run) -> Iterator[Finding]:
 def _dev_loss(run: Run) -> Iterator[Finding]:
     has_none = not run.evaluations and not any(name.startswith("eval_") for name in run.results)
     if has_none and run.steps and run.config.get("evaluation_strategy", "no") == "no" and not run.is_active:
-        text = (
-            "no evaluation: nothing shows whether the model also answers new questions (do_eval, evaluation_strategy)"
-        )
+        text = "no evaluation, so the loss on unseen rows is unknown; set do_eval: true and evaluation_strategy"
         yield Finding(NOTE, text)
     for name in run.loss_names:
         points = run.eval_series(name)
         step, lowest = min(points, key=lambda point: point[1])
         last_step, last = points[-1]
         if last_step > step and last > lowest + _RISE * abs(lowest):
-            values = f"{format_value(lowest)} there, {format_value(last)} at step {last_step:,}"
-            text = f"{_spoken(name)} rises from step {step:,}: {values}; the model may overfit from there"
+            values = f"{format_value(lowest)} at step {step:,}, {format_value(last)} at step {last_step:,}"
+            text = f"{_spoken(name)} rises after step {step:,}: {values}; the model may overfit"
             keeps_best = run.config.get("load_best_model_at_end")
             remedy = (
-                "the best weights were loaded at the end" if keeps_best else "load_best_model_at_end keeps the best"
+                "the best weights were loaded at the end"
+                if keeps_best
+                else "load_best_model_at_end keeps the best weights"
             )
             yield Finding(WARNING, f"{text} ({remedy})")
 

@@ -42,7 +42,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Mark:
-    """Vertical mark at an x, such as a resumed step; `style` is a CSS class: "best", "resume" or "bad"."""
+    """Vertical mark at a value of x, such as a resumed step; `style` is a CSS class: "best", "resume" or "bad"."""
 
     x: float
     name: str
@@ -57,7 +57,7 @@ class Chart:
         title: heading of the chart.
         lines: lines, drawn in order.
         marks: vertical marks.
-        unit: unit of the values, shown beside the title.
+        unit: unit of the values, shown next to the title.
         limit: value and name of a horizontal line, such as max_grad_norm; None: no line.
         x_range: first and last x; None: from the points.
         from_zero: whether the y axis begins at 0; for values that are not negative.
@@ -109,11 +109,12 @@ class Chart:
 
 
 def smoothed(values: Sequence[float]) -> tuple[int, list[float]]:
-    """Smooth values with a centered mean, which does not lag behind them.
+    """Smooth values with a centered moving average, which has no lag.
 
     Returns:
-        The number of values in a mean, and the means. The number is odd, at least 3, and near a twentieth of the number
-        of values. Near both ends, a mean covers fewer values. Fewer than 20 values are not smoothed: the number is 1.
+        The window size of the moving average, and the averages. The window size is odd, at least 3, and about a
+        twentieth of the number of values. Near both ends, the window is smaller. Fewer than 20 values are not smoothed,
+        and the window size is 1.
     """
     if len(values) < _FEWEST_SMOOTHED:
         return 1, list(values)
@@ -126,14 +127,17 @@ def smoothed(values: Sequence[float]) -> tuple[int, list[float]]:
 
 
 def smoothed_line(points: Points, name: str, style: str = "main", shown: bool = True) -> Line:
-    """Return the smoothed line of points; the name of the line also states how many steps a mean covers."""
+    """Return the smoothed line of points; the name of a smoothed line includes the window size in steps."""
     count, values = smoothed([y for _, y in points])
     label = f"{name}, mean of {count} steps" if count > 1 else name
     return Line(label, [(x, y) for (x, _), y in zip(points, values, strict=True)], style, shown)
 
 
 def thinned(points: Points) -> Points:
-    """Return at most 1,200 points; of more, the lowest and the highest in each of 600 groups of consecutive points."""
+    """Reduce points to at most 1,200: keep the lowest and the highest point in each group of consecutive points.
+
+    There are at most 600 groups. Up to 1,200 points are returned unchanged.
+    """
     if len(points) <= 2 * _MAX_POINTS:
         return points
     size = math.ceil(len(points) / _MAX_POINTS)
@@ -160,7 +164,7 @@ def _path(points: Points, place: Callable[[float, float], tuple[float, float]]) 
 
 
 def _value_range(values: Iterable[float], from_zero: bool) -> tuple[float, float, bool]:
-    """Return the range of the axis, and whether it leaves out the highest values: rare values far above all others."""
+    """Return the range of the y axis, and whether the range excludes rare values far above all others."""
     ordered = sorted(values)
     low, high = ordered[0], ordered[-1]
     usual = ordered[min(len(ordered) - 1, math.floor(0.98 * len(ordered)))]

@@ -1,6 +1,7 @@
 """Write the model card of a run for the Hugging Face hub: README.md with metadata, training, results and commands.
 
-The card has no rows, secrets or local paths: of the keys that name files, it has only hub ids and built-in names.
+The card does not contain data rows, secrets or local paths. The value of a key that names files is included only if the
+value is a hub id or the name of a built-in model.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ _METHODS = {
 
 
 def write_model_card(folder: Path, run_folder: Path, repo_id: str) -> None:
-    """Write README.md to the folder of a model or adapter, if a run wrote the folder and no user the README.md.
+    """Write README.md to the folder of a run's model or adapter, unless README.md was written by a user.
 
     Args:
         folder: folder with the weights: `run_folder`, or one of its checkpoints.
         run_folder: the run's output_dir.
-        repo_id: repository of the upload, which the commands name.
+        repo_id: repository of the upload, for the commands in the card.
 
     Raises:
         ValueError: a file of the run is damaged, or the folder is not writable.
@@ -73,7 +74,7 @@ def render_model_card(run: Run, folder: Path, repo_id: str) -> str:
 
 
 def _metadata(run: Run, adapter: str | None) -> str:
-    """Return the metadata of the card as YAML, by the Hugging Face model card specification."""
+    """Return the metadata of the card as YAML, according to the Hugging Face model card specification."""
     from huggingface_hub import ModelCardData
 
     kind = run.start.get("kind", "sft")

@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Generated answers of a run; `before` (None without earlier answers) and `after` state when, such as "step 40"."""
+    """Generated answers of a run; `before` (None without earlier answers) and `after` are times, such as "step 40"."""
 
     rows: list[Answer]
     before: str | None
@@ -62,7 +62,7 @@ class Run:
         bad_steps: entries of bad_steps.jsonl.
         audit: contents of data_audit.json; None without an audit.
         answers: generated answers; None if there are none.
-        is_active: whether another process is training in the folder.
+        is_active: whether a run is training in the folder.
     """
 
     folder: Path
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def total_steps(self) -> int:
-        """Return the planned number of steps; if it is unknown, the last step."""
+        """Return the planned number of steps; the last step if the planned number is unknown."""
         return self.start.get("total_steps") or self.last_step
 
     @property
@@ -133,7 +133,8 @@ class Run:
         """Return the name, step and value of the lowest evaluation loss of the first dev set.
 
         Returns:
-            None without an evaluation after step 0, the evaluation before training (`eval_on_start`).
+            None if no evaluation follows step 0. An evaluation at step 0 (`eval_on_start`) measures the model before
+                training.
         """
         for name in self.loss_names:
             points = self.eval_series(name)
@@ -235,7 +236,10 @@ def first_answers(folder: Path) -> list[dict[str, Any]]:
 
 
 def _answers(run: Run, before: Path | None) -> Answers | None:
-    """Return the last answers of a run, beside the answers of `before` or of the first evaluation; None without any."""
+    """Return the last answers of a run; None if the run has no answers.
+
+    Earlier answers come from `before`, or else from the first evaluation.
+    """
     earlier = [entry for entry in run.evaluations if entry.get("answers")]
     last = first_answers(run.folder)
     if not last:
@@ -243,7 +247,10 @@ def _answers(run: Run, before: Path | None) -> Answers | None:
     has_later = len(earlier) > 1 or (earlier and earlier[0]["step"] == 0 and "eval_loss" in run.results)
     first = first_answers(before) if before is not None else earlier[0]["answers"] if has_later else []
     if before is not None and not first:
-        raise ValueError(f"{before}: no {_ANSWERS_FILE}; evaluate with eval_with_do_generation: true in this folder")
+        raise ValueError(
+            f"{before}: no {_ANSWERS_FILE}; evaluate into this folder with eval_with_do_generation: true and "
+            "save_generation_output: true"
+        )
     known = {row["src"]: row["output"] for row in first}
     rows = [Answer(row["src"], row["tgt"], known.get(row["src"]), row["output"]) for row in last]
     at_step = f"step {earlier[0]['step']}" if first and earlier else None

@@ -154,7 +154,7 @@ def _data_table(run: Run) -> list[tuple[str, str]]:
 
 
 def _length_bars(data: dict[str, Any]) -> list[tuple[float, str]]:
-    """Return the height in percent and the description of each bar of the histogram of lengths."""
+    """Return the height in percent and the description of each bar of the length histogram."""
     bins, width = data.get("bins", []), data.get("bin_width", 1)
     top = max(bins, default=1)
     return [
@@ -169,7 +169,7 @@ def _audit_counts(run: Run) -> list[tuple[str, int]]:
 
 
 def _changed_keys(run: Run) -> list[tuple[str, str, str]]:
-    """Return key, value and default of each key that differs from its default; for old runs, of all keys."""
+    """Return key, value and default of each changed key; for runs of earlier versions, of all keys with a value."""
     changed = run.start.get("changed_keys")
     if changed is None:
         return [(key, as_text(value), "") for key, value in without_secrets(run.config).items() if value is not None]
@@ -177,7 +177,7 @@ def _changed_keys(run: Run) -> list[tuple[str, str, str]]:
 
 
 def as_text(value: Any) -> str:
-    """Return a text as it is, and any other value as JSON."""
+    """Return a string unchanged, and any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
@@ -188,10 +188,10 @@ def commands(run: Run) -> list[tuple[str, str]]:
     repeat = ["pnx", kind, f"{run.folder}/run_config.json", "--output_dir", f"{run.folder}-2"]
     if run.config.get("resume_from_checkpoint"):
         repeat += ["--resume_from_checkpoint", "false"]
-    listed.append(("Repeat it in a new folder", shlex.join(repeat)))
+    listed.append(("Repeat the run in a new folder", shlex.join(repeat)))
     if run.end is not None and run.end["outcome"] != "completed":
         if run.last_step:
-            listed.append(("Continue it", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
+            listed.append(("Continue the run", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
     elif kind != "reward":
         listed.append(("Talk to the model", f"pnx chat {folder}"))
     return [*listed, ("Refresh this page", f"pnx report {folder}")]

@@ -18,8 +18,8 @@ def test_find_all_lists_the_findings_of_a_run_with_errors_first(run_folder):
         ("error", "6 dev rows are also in train, first at dev.json:18 (data audit)"),
         ("warning", "1 loss spike: step 50; the rows are listed below"),
         ("warning", "1 step skipped (loss not finite): step 40"),
-        ("warning", "dev loss rises from step 20: 1.25 there, 1.75 at step 60; the model may overfit from there "
-         "(load_best_model_at_end keeps the best)"),
+        ("warning", "dev loss rises after step 20: 1.25 at step 20, 1.75 at step 60; the model may overfit "
+         "(load_best_model_at_end keeps the best weights)"),
         ("warning", "30 of 210 rows (14.3%) were truncated to max_length"),
         ("note", "the learning rate was 0 in step 1, the first step of the warm-up"),
         ("note", "gradients were clipped to max_grad_norm 1 in 59 of 59 steps"),

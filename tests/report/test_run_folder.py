@@ -47,7 +47,9 @@ def test_read_run_shows_the_answers_of_step_0_beside_the_last(run_folder):
 
 
 def test_read_run_with_a_folder_of_answers_before_training_shows_them(run_folder, tmp_path):
-    with pytest.raises(ValueError, match=r"no generated_output.json; evaluate with eval_with_do_generation"):
+    with pytest.raises(
+        ValueError, match=r"no generated_output.json; evaluate into this folder with eval_with_do_generation"
+    ):
         read_run(run_folder, tmp_path)
     (question,) = read_lines(run_folder / "generated_output.json")
     write_lines(tmp_path / "generated_output.json", [{**question, "output": "I cannot say"}])

@@ -19,7 +19,7 @@ def test_render_run_writes_one_closed_page_without_scripts_or_network(run_folder
 def test_render_run_shows_verdict_findings_answers_keys_rows_and_commands(run_folder):
     page = Page(render_run(read_run(run_folder)))
     for words in (
-        "Completed: 60 steps", "Best dev loss 1.25 at step 20", "30.0 s in steps, 9,000 tokens",
+        "Completed: 60 steps", "Best dev loss 1.25 at step 20", "30.0 s in optimizer steps, 9,000 tokens",
         "6 dev rows are also in train", "step 20", "after training", "mouses", "mice", "learning_rate", "0.004",
         "5e-05", "3.3.1", "900 (10.0%)", "--hub_token '(hidden)'", "run_config.json --output_dir", "and 2 more",
         "dashed: max_grad_norm 1", "(best)",
@@ -48,6 +48,6 @@ def test_render_run_after_a_failure_gives_the_error_and_how_to_continue(tmp_path
 
 def test_commands_repeat_a_resumed_run_from_its_start(run_folder):
     run = read_run(run_folder)
-    assert "--resume" not in dict(commands(run))["Repeat it in a new folder"]
+    assert "--resume" not in dict(commands(run))["Repeat the run in a new folder"]
     run.config["resume_from_checkpoint"] = True
-    assert dict(commands(run))["Repeat it in a new folder"].endswith("lora-2 --resume_from_checkpoint false")
+    assert dict(commands(run))["Repeat the run in a new folder"].endswith("lora-2 --resume_from_checkpoint false")

@@ -49,10 +49,10 @@ def describe_metrics(metrics: dict[str, Any]) -> str:
 def describe_results(results: dict[str, float]) -> str:
     """Format the results of a training run as one line of text."""
     return (
-        f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in steps, "
-        f"{results['train_tokens_per_second']:,.0f} tokens/s "
-        f"({results['train_target_tokens_per_second']:,.0f} target), "
-        f"peak memory {results['peak_memory_bytes'] / 2**30:.2f} GiB"
+        f"{results['step']} steps, mean loss {results['train_loss']:.4f}, {_hms(results['train_runtime'])} in "
+        f"optimizer steps, {results['train_tokens_per_second']:,.0f} tokens/s "
+        f"({results['train_target_tokens_per_second']:,.0f} target), peak memory "
+        f"{results['peak_memory_bytes'] / 2**30:.2f} GiB"
     )
 
 
@@ -97,7 +97,8 @@ class ProgressBar(Callback):
         )
         self._task = self._bar.add_task("training", total=state.total_steps, completed=state.step, metrics="")
         self._bar.start()
-        # The started bar replaces sys.stderr with a stream that prints above the bar. Log handlers must use the stream.
+        # The started bar replaces sys.stderr with a stream that prints above the bar, and log handlers must use this
+        # stream.
         root = logging.getLogger("paddlenlp_ext")
         self._handlers = [(h, h.setStream(sys.stderr)) for h in root.handlers if type(h) is logging.StreamHandler]
 
