@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 if find_spec("paddlenlp_ext") is None:
-    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
+    sys.exit("error: paddlenlp_ext is not installed for this Python; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.cli.export_gguf import export_arguments, run_export

@@ -1,6 +1,6 @@
 """Fine-tune a model: python llm/finetune_generation.py --config SFT.json [--lora LORA.json | --q_lora LORA.json]
 
-In earlier versions of PaddleNLP, run_finetune.py had this name.
+Earlier versions of PaddleNLP use the name finetune_generation.py for run_finetune.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 if find_spec("paddlenlp_ext") is None:
-    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
+    sys.exit("error: paddlenlp_ext is not installed for this Python; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.cli.finetune_generation import run_finetune_arguments

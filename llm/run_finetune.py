@@ -1,7 +1,7 @@
 """Fine-tune a model: python llm/run_finetune.py CONFIG.json [MORE.json ...] [--key value ...]
 
-`--help` lists every key, `--dry_run` prints the plan of the run, `--preview_data N` prints N rows as the model sees
-them, and `--audit_only` checks all rows.
+`--help` lists every key, `--dry_run` prints the plan of the run, `--preview_data N` prints N tokenized rows, and
+`--audit_only` checks all rows.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 if find_spec("paddlenlp_ext") is None:
-    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
+    sys.exit("error: paddlenlp_ext is not installed for this Python; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.config.help_text import print_requested_help

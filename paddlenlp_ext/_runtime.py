@@ -1,7 +1,8 @@
 """Process settings for fast training on CPUs, applied before Paddle is imported: threads, MKL code path, C allocator.
 
 With default settings, Paddle runs one thread, MKL uses a slow code path on AMD processors, and glibc returns every
-large freed buffer to the kernel. Training on a CPU is then four times slower (benchmarks/train_step.py).
+large freed buffer to the kernel. Training on a CPU is then about four times slower than with the settings of this
+module (benchmarks/train_step.py).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # require
 
 
 def configure_runtime() -> None:
-    """Set threads, MKL code path and C allocator of this process, and hide a warning about Paddle's C++ extensions.
+    """Set threads, MKL code path and C allocator of this process, and hide Paddle's warning about a missing ccache.
 
     Call this function before importing Paddle; afterwards, the MKL code path cannot be set. Importing paddlenlp_ext
-    does not call this function. Environment variables of the user take precedence. Repeated calls are harmless.
+    does not call this function. Environment variables of the user take precedence, except OMP_NUM_THREADS=1 after
+    Paddle is imported, because Paddle sets this value itself. Repeated calls are harmless.
     """
     warnings.filterwarnings("ignore", message="No ccache found")
     if sys.modules.get("paddle") is not None:
-        # Paddle reads the environment only when it is imported, and has set OMP_NUM_THREADS=1 if the variable was
-        # unset.
+        # Paddle reads these variables only at import. The import sets OMP_NUM_THREADS=1 if the variable is unset.
         if os.environ.get("OMP_NUM_THREADS") == "1" and "MKL_NUM_THREADS" not in os.environ:
             sys.modules["paddle"].base.core.set_num_threads(threads_per_process())
     elif not any(name in os.environ for name in _THREAD_VARIABLES):
@@ -58,7 +59,7 @@ def require_paddle() -> None:
 
 
 def check_paddle_release() -> None:
-    """Check that the installed Paddle release is not too old; read package metadata instead of importing Paddle.
+    """Check that the installed Paddle release is not too old. Only package metadata are read; Paddle is not imported.
 
     Raises:
         ImportError: the release is older than the oldest supported release.
@@ -78,7 +79,7 @@ def check_paddle_release() -> None:
 
 
 def package_version() -> str:
-    """Return the version of the installed package, which comes from the Git tag; "0+unknown" if it is not installed."""
+    """Return the version of the installed package paddlenlp-ext; "0+unknown" if the package is not installed."""
     try:
         return metadata.version("paddlenlp-ext")
     except metadata.PackageNotFoundError:
@@ -86,14 +87,14 @@ def package_version() -> str:
 
 
 def threads_per_process() -> int:
-    """Return the number of available physical cores, divided by the number of ranks on this machine; at least 1."""
+    """Return the number of physical cores (at most the container's CPU quota) per rank on this machine; at least 1."""
     allowed = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = len({_siblings(cpu) for cpu in allowed})
     return max(1, min(cores, _container_cpus()) // max(1, _local_ranks()))
 
 
 def _local_ranks() -> int:
-    """Return the number of ranks on this machine, from Paddle's environment variables; 1 if they are not set."""
+    """Return the number of ranks on this machine, from Paddle's environment variables; 1 if none is set."""
     if "PADDLE_LOCAL_SIZE" in os.environ:
         return int(os.environ["PADDLE_LOCAL_SIZE"])
     address = os.environ.get("PADDLE_CURRENT_ENDPOINT", "").rpartition(":")[0]
@@ -129,7 +130,7 @@ def _mkl_code_path(cpuinfo: str) -> str | None:
 
 
 def _keep_freed_memory() -> None:
-    """Make glibc reuse freed buffers, because page faults in a new buffer can take longer than computing its values.
+    """Make glibc reuse freed buffers, because the page faults of a new buffer can take longer than filling the buffer.
 
     Do nothing if the user has tuned malloc (MALLOC_* or GLIBC_TUNABLES) or if the C library is not glibc.
     """

@@ -1,4 +1,4 @@
-"""Public functions that combine models and adapters."""
+"""Public functions and classes that combine models and adapters."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class AutoPeftModelForCausalLM:
     ) -> PeftModel:
         """Load an adapter and the base model that the adapter config names, in evaluation mode.
 
-        If the base model was quantized in training, it is quantized in the same way.
+        If the adapter was trained on a quantized base model, the loaded base model is quantized in the same way.
 
         Args:
             folder: folder of the adapter.
@@ -43,7 +43,7 @@ class AutoPeftModelForCausalLM:
             ValueError: the folder has no adapter, the adapter config does not name a base model, the base model is not
                 found, or adapter and base model do not match.
         """
-        remedy = f"load the base with {cls._base_class.__name__} and pass it to PeftModel.from_pretrained"
+        remedy = f"load the base model with {cls._base_class.__name__} and pass the model to PeftModel.from_pretrained"
         stored = read_adapter(folder)
         if not stored.base_model:
             raise ValueError(f"{stored.folder} does not name its base model; {remedy}")
@@ -74,7 +74,7 @@ def merge_adapter(
     base: str | os.PathLike[str] | None = None,
     **options: Any,
 ) -> merge.MergeReport:
-    """Merge an adapter into its base model and save the merged model; the program is `llm/merge_peft_params.py`.
+    """Merge an adapter into its base model and save the merged model, as `llm/merge_peft_params.py` does.
 
     Args:
         adapter: folder of the adapter.
@@ -83,6 +83,6 @@ def merge_adapter(
         options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:
-        ValueError: see `peft.merge.merge_adapter.merge_adapter`; partial output is removed.
+        ValueError: see `peft.merge.merge_adapter.merge_adapter`. Partial output is removed.
     """
     return merge.merge_adapter(adapter, output, load_for_task, base, **options)

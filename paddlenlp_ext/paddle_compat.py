@@ -1,7 +1,8 @@
 """Wrappers of the private interfaces of PaddlePaddle that this package uses.
 
-Paddle may change private interfaces without notice. Only this file uses them (`tests/test_paddle_compat.py`), so only
-this file needs changes for a new Paddle release. Importing this module checks the installed release:
+Paddle may change private interfaces without notice. Only this file uses private interfaces
+(`tests/test_paddle_compat.py`), so only this file needs changes for a new Paddle release. Importing this module checks
+the installed release:
 
     3.3.x                        no message, because this release is tested
     another release              `UserWarning` that names the tested release
@@ -49,7 +50,7 @@ def check_release(version: str, required: tuple[tuple[Any, tuple[str, ...]], ...
         raise ImportError(f"paddlepaddle {version} lacks {', '.join(missing)}, which paddlenlp_ext needs; {remedy}")
     if not f"{version}.".startswith(f"{TESTED_RELEASE}."):
         warnings.warn(
-            f"paddlepaddle {version}: paddlenlp_ext is tested with {TESTED_RELEASE} only; if anything fails, {remedy}",
+            f"paddlepaddle {version}: paddlenlp_ext is tested only with {TESTED_RELEASE}; if anything fails, {remedy}",
             stacklevel=2,
         )
 
@@ -117,7 +118,7 @@ def registered_member(layer: nn.Layer, name: str) -> Any:
     """Return the parameter, sublayer or buffer `name` of a layer.
 
     Raises:
-        AttributeError: the layer does not have such a member.
+        AttributeError: the layer does not have a member of this name.
     """
     for group in ("_parameters", "_sub_layers", "_buffers"):
         if name in layer.__dict__.get(group, {}):
@@ -137,7 +138,8 @@ def has_forward_hooks(layer: nn.Layer) -> bool:
 def create_accumulators(optimizer: paddle.optimizer.Optimizer, parameters: list[paddle.Tensor]) -> None:
     """Create the optimizer state of the parameters that have no state yet."""
     with warnings.catch_warnings():
-        # Paddle warns about half-precision parameters without fp32 master weights, although the state is always fp32.
+        # Paddle warns about half-precision parameters without fp32 master weights, although the optimizer state is
+        # always fp32.
         warnings.filterwarnings("ignore", "Accumulating with FP16 or BF16")
         optimizer._create_accumulators(framework.default_main_program().global_block(), parameters)
 
@@ -194,7 +196,7 @@ def launcher_store() -> Any:
 
 
 def set_missing_device_id() -> None:
-    """Set the device id of this process on CPUs: Paddle's pipeline code reads the id, but Paddle leaves it unset."""
+    """Set the device id of this process to 0 if Paddle has not set an id; Paddle's pipeline code requires an id."""
     if not hasattr(ParallelEnv, "_device_id"):
         setattr(ParallelEnv, "_device_id", 0)  # noqa: B010 (declared on instances only)
 

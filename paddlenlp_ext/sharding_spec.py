@@ -2,8 +2,7 @@
 
 A plan maps layer name patterns to styles. `parallel/shard_parameters.py` defines which axis a style shards.
 
-By default, as in a single-process run, this process holds and updates the full tensor. This module does not import
-Paddle.
+For a tensor without a placement, this process holds and updates the full tensor. This module does not import Paddle.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ def test_check_release_of_the_tested_release_says_nothing(recwarn):
 @pytest.mark.parametrize("version", ["3.2.0", "3.30.0", "0.0.0"])
 def test_check_release_of_another_release_names_the_tested_one(version):
     with pytest.warns(
-        UserWarning, match=rf"paddlepaddle {version}: .* tested with 3\.3 only; .* install paddlepaddle 3\.3"
+        UserWarning, match=rf"paddlepaddle {version}: .* tested only with 3\.3; .* install paddlepaddle 3\.3"
     ):
         check_release(version)
 

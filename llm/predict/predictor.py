@@ -1,4 +1,4 @@
-"""Answer a file of rows, or chat in the terminal: llm/predict/predictor.py --help."""
+"""Generate answers to the rows of a file, or chat in the terminal: llm/predict/predictor.py --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 if find_spec("paddlenlp_ext") is None:
-    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
+    sys.exit("error: paddlenlp_ext is not installed for this Python; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
@@ -15,7 +15,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 
 def main(argv: Sequence[str]) -> None:
-    """Answer or chat; errors in the arguments are reported before Paddle is imported."""
+    """Generate answers or chat; errors in the arguments are reported before Paddle is imported."""
     arguments = parse_arguments(argv)
     require_paddle()
     from paddlenlp_ext.cli.predict import predict

@@ -1,4 +1,4 @@
-"""Score the answers of a file of rows with a reward model: llm/predict/reward_predictor.py --help."""
+"""Score the answers in a file with a reward model: llm/predict/reward_predictor.py --help."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 
 if find_spec("paddlenlp_ext") is None:
-    sys.exit("error: this Python has no package paddlenlp_ext; run the script with .venv/bin/python (README.md)")
+    sys.exit("error: paddlenlp_ext is not installed for this Python; run the script with .venv/bin/python (README.md)")
 
 from paddlenlp_ext._runtime import configure_runtime, require_paddle
 from paddlenlp_ext.utils.run_command import run_command

@@ -30,10 +30,9 @@ logger = get_logger("paddlenlp_ext.trainer")
 
 
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
-    """Add the configured tokens to the tokenizer in place; return the model source, with a row for each token.
+    """Add the configured tokens to the tokenizer in place; return the model source with a row for each token.
 
-    The embedding never shrinks. Many models have more embedding rows than tokens; new tokens take the unused rows
-    first.
+    The embedding never shrinks. Many models have more embedding rows than tokens; new tokens use the unused rows first.
 
     Args:
         source: the base model.
@@ -52,8 +51,8 @@ def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig)
         wrong = next((token for token in tokens if not token or "," in token), None)
         if wrong is not None:
             raise ValueError(
-                f"{key}: {wrong!r} is not a token, because it is empty or has a comma; remove it, or write the tokens "
-                "as a list"
+                f"{key}: {wrong!r} is not a token, because it is empty or has a comma; remove this entry, or list each "
+                "token separately"
             )
         known = [token for token in tokens if token in before]
         if known:
@@ -90,7 +89,7 @@ def with_trained_tokens(config: RunConfig, source: ModelSource) -> RunConfig:
     if peft.path is not None and changes.keys() - {"saved_embeddings"}:
         raise ValueError(
             f"{peft.path}: this adapter does not train the rows of the new tokens {_shown(new_ids)}; start a new "
-            "adapter, or remove add_tokens and add_special_tokens"
+            "adapter, or remove add_tokens, add_special_tokens and resize_vocab"
         )
     if not changes or peft.path is not None:
         return config
@@ -115,7 +114,7 @@ def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[i
     names = ", ".join(table.rpartition(".")[2] for table in tables)
     raise ValueError(
         f"add_tokens, add_special_tokens, resize_vocab: an adapter of type {peft.peft_type} ({type(peft).__name__}) "
-        f"does not train the rows of the new tokens {_shown(new_ids)} in {names}; use LoRA, which trains them "
+        f"does not train the rows of the new tokens {_shown(new_ids)} in {names}; use LoRA, which trains these rows "
         "(trainable_token_indices), or train all weights"
     )
 
@@ -123,9 +122,9 @@ def _trained_tokens(peft: PeftConfig, tables: Sequence[str], new_ids: Sequence[i
 def _trained_with_lora(
     peft: LowRankConfig, tables: Sequence[str], new_ids: Sequence[int], is_tied: bool
 ) -> dict[str, Any]:
-    """Return `trainable_token_indices` for tables that are not targets, and `saved_embeddings` for targets.
+    """Return `trainable_token_indices` for tables without LoRA factors, and `saved_embeddings` for tables with factors.
 
-    If a table is a target, the low-rank factors change the rows of all tokens. The resized table is saved too, because
+    If LoRA targets a table, the low-rank factors change the rows of all tokens. The resized table is saved too, because
     other programs need the table to load the adapter.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]

@@ -62,8 +62,8 @@ def build_model(
         rows: training rows, from which a pipeline estimates the costs of a layer and of the lm_head.
 
     Raises:
-        ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model. The last
-            error is raised before weights are read.
+        ValueError: the weights cannot be trained or do not fit the model, or the mesh cannot split the model. The mesh
+            is checked before weights are read.
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
@@ -133,14 +133,14 @@ def weight_dtype(config: RunConfig) -> str:
             "bf16: false"
         )
     if reason is not None:
-        logger.warning("fp16 has no effect, the run computes in float32: %s", reason)
+        logger.warning("fp16 has no effect, and the run computes in float32: %s", reason)
         return "float32"
     is_half = precision.fp16_opt_level == "O2" or (on_cpu and config.peft is not None)
     return precision.compute_dtype if is_half else "float32"
 
 
 def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
-    """Enable recomputation and inject the adapter, as far as the configuration asks for them; return the model.
+    """Enable recomputation and inject the adapter if the configuration requests them; return the model.
 
     Raises:
         ValueError: `share_prefix` is set, and the model does not support it.
@@ -159,7 +159,7 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
 
 
 def unshareable(model: CausalLM | PeftModel) -> str | None:
-    """Return why the model computes another gradient if rows share a prefix; None if it computes the same."""
+    """Return why sharing prefixes between rows would change the gradient of the model; None if it would not."""
     if model.reads_prompts:
         return "the adapter changes positions that it counts from the end of each row's prompt (reft)"
     balance = model.load_balance

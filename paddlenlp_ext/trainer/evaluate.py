@@ -75,7 +75,7 @@ def evaluate_loss(
         | key | value |
         |---|---|
         | eval_loss | mean loss over the units of the objective: target tokens, pairs or rated answers |
-        | eval_accuracy | fraction of target tokens that argmax predicts |
+        | eval_accuracy | fraction of target tokens predicted correctly by argmax |
         | eval_perplexity | exp of the loss |
         | eval_rewards/chosen, ... | metrics of preferences or a reward model; they replace accuracy and perplexity |
         | eval_num_rows, eval_num_target_tokens | rows and target tokens |

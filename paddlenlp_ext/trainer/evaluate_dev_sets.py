@@ -28,7 +28,7 @@ class Evaluator:
     Args:
         model, config, tokenizer, process_group, forward_backward, objective: see `Trainer`.
         eval_rows: rows of a dev set, or a mapping from names to the rows of several dev sets; None: no dev set.
-        output_dir: folder of generated answers and label scores.
+        output_dir: folder for generated answers and label scores.
         collate_for: function that returns the collate function of a dataset.
         compute_metrics: function that computes custom metrics; None: no custom metrics.
 

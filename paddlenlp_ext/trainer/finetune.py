@@ -1,4 +1,4 @@
-"""Run training from data to evaluation: the functions `finetune`, `dpo` and `train_reward_model`."""
+"""Run training, from loading the data to evaluation: the functions `finetune`, `dpo` and `train_reward_model`."""
 
 from __future__ import annotations
 
@@ -60,17 +60,17 @@ def finetune(
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
     **overrides: Any,
 ) -> FinetuneResult:
-    """Fine-tune a model. `llm/run_finetune.py` takes the same keys.
+    """Fine-tune a model. `llm/run_finetune.py` accepts the same keys.
 
-    On a CPU, call `configure_runtime()` before Paddle is imported. The call makes training several times faster: it
-    sets the number of threads and the memory allocator of the process, which `finetune` does not change.
+    On a CPU, call `configure_runtime()` before Paddle is imported. The call sets the number of threads and the memory
+    allocator of the process, and makes training several times faster. `finetune` does not change these settings.
 
     Args:
         config: keys and values of a run (docs/configuration.md), or the path of a JSON or YAML file.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path, in place of the training rows that
-            `config` names; the run then trains (`do_train`).
+            `config` names; enables `do_train`.
         eval_dataset: evaluation rows as a list of dicts, a `datasets.Dataset` or a path; or a dict with the rows of
-            several dev sets by name. The run then evaluates (`do_eval`).
+            several dev sets by name; enables `do_eval`.
         overrides: keys and values that replace keys of `config`.
 
     Raises:
@@ -90,7 +90,7 @@ def dpo(
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
     **overrides: Any,
 ) -> FinetuneResult:
-    """Train a model on preferences (docs/preference.md). `llm/run_dpo.py` takes the same keys.
+    """Train a model on preferences (docs/preference.md). `llm/run_dpo.py` accepts the same keys.
 
     Arguments and errors are the same as for `finetune`.
 
@@ -106,7 +106,7 @@ def train_reward_model(
     eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
     **overrides: Any,
 ) -> FinetuneResult:
-    """Train a reward model (docs/preference.md). `llm/run_reward.py` takes the same keys.
+    """Train a reward model (docs/preference.md). `llm/run_reward.py` accepts the same keys.
 
     Arguments and errors are the same as for `finetune`.
 

@@ -26,7 +26,8 @@ class ScaledBatch:
     Attributes:
         batch: arrays of the micro-batch.
         scale: factor that multiplies the loss sum; 0 also excludes the micro-batch from the reported loss and metrics.
-        context: function that returns the context of the forward pass, with random seed, compute dtype and noise.
+        context: function that returns the context manager of the forward pass, which sets random seed, compute dtype
+            and noise.
     """
 
     batch: PackedBatch
@@ -35,8 +36,8 @@ class ScaledBatch:
 
 
 _MAX_LOSS_SHARE = 0.9
-"""Largest share of positions in the loss for which the last layer skips the feed-forward of the other positions; with
-larger shares, copying the rows takes longer than their feed-forward."""
+"""Maximum fraction of positions in the loss at which the last layer skips the feed-forward of the other positions.
+Above this fraction, copying the rows takes longer than the skipped computation."""
 
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
 """Type of `Objective.measure`, a function from model, hidden states [B, S, D] and batch to loss and metric sums."""
@@ -49,7 +50,7 @@ def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, 
 
 
 def hidden_states(model: TrainableModel, batch: PackedBatch) -> paddle.Tensor:
-    """Return the hidden states [B, S, D] of a batch, the input of lm_head, for `batch.loss_positions`.
+    """Return the hidden states [B, S, D] that lm_head needs at `batch.loss_positions`.
 
     The hidden states of other positions are unspecified.
     """
@@ -79,7 +80,7 @@ class SequentialSchedule:
         Args:
             micro_batches: micro-batches of this process.
             measure: `measure` of the objective.
-            after_micro_batch: function called after the backward pass of a micro-batch.
+            after_micro_batch: function called after the backward pass of each micro-batch.
 
         Returns:
             Unscaled loss and metrics, summed over the micro-batches.

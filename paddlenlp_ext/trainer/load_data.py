@@ -66,7 +66,7 @@ class RunData:
 
 
 def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
-    """Return rows in memory unchanged; return None for paths, which the run's configuration names.
+    """Return datasets in memory unchanged; return None for paths, because the configuration of the run names paths.
 
     Raises:
         ValueError: some dev sets are rows, and others are paths.
@@ -80,7 +80,7 @@ def rows_in_memory(dataset: Dataset | Mapping[str, Dataset] | None) -> Any:
 
 
 def dataset_keys(train_dataset: Dataset | None, eval_dataset: Dataset | Mapping[str, Dataset] | None) -> dict[str, Any]:
-    """Return the keys of a run that trains and evaluates on the given datasets."""
+    """Return the configuration keys of a run that trains and evaluates on the given datasets."""
     keys: dict[str, Any] = {"do_train": train_dataset is not None, "do_eval": eval_dataset is not None}
     if train_dataset is not None:
         keys["dataset_name_or_path"] = _path_of(train_dataset)
@@ -150,7 +150,7 @@ def load_splits(
         sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
         sets = {name: load(config.data, split="dev", rows=rows) for name, rows in rows_by_dev_set(eval_rows).items()}
-    return train, sets.get("", sets)  # a single dev set has no name
+    return train, sets.get("", sets)  # the name of a single dev set is ""
 
 
 def load_tokenizing(config: RunConfig) -> RunData:
@@ -203,7 +203,7 @@ def check_training_rows(config: RunConfig, data: RunData) -> None:
 
 
 def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> None:
-    """Log how many training rows `dev_ratio` holds out; the total number of rows of a stream is not known yet."""
+    """Log how many training rows `dev_ratio` holds out; for a stream, omit the total number of rows."""
     held_out = dev.stats.num_read
     total = "" if isinstance(train, TokenStream) else f" of {held_out + train.stats.num_read:,}"
     message = "dev_ratio %s: %s%s rows are held out for evaluation"

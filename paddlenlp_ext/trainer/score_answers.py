@@ -27,7 +27,7 @@ def score(
     max_length: int = 4096,
     batch_size: int = 8,
 ) -> list[list[float]]:
-    """Return the rewards of the answers of each row: [chosen, rejected] for a preference pair, else one reward.
+    """Return the rewards of each row's answers: [chosen, rejected] for a preference pair, else one reward.
 
     Args:
         model: a reward model from `AutoModelForSequenceClassification` or `AutoPeftModelForSequenceClassification`.
@@ -56,7 +56,7 @@ def score(
 def score_rows(
     model: Any, template: ChatTemplate, rows: Iterable[SourceRow | InvalidRow], *, max_length: int, batch_size: int
 ) -> list[list[float]]:
-    """Return the rewards of the answers of rows with source locations; see `score`."""
+    """Return the rewards of each row's answers, for rows with source locations; see `score`."""
     if model.config.num_labels is None:
         raise ValueError(
             f"{model.config.name_or_path} is a language model without a score head; load a reward model with "

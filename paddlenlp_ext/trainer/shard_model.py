@@ -1,6 +1,7 @@
 """Distribute the model of a run: pipeline stages, then tensor and expert parallelism, then ZeRO.
 
-In a pipeline, call `place_stage` whenever parameters are added or replaced, to drop the values of other stages.
+In a pipeline, call `place_stage` whenever parameters are added or replaced, to drop the parameter values of other
+stages.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.trainer")
 _SAMPLED_ROWS = 512
-"""Rows of a stream from which a pipeline estimates the cost of a layer."""
+"""Number of rows of a stream from which a pipeline estimates the cost of a layer."""
 
 
 def check_mesh(model: CausalLM, mesh: Mesh, quantization: QuantizationConfig | None) -> None:
@@ -57,7 +58,7 @@ def build_pipeline(model: CausalLM, config: RunConfig, mesh: Mesh, rows: Trainin
 
 
 def place_stage(model: CausalLM | PeftModel, pipeline: Pipeline | None, sequence: SequenceShards | None = None) -> None:
-    """Drop the parameter values of other stages; call this again after parameters are added or replaced."""
+    """Drop the parameter values of other stages; call this function again after parameters are added or replaced."""
     if pipeline is not None:
         pipeline.sequence = sequence
         assign_stages(model, pipeline.plan, pipeline.axis.index)

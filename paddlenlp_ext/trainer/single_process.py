@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from paddlenlp_ext.parallel.process_group import DistributedProcesses
 
 ProcessGroup: TypeAlias = "SingleProcess | DistributedProcesses"
-"""All processes of a run."""
+"""Type of the process group of a run."""
 
 
 class SingleProcess:
-    """Process group of one process, in which no operation communicates.
+    """Process group of one process; no operation communicates.
 
     Attributes:
         index: index of this process's replica. All processes of a replica have the same index and micro-batches.

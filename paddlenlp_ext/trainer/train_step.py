@@ -1,7 +1,7 @@
 """One optimizer step: forward and backward passes of a global batch, gradient reduction, clipping, update.
 
-The loss of a step is a mean over the units (such as target tokens) of the global batch, which consists of all
-micro-batches of all ranks. The loss sum of each micro-batch is divided by the global number of units before its
+The global batch consists of the micro-batches of all ranks. The loss of a step is a mean over the units (such as target
+tokens) of the global batch. The loss sum of each micro-batch is divided by the global number of units before its
 backward pass. Gradients are then summed, never averaged. The mean cross entropy of a step therefore does not depend on
 the split into micro-batches. In float16, the loss is also multiplied by a loss scale, and the summed gradients are
 divided by the loss scale before clipping (loss_scale.py).
@@ -47,7 +47,7 @@ from paddlenlp_ext.utils.seeds import seed_of
 EXPERT_IMBALANCE = "expert_imbalance"
 """Metric of a step: maximum expert load divided by mean expert load, averaged over the layers."""
 _BAD_GRADIENTS, _BAD_LOSS = 1.0, 2.0
-"""Codes for non-finite gradients and a non-finite loss; the maximum over all processes decides."""
+"""Codes for non-finite gradients and a non-finite loss; all processes use the maximum of their codes."""
 
 
 class NonFiniteError(ValueError):
@@ -57,7 +57,7 @@ class NonFiniteError(ValueError):
         loss: loss on this process.
         grad_norm: gradient norm on this process.
         message: error message; None: a message with loss and gradient norm.
-        is_overflow: whether the loss is finite on all processes. A lower loss scale may then help.
+        is_overflow: whether the loss is finite on all processes, so that a lower loss scale may help.
     """
 
     def __init__(self, loss: float, grad_norm: float, message: str | None = None, is_overflow: bool = False) -> None:
@@ -128,7 +128,8 @@ class OptimizerStep:
         num_units, num_target_tokens, num_tokens, num_rows = self._count_global(micro_batches.values())
         if num_units == 0:
             raise ValueError(
-                f"optimizer step {step + 1} has no {self.objective.unit}: every label of its batch is masked"
+                f"optimizer step {step + 1} has no {self.objective.unit}: every label of its batch is masked; check "
+                "that the training rows have answers"
             )
 
         local_loss, local_sums = self._run_micro_batches(micro_batches, step_batch, step, loss_scale / num_units)
@@ -279,7 +280,7 @@ class OptimizerStep:
 
     @contextmanager
     def _micro_batch_context(self, batch: PackedBatch, step: int, micro_batch: int, is_counted: bool) -> Iterator[None]:
-        """Run a forward pass in the block, with random seed, compute dtype and noise of the micro-batch."""
+        """Set random seed, compute dtype and noise of a micro-batch for the forward pass inside the block."""
         seed_micro_batch(self.model, self.options.seed, step, micro_batch)
         balance = self.model.load_balance
         ignoring = nullcontext() if balance is None else balance.without_padding(batch.token_mask, is_counted)
@@ -361,7 +362,7 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
 
 
 def micro_batch_seed(seed: int, step: int, micro_batch: int) -> int:
-    """Return a 32-bit seed that hashes the run's seed, the step and the index of a micro-batch."""
+    """Return a 32-bit seed, a hash of the run's seed, the step and the index of a micro-batch."""
     return seed_of(seed, step, micro_batch)
 
 

@@ -77,7 +77,7 @@ class Trainer:
 
     Attributes:
         state: progress of the run.
-        started: `time.monotonic()` at the start of the run; `max_train_time` counts from here.
+        started: `time.monotonic()` at the start of the run; `max_train_time` is measured from this time.
 
     Raises:
         ValueError: the configuration requests an evaluation without eval rows, or an unavailable feature.
@@ -140,7 +140,7 @@ class Trainer:
 
     # -- public methods -----------------------------------------------------------------------------------------------
     def add_callback(self, callback: Any) -> None:
-        """Add a callback. Call this before `train`, on all processes of a run.
+        """Add a callback. Call this method before `train`, on all processes of a run.
 
         Args:
             callback: an instance or class of `Callback`, or of a `TrainerCallback` with the signatures of transformers.
@@ -167,7 +167,7 @@ class Trainer:
         return results
 
     def train_without_upload(self) -> dict[str, float]:
-        """Start or resume training, for callers that evaluate before they upload the model (`push_to_hub`).
+        """Start or resume training. The model is not uploaded, even with `push_to_hub`.
 
         Returns:
             The contents of train_results.json.
@@ -205,7 +205,7 @@ class Trainer:
         return results
 
     def evaluate(self) -> dict[str, float]:
-        """Evaluate on the eval rows, write eval_results.json and return the metrics."""
+        """Evaluate on the eval rows, or reuse the last step's metrics; write eval_results.json; return the metrics."""
         step, metrics = self._last_metrics or (-1, {})
         return self._results("eval", lambda: metrics if step == self.state.step else self.evaluator.metrics())
 
@@ -370,7 +370,7 @@ class Trainer:
     def _after_step(self, step_batch: StepBatch, signals: StopSignals) -> bool:
         """Log, evaluate and save if due; return whether the run evaluated or saved.
 
-        After a stop signal, a due evaluation is left to the resumed run.
+        After a stop signal, an evaluation that is due is postponed to the resumed run.
         """
         train, state = self.config.train, self.state
         if self._is_requested("should_log") or state.step % train.logging_steps == 0 or state.step == state.total_steps:
@@ -402,8 +402,8 @@ class Trainer:
         self._save()
         self.saver.wait()
         message = (
-            f"stopped by {describe_stop(reason)} after step {self.state.step} of "
-            f"{self.state.total_steps}; saved {folder}. To continue: resume_from_checkpoint: true"
+            f"stopped by {describe_stop(reason)} after step {self.state.step} of {self.state.total_steps}; saved "
+            f"{folder}. To continue: resume_from_checkpoint: true"
         )
         logger.warning(message)
         raise TrainingStopped(reason, message)

@@ -91,18 +91,18 @@ class TrainerState:
         best_metric: value of this metric in the best evaluation so far.
         best_step: step of the best evaluation so far.
         num_not_improved: number of evaluations since the metric last improved (early stopping).
-        evaluation_due: whether the evaluation of this step is still to be finished; a resumed run starts with this
+        evaluation_due: whether the evaluation of this step is due and not finished; a resumed run starts with this
             evaluation.
         skipped_steps: steps whose data are skipped, ascending; steps after `step` may be listed in advance. `step`
-            counts skipped steps.
-        overflow_steps: steps skipped after an overflow of float16 gradients, ascending. `step` counts these steps.
+            includes skipped steps.
+        overflow_steps: steps skipped after an overflow of float16 gradients, ascending. `step` includes overflow steps.
         loss_scale: dynamic loss scale; None unless the run computes in float16.
         num_nan_steps: number of consecutive steps with a non-finite loss or gradient norm.
         recent_losses: losses of the last steps without a spike, for the running mean (`loss_spike_window`).
         unstable_since: first step of the current instability (nan_and_loss_spikes.py); 0: the run is stable.
         last_unstable: last unstable step of the current instability; 0: the run is stable.
         healthy_step: step of the last stable checkpoint; 0: none.
-        float_layers: layers that `int8_training` leaves with unrounded activations, after the measurement on the first
+        float_layers: layers whose activations `int8_training` does not round, chosen by a measurement on the first
             micro-batch; None before the measurement.
         data_order: settings that determine the data order; a resumed run must have the same settings (data/sampler.py).
         interval: sums for the next log entry.

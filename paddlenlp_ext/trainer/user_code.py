@@ -1,4 +1,4 @@
-"""Functions and classes of the user that keys of the configuration name: `compute_metrics` and `callbacks`."""
+"""Import the user's functions and classes that the keys `compute_metrics` and `callbacks` name."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Callback:
         """Handle the end of an optimizer step."""
 
     def on_skip(self, state: TrainerState) -> None:
-        """Handle a skipped step: its data are skipped, its gradients overflow, or its loss is not finite."""
+        """Handle a step without an update: data are skipped, gradients overflow, or the loss is not finite."""
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
         """Handle a new entry of `state.log_history`, from training or evaluation."""
@@ -39,16 +39,16 @@ class Callback:
         """Handle the start of a phase: "evaluating", "saving", or "training" when training continues."""
 
     def on_rollback(self, state: TrainerState) -> None:
-        """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the state in this checkpoint."""
+        """Handle a rollback to a checkpoint (`nan_policy: rollback`). `state` is the restored state."""
 
     def on_save(self, state: TrainerState, folder: Path) -> None:
-        """Handle the completion of a checkpoint in `folder`. With `use_async_save`, `state` may be of a later step."""
+        """Handle a completed checkpoint in `folder`. With `use_async_save`, `state` may belong to a later step."""
 
     def on_error(self, state: TrainerState, error: BaseException) -> None:
         """Handle an error or a stop that ends training; `on_train_end` is called next."""
 
     def on_train_end(self, state: TrainerState) -> None:
-        """Handle the end of training, including an end by an error or a signal."""
+        """Handle the end of training, also after an error or a stop signal."""
 
 
 class CallbackList:

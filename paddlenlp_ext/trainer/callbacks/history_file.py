@@ -22,8 +22,9 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 class HistoryFile(Callback):
     """Callback that appends steps and events to history.jsonl in output_dir.
 
-    The values of a step are already on the host when the callback is called, so a line costs no synchronization. A
-    resumed run first removes the lines of steps after the checkpoint, so that each step has one line.
+    The values of a step are already on the host when the callback is called, so writing a line does not synchronize
+    with the device. A resumed run first removes the lines of steps after the checkpoint, so that each step has one
+    line.
 
     Args:
         output_dir: folder of the run.
@@ -89,7 +90,7 @@ class HistoryFile(Callback):
             file.write(_line({"step": state.step, "time": round(time.time(), 3), **values}))
 
     def _keep_until(self, state: TrainerState) -> None:
-        """Remove the lines of later steps, and the evaluation of the current step if it will be repeated."""
+        """Remove the lines of later steps, and the current step's evaluation if that evaluation will be repeated."""
         kept = [line for line in read_lines(self.path) if line["step"] <= state.step] if state.step else []
         if state.evaluation_due:
             kept = [line for line in kept if (line.get("event"), line["step"]) != ("evaluation", state.step)]
@@ -97,7 +98,7 @@ class HistoryFile(Callback):
 
 
 def write_early_failure(output_dir: Path, config: RunConfig, error: BaseException) -> None:
-    """Write run_config.json and history.jsonl of a run that failed before its first step, for its report.
+    """Write run_config.json and history.jsonl for the report of a run that failed before its first step.
 
     Args:
         output_dir: existing folder of the run.

@@ -1,4 +1,4 @@
-r"""User-defined callbacks, which the key `callbacks` names.
+r"""Import the user-defined callbacks that the key `callbacks` lists.
 
 class Beep(Callback):                            # my_callbacks.py
     def on_train_end(self, state):
@@ -21,7 +21,7 @@ def load_callbacks(paths: Iterable[str]) -> list[type]:
         paths: the value of the key `callbacks` (see `import_by_path`).
 
     Raises:
-        ValueError: a module cannot be imported, or does not define a class of this name.
+        ValueError: a module cannot be imported, or does not define the named class.
     """
     classes = []
     for path in paths:

@@ -20,7 +20,7 @@ _EVALUATION_COLORS = ("#d94801", "#238b45", "#6a51a3", "#a50f15", "#525252")
 
 
 def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
-    """Plot the training and evaluation losses of `entries`. Without losses, no file is written."""
+    """Plot the training and evaluation losses of `entries`. If `entries` has no losses, no file is written."""
     figure = loss_figure(entries)
     if figure is not None:
         with explained_errors(path):
@@ -28,12 +28,13 @@ def plot_loss(entries: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
-    """Return a figure of the training and evaluation losses of `entries`, or None without losses.
+    """Return a figure of the training and evaluation losses of `entries`; None if `entries` has no losses.
 
-    Fewer than 20 training losses are drawn with points. With 20 or more, a smoothed curve is added.
+    Fewer than 20 training losses are drawn with markers. For 20 or more training losses, a smoothed curve is added.
 
     Args:
-        entries: entries of steps with `step` and `loss`, and of evaluations with `step` and `eval_loss`.
+        entries: log entries; training entries have `step` and `loss`, and evaluation entries have `step` and
+            `eval_loss`.
     """
     train = [(entry["step"], entry["loss"]) for entry in entries if "loss" in entry]
     evaluations: dict[str, list[tuple[int, float]]] = {}

@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 class MetricsFile(Callback):
     """Callback that appends log entries to metrics.jsonl and updates trainer_state.json in output_dir.
 
-    The start of a run rewrites metrics.jsonl from the log history. A resumed run therefore has no duplicate lines.
+    When a run starts, metrics.jsonl is rewritten from the log history, so that a resumed run has no duplicate lines.
     """
 
     def __init__(self, output_dir: Path) -> None:

@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import StorageError
 
 _INTERVAL_S = 30.0
-"""Minimum time between two refreshes during steps."""
+"""A training step refreshes the page if the last refresh is at least this number of seconds old."""
 _COST = 100.0
 """Minimum time between two refreshes as a multiple of the duration of the last refresh."""
 
@@ -42,8 +42,8 @@ def refresh_report(output_dir: Path) -> None:
 class ReportPage(Callback):
     """Callback that writes report.html at the start and the end of a run, and refreshes the page in between.
 
-    Each evaluation and checkpoint refreshes the page, and so does a step if the last refresh is 30 seconds old. A
-    refresh is left out if refreshes would take more than about 1 % of the time.
+    The page is refreshed after each evaluation, after each checkpoint, and after a step if the last refresh is at least
+    30 seconds old. A refresh is skipped if refreshes would take more than about 1 % of the run time.
     """
 
     def __init__(self, output_dir: Path) -> None:

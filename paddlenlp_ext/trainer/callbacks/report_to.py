@@ -26,7 +26,7 @@ def build_reports(config: RunConfig, output_dir: Path, rows: Any) -> list[Callba
     Raises:
         ValueError: `report_to` requires a package that is not installed.
     """
-    # The trackers come first: they are closed even if another callback fails, such as on a full disk.
+    # Trackers come first so that they are closed even if a later callback fails, for example because the disk is full.
     return [
         *build_trackers(config, output_dir),
         HistoryFile(output_dir, config, rows),

@@ -28,7 +28,7 @@ def describe_run_start(config: RunConfig, rows: Any, total_steps: int, command: 
         config: the run's configuration.
         rows: training rows; a stream has no statistics.
         total_steps: number of optimizer steps.
-        command: words of the command that started the process.
+        command: program and arguments of the command that started the process.
     """
     kind = "reward" if config.reward is not None else "dpo" if config.preference is not None else "sft"
     return {
@@ -90,6 +90,6 @@ def _data_facts(rows: Any) -> dict[str, Any]:
 
 
 def peak_gpu_bytes() -> dict[str, int]:
-    """Return `{"peak_gpu_memory_bytes": bytes}` for the memory that Paddle has allocated; an empty dict on the CPU."""
+    """Return Paddle's peak GPU memory as `{"peak_gpu_memory_bytes": bytes}`; an empty dict on the CPU."""
     uses_gpu = paddle.device.get_device().startswith("gpu")
     return {"peak_gpu_memory_bytes": paddle.device.cuda.max_memory_allocated()} if uses_gpu else {}

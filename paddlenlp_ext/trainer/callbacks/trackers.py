@@ -1,7 +1,7 @@
-"""Experiment trackers, which `report_to` selects: VisualDL, TensorBoard, Weights & Biases, SwanLab and MLflow.
+"""Experiment trackers that `report_to` can select: VisualDL, TensorBoard, Weights & Biases, SwanLab and MLflow.
 
-By default, each tracker writes into output_dir; docs/trackers.md describes logins and other settings. A tracker that
-fails does not end the run: the callback logs a warning, and the run goes on without the tracker.
+By default, trackers write their local files into output_dir; docs/trackers.md describes logins and other settings. A
+tracker that fails does not end the run: the callback logs a warning, and the run goes on without the tracker.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TrackedRun:
     Attributes:
         name: `run_name`, or the name of output_dir.
         folder: output_dir.
-        config: keys and values of the run, without secrets.
+        config: configuration keys and values, without secrets.
     """
 
     name: str
@@ -49,14 +49,14 @@ class TrackedRun:
 
     @classmethod
     def from_config(cls, config: RunConfig, output_dir: Path) -> TrackedRun:
-        """Describe the run of a configuration."""
+        """Build the description of a run from the run's configuration."""
         return cls(
             config.train.run_name or output_dir.resolve().name, output_dir, without_secrets(config.to_flat_dict())
         )
 
 
 class Tracker(ABC):
-    """Connection of one run to a tracker, which the constructor opens.
+    """Connection of one run to a tracker. The constructor opens the connection.
 
     Args:
         library: the imported package.
@@ -76,7 +76,7 @@ class Tracker(ABC):
 
 
 class VisualDL(Tracker):
-    """Scalars and configuration in `output_dir/runs`."""
+    """Tracker that writes scalars and the configuration to `output_dir/runs`."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self._writer = library.LogWriter(logdir=str(run.folder / "runs"))
@@ -91,7 +91,7 @@ class VisualDL(Tracker):
 
 
 class TensorBoard(Tracker):
-    """Scalars and configuration in `output_dir/tensorboard`."""
+    """Tracker that writes scalars and the configuration to `output_dir/tensorboard`."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self._writer = library.SummaryWriter(logdir=str(run.folder / "tensorboard"))
@@ -107,7 +107,7 @@ class TensorBoard(Tracker):
 
 
 class WeightsAndBiases(Tracker):
-    """Run in a project of Weights & Biases; without a key or a network, a run in `output_dir/wandb`."""
+    """Tracker that logs to a Weights & Biases project; without an API key or a network, to `output_dir/wandb`."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         project = os.environ.get("WANDB_PROJECT", PROJECT)
@@ -122,7 +122,7 @@ class WeightsAndBiases(Tracker):
 
 
 class SwanLab(Tracker):
-    """Experiment in a project of SwanLab; without a key or a network, an experiment in `output_dir/swanlog`."""
+    """Tracker that logs to a SwanLab project; without an API key or a network, to `output_dir/swanlog`."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         project = os.environ.get("SWANLAB_PROJECT", PROJECT)
@@ -138,7 +138,7 @@ class SwanLab(Tracker):
 
 
 class MLflow(Tracker):
-    """Run at MLFLOW_TRACKING_URI; without this variable, in `output_dir/mlflow.db`, a database of SQLite."""
+    """Tracker that logs to MLFLOW_TRACKING_URI; if unset, to the SQLite database `output_dir/mlflow.db`."""
 
     def __init__(self, library: Any, run: TrackedRun) -> None:
         self._entities = library.entities
@@ -188,7 +188,7 @@ class TrackerCallback(Callback):
         self._guarded(lambda: self._start(library, run))
 
     def _start(self, library: Any, run: TrackedRun) -> None:
-        with kept_stop_signals():  # SwanLab handles Ctrl-C itself
+        with kept_stop_signals():  # SwanLab installs a Ctrl-C handler
             self._tracker = TRACKERS[self.name](library, run)
 
     def on_log(self, state: TrainerState, entry: dict[str, Any]) -> None:
@@ -209,7 +209,8 @@ class TrackerCallback(Callback):
         except Exception as error:  # any error of the library
             self._tracker = None
             logger.warning(
-                "report_to: %s failed (%s: %s); the run goes on without it, and metrics.jsonl has all metrics",
+                "report_to: %s failed (%s: %s); the run goes on without this tracker, and metrics.jsonl has all "
+                "metrics",
                 self.name,
                 type(error).__name__,
                 error,
@@ -251,5 +252,5 @@ def _online_or_offline(name: str, start: Callable[..., Any]) -> Any:
 
 
 def _as_markdown(config: Mapping[str, Any]) -> str:
-    """Return the keys and values of a configuration as a table."""
+    """Return the keys and values of a configuration as a Markdown table."""
     return "\n".join(["| key | value |", "|---|---|", *(f"| {key} | {value} |" for key, value in config.items())])

@@ -54,7 +54,8 @@ class CheckpointSaver:
         """Write a checkpoint. The checkpoint is complete after `save`, or with `use_async_save`, after `wait`.
 
         Raises:
-            StorageError: this checkpoint or the previous one cannot be written; earlier checkpoints are unchanged.
+            StorageError: this checkpoint or the previous checkpoint cannot be written. Earlier checkpoints are
+                unchanged.
         """
         train = self.config.train
         assert train.output_dir is not None, "check_output_dir requires output_dir"
@@ -90,7 +91,7 @@ class CheckpointSaver:
         self.on_save(folder)
 
     def close(self) -> None:
-        """Wait for the background thread at the end of a run, even if the run failed."""
+        """Wait for the background thread at the end of a run; log an error if the last checkpoint was not saved."""
         self._thread.shutdown()
         if self._incomplete is not None and (error := self._incomplete[0].exception()) is not None:
             logger.error("checkpoint %s was not saved: %s", self._incomplete[1], error)

@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.locks import run_lock
 
 STATE_FILE = "trainer_state.json"
 AUTO = "auto"
-"""Value of `resume_from_checkpoint` that resumes from the newest checkpoint, or starts a new run without one."""
+"""Value of `resume_from_checkpoint`: resume from the newest checkpoint; if there is no checkpoint, start a new run."""
 BAD_STEPS_FILE = "bad_steps.jsonl"
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _RUN_FILES = (
@@ -56,9 +56,9 @@ def list_checkpoints(output_dir: str | Path) -> dict[int, Path]:
 
 
 def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list[Path]:
-    """Return the checkpoints to resume from, in order of preference; an empty list starts a new run.
+    """Return the checkpoints to resume from, in order of preference; an empty list means a new run.
 
-    If a run was killed while it replaced a checkpoint, the renamed old checkpoint gets its name back.
+    If a run was killed while replacing a checkpoint, the old checkpoint is renamed back to its original name.
 
     Args:
         output_dir: the run's folder.
@@ -88,7 +88,7 @@ def resume_candidates(output_dir: str | Path, resume: bool | str | None) -> list
     if newer:
         raise ValueError(
             f"{output_dir} has checkpoints newer than {folder.name}: {', '.join(newer)}; a later resume would continue "
-            "from the newest one; remove the newer checkpoints, or choose another output_dir"
+            "from the newest checkpoint; remove the newer checkpoints, or choose another output_dir"
         )
     return [folder]
 
@@ -108,7 +108,7 @@ def locked_output_dir(config: RunConfig) -> Iterator[None]:
 
 
 def check_output_dir(config: RunConfig) -> None:
-    """Check that a run may write to its `output_dir`, without changing files of an earlier run.
+    """Check that a run may write to its `output_dir`, without removing or overwriting files of an earlier run.
 
     Raises:
         ValueError: `output_dir` is not set, is not writable, is the folder of the model, or has weights or an earlier
@@ -204,7 +204,7 @@ def _checkpoint_folders(output_dir: str | Path) -> dict[int, Path]:
 
 
 def clear_leftovers(output_dir: str | Path) -> None:
-    """Remove hidden folders of interrupted writes and removals; restore checkpoints with an unfinished replacement."""
+    """Remove hidden folders of interrupted writes and removals; restore checkpoints that were not fully replaced."""
     _restore_replaced(Path(output_dir))
     for pattern in _LEFTOVERS:
         for path in Path(output_dir).glob(pattern):
@@ -222,8 +222,8 @@ def prune_checkpoints(output_dir: str | Path, limit: int | None, step: int, keep
     Args:
         output_dir: the run's folder.
         limit: number of checkpoints to keep; None or a number below 1: keep all.
-        step: step of the saved checkpoint. Checkpoints of later steps are neither counted nor removed. Later
-            checkpoints are damaged; otherwise the run would have resumed from them.
+        step: step of the saved checkpoint. Checkpoints of later steps are damaged (otherwise the run would have resumed
+            from one of them), so they are neither counted nor removed.
         keep: steps whose checkpoints are never removed: the steps of the best evaluation and the last stable
             checkpoint.
     """
@@ -243,7 +243,7 @@ def remove_later_checkpoints(output_dir: str | Path, step: int, last: int) -> No
 
 
 def _remove(path: Path) -> None:
-    """Rename a folder, then remove it. An interrupted removal then leaves a hidden folder, not a broken checkpoint."""
+    """Rename a folder before removing it, so that an interrupted removal does not leave a broken checkpoint."""
     hidden = path.with_name(f".{path.name}.removed")
     shutil.rmtree(hidden, ignore_errors=True)
     path.rename(hidden)

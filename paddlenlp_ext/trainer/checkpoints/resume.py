@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device", "scale_loss")  # the device may differ, and the loss scale is stored
+_WITHOUT_EFFECT = ("device", "scale_loss")  # the device may differ, and the loss scale comes from the checkpoint
 _MAX_PROBLEMS = 5
 
 
@@ -66,7 +66,7 @@ def begin_or_resume(
 
 
 def _continue_loss_scale(state: TrainerState, config: RunConfig) -> None:
-    """In float16, continue with the checkpoint's loss scale, or start with `scale_loss` in a new run."""
+    """With float16, continue with the checkpoint's loss scale, or start with `scale_loss` in a new run."""
     if not config.precision.scales_loss:
         state.loss_scale = None
     elif state.loss_scale is None:
@@ -182,14 +182,15 @@ def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_n
         problems = checkpoint_damage(folder) if folder.is_dir() else ["missing"]
         if problems:
             logger.warning(
-                "the best checkpoint so far (step %d) cannot be used (%s); only later evaluations count",
+                "the best checkpoint so far (step %d) cannot be used (%s); the best checkpoint is now chosen from "
+                "later evaluations",
                 best,
                 "; ".join(problems),
             )
             state.forget_best()
     if state.best_name not in (None, best_name):
         logger.warning(
-            "metric_for_best_model changed from %s to %s; only later evaluations count for the best checkpoint",
+            "metric_for_best_model changed from %s to %s; the best checkpoint is now chosen from later evaluations",
             state.best_name,
             best_name,
         )

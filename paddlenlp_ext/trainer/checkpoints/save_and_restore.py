@@ -33,7 +33,7 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 
 # Prefixes of tensor names in the training state: one for the model's hooks, one for the objective.
 _HOOKS, _OBJECTIVE = "hooks/", "objective/"
-# Prefix of the model's tensor names while tensors are gathered. The written names have no prefix.
+# Prefix of the model's tensor names while tensors are gathered. Tensor names in the weight files have no prefix.
 _WEIGHTS = "weights/"
 HAS_MANIFEST = "has_manifest"
 """Key of training_state.json. Checkpoints of earlier versions have neither the key nor a manifest."""

@@ -1,6 +1,6 @@
 """Table of the activations that each adapter layer saves for its backward pass.
 
-A subclass without a row uses the row of its nearest base class. The row of `LinearAdapter`, the last base class of the
+A layer class without a row uses the row of its nearest base class. The row of `LinearAdapter`, the base class of all
 linear adapters, assumes a copy of the input and two tensors as wide as the output.
 """
 
@@ -69,18 +69,18 @@ def _lokr_size(layer: LoKrLinear) -> int:
 
 
 def _bottleneck_size(layer: BottleneckAdapter) -> int:
-    """Return the elements per token in the input and in the bottleneck before and after the activation function."""
+    """Return the number of elements per token in the input, and in the bottleneck before and after the activation."""
     down = layer.adapter_down.weight.shape
     return sum(down) + min(down)
 
 
 def _with_start(layer: LoRALinearWithInit) -> int:
-    """Return the elements per token in x A^T, and in x A0^T unless the base layer stores the residual W - B0 A0."""
+    """Return the number of elements per token in x A^T, plus x A0^T unless the base layer stores W - B0 A0."""
     return _lora_rank(layer) * (1 if layer.base_is_residual else 2)
 
 
 _TABLE: dict[type[AdapterLayer], SavedActivations] = {
-    AdapterLayer: SavedActivations(lambda layer: 0),  # such adapters change only a few positions or parameters
+    AdapterLayer: SavedActivations(lambda layer: 0),  # layers that change only a few positions or parameters
     LinearAdapter: SavedActivations(lambda layer: layer.in_features + 2 * layer.out_features),
     # x A^T
     LoRALinear: SavedActivations(_lora_rank, is_fused=_is_fused),
@@ -90,7 +90,7 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
     QERALinear: SavedActivations(_with_start, is_fused=_is_fused),
     # x A^T, and the base and adapter outputs before the magnitudes scale them
     DoRALinear: SavedActivations(lambda layer: _lora_rank(layer) + 2 * layer.out_features),
-    # x A^T before and after its scaling
+    # x A^T before and after scaling
     AdaLoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
     SoRALinear: SavedActivations(lambda layer: 2 * layer.rank),
     VeRALinear: SavedActivations(lambda layer: 2 * layer.projections.a.shape[0]),
@@ -106,7 +106,7 @@ _TABLE: dict[type[AdapterLayer], SavedActivations] = {
         saves_input=lambda layer: False,
         changes_input=lambda layer: True,
     ),
-    # the product with U, and its product with C
+    # x U, and (x U) C
     HRALinear: SavedActivations(lambda layer: 2 * layer.hra_u.shape[1], changes_input=lambda layer: True),
     LoKrLinear: SavedActivations(_lokr_size, saves_input=lambda layer: layer.in_features > layer.out_features),
     # r^2 inner features if the input is multiplied by the factors, else nothing

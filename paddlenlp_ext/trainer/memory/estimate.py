@@ -38,10 +38,10 @@ _PROCESS_BYTES = 370e6
 """Bytes that Python, Paddle, the tokenizer and their libraries take before the first tensor is allocated."""
 _LOSS_CHUNK = 256
 """Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. In
-bfloat16, the C++ library takes chunks of 384 positions without a rounded copy of the gradient, and needs the same
-number of bytes."""
+bfloat16, the C++ library uses chunks of 384 positions without a rounded copy of the gradient. Such a chunk needs as
+many bytes as 256 positions with the copy."""
 _SMALLEST_BLOCK = 1 << 18
-"""Minimum size in bytes of a C++ op's result for allocation in a block (ops/cpp/library.py)."""
+"""Minimum size in bytes of a C++ op's result that is allocated in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
 """Maximum free memory in the C++ library's blocks, as a fraction of the blocks' peak (ops/csrc/buffers.cpp)."""
 _MMAP_THRESHOLD = 1 << 25
@@ -51,9 +51,9 @@ _FREE_HEAP = 1.0
 """Freed memory that the C heap retains if the C++ library allocates the large results, as a fraction of the heap's peak
 without weights and optimizer state. Few freed chunks fit a later allocation."""
 _FREE_PLAIN_HEAP, _FREE_PLAIN_HEAP_OF_ADAPTERS = 0.7, 1.75
-"""Freed memory that the C heap retains without the C++ library, as a fraction of the heap's peak, for a model without
-and with adapters. Small results of adapter ops lie between large freed chunks and keep them from merging. Measured with
-two model shapes (docs/internals/memory.md)."""
+"""Freed memory that the C heap retains without the C++ library, as a fraction of the heap's peak: first for a model
+without adapters, then for a model with adapters. Small results of adapter ops lie between large freed chunks and keep
+them from merging. Measured with two model shapes (docs/internals/memory.md)."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,8 @@ class MemoryEstimate:
         optimizer: moments, and fp32 copies of half-precision weights.
         activations: tensors saved for the backward passes of the micro-batches in flight.
         working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
-        gradients: gradients, and temporary tensors of the update, that exceed the memory freed by activations.
+        gradients: gradients and temporary tensors of the update, as far as they exceed the memory that activations and
+            working tensors have freed.
         allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
 
@@ -107,7 +108,7 @@ class _MemoryUse:
 
     @staticmethod
     def of_results(sizes: Iterable[float], blocks: float = 0.0) -> _MemoryUse:
-        """Return the memory of Paddle's results with these sizes in bytes, plus `blocks` bytes of C++ results."""
+        """Return the memory of Paddle's results, given their sizes in bytes, plus `blocks` bytes of C++ results."""
         sizes = list(sizes)
         mapped = sum(size for size in sizes if size >= _MMAP_THRESHOLD)
         return _MemoryUse(blocks, sum(sizes) - mapped, mapped)
@@ -165,8 +166,9 @@ def estimate_memory(
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
     working = max(loss, backward)
 
-    # Paddle's ops allocate the residual sums. With separate adapters, Paddle's ops also allocate the sums of base and
-    # adapter output (here of gate and up), and about half of the activations that adapters save (measured with DoRA).
+    # Paddle's ops allocate the residual sums. With separate adapters, Paddle's ops also allocate the sums of base
+    # output and adapter output (for gate and up), and about half of the activations that adapters save (measured with
+    # DoRA).
     separate = layers.gate + inputs.adapters / 2 if has_separate_adapters(model) and recompute is None else 0.0
     kept: Sequence[int] = share.layers
     if recompute is not None and recompute.offloads_inputs:
@@ -240,8 +242,8 @@ def _loss_bytes(
 ) -> float:
     """Return the peak bytes of the loss: a chunk of logits, and float32 tensors of hidden states.
 
-    A trained lm_head also takes a copy of the lm_head in the matmul dtype. Without the C++ library, the
-    loss instead takes a chunk's contribution to the fp32 gradient of the lm_head.
+    If lm_head is trained, the loss also needs a copy of lm_head in the matmul dtype. Without the C++ library, the loss
+    needs a chunk's contribution to the fp32 gradient of lm_head instead of the copy.
     """
     if not share.has_head:
         return 0.0
@@ -258,7 +260,7 @@ def _logit_bytes(columns: float, targets: int, numerics: Numerics, is_capped: bo
 
     With Triton, logits have the matmul dtype and their gradient overwrites them. Without Triton, logits are float32 and
     the gradient has a copy rounded to the matmul dtype. Without the C++ library, the derivative of a logit soft-cap
-    takes another float32 tensor.
+    needs another float32 tensor.
     """
     if numerics.triton:
         return numerics.product * min(chunk_rows(math.ceil(columns), int(numerics.product)), targets) * columns
@@ -272,7 +274,7 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the elements per token that the backward op of the gate holds; no other op of a layer holds more.
+    """Return the number of elements per token that the backward op of the gate holds, the maximum over a layer's ops.
 
     While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
     states before and after the feed-forward layer.
@@ -306,7 +308,7 @@ def _gradients(model: Any, stored: _Storage, share: ProcessShare, has_both_of_ti
 
 
 def _bucket_use(model: Any, stored: _Storage, share: ProcessShare) -> _MemoryUse:
-    """Return the memory of the gradient reduction over replicas: a bucket, and its sum split into parameters."""
+    """Return the memory for reducing gradients over replicas: a bucket, and the reduced bucket split by parameter."""
     if share.replicas == 1:
         return _MemoryUse()
     sizes = [stored.gradient_bytes(parameter) for parameter in trainable_parameters(model).values()]

@@ -25,7 +25,8 @@ class Numerics:
         on_gpu: whether a GPU runs the ops. The estimate for a GPU assumes that norms, rotary embedding and gate
             consist of several ops, each of which saves its input.
         autocast: whether each matmul casts its input and saves the cast copy.
-        triton: whether Triton kernels compute the loss, in larger chunks (ops/linear_cross_entropy/triton.py).
+        triton: whether Triton kernels compute the loss, in larger chunks than other backends
+            (ops/linear_cross_entropy/triton.py).
     """
 
     hidden: float = 4.0
@@ -70,9 +71,9 @@ class SavedInputs:
         result: bytes per element of the input of o_proj, in addition to the copy that attention saves.
         feed_forward: bytes per element of the input of gate and up.
         gated: bytes per element of the input of down_proj.
-        latents: bytes per element of the latents of multi-head latent attention, which linear layers read.
+        latents: bytes per element of the latents of multi-head latent attention, the input of linear layers.
         adapters: bytes per token of other tensors that adapters save.
-        exchanged: bytes per token of the rows that expert-parallel processes receive.
+        exchanged: bytes per token of the hidden states received from other expert-parallel processes.
         norms: number of norms that read the hidden states; 1 if attention and the feed-forward layer share a norm.
     """
 
@@ -151,12 +152,12 @@ class ActivationModel:
 
     @property
     def _unfused(self) -> float:
-        """Bytes per token that norms of heads or latents save, and on a GPU, that unfused ops save in addition."""
+        """Bytes per token that the norms of heads or latents save; on a GPU, also the bytes that unfused ops save."""
         rotated = self._num_queries + self._num_keys
         normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
         if not self.numerics.on_gpu:
             return normed
-        # A norm saves a float32 copy of its input instead of the input, and its output before scaling. The rotary
+        # A norm saves a float32 copy of its input instead of the input, and also its output before scaling. The rotary
         # embedding saves its input in float32 twice, once with the halves swapped. silu saves its output.
         norms = 2 * self.hidden * 4.0 / self.numerics.hidden
         return norms + 2 * normed + 8.0 * rotated + self.numerics.product * self._num_inner
@@ -195,11 +196,11 @@ class ActivationModel:
     def _saved_by_layer(self, index: int) -> float:
         plan = self.plan
         if plan is None or index in plan.excluded_layers or plan.granularity == "core_attn":
-            return self.layer  # attention saves no scores, so recomputing it frees nothing
+            return self.layer  # attention saves no scores, so recomputing attention frees nothing
         if plan.granularity == "full_attn":
             return self.layer - self.attention
         hidden = self.numerics.hidden * self.config.hidden_size
-        region_bytes = {  # inputs and outputs of each region
+        region_bytes = {  # bytes of the inputs and outputs of each region
             "attention_column_ln": hidden + self.attention - self.result,
             "flash_attn": self.attention,
             "attention_row_ln": self.result + hidden,

@@ -1,4 +1,4 @@
-"""Share of the model and of a training step on one process of each pipeline stage, in a parallel layout.
+"""Share of the model and of a training step that one process of each pipeline stage holds.
 
     tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
     expert parallelism      some experts of every layer
@@ -6,7 +6,7 @@
     sharding (ZeRO)         stage 1: shards of the optimizer state; stage 2: shards of the gradients too;
                             stage 3: shards of the parameters too, and the gathered parameters of a few layers
 
-The shapes come from the code that shards the model of a run; no process communicates.
+The shapes are computed by the code that shards the model of a run, without communication between processes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def process_shares(
         degrees: number of processes along each axis of the mesh.
         parallel: the run's `config.parallel`.
         num_micro: micro-batches of a replica in an optimizer step.
-        work: estimated FLOPs, which balance the layers over the pipeline stages; None: the default estimate.
+        work: estimated FLOPs, used to balance the layers over the pipeline stages; None: the default estimate.
 
     Raises:
         ValueError: the model's shapes cannot be divided by the degrees.

@@ -153,6 +153,6 @@ def _numerics(precision: PrecisionConfig) -> Numerics:
 
 
 def _gpu_runs_triton() -> bool:
-    """Return whether ops use Triton kernels on this machine's GPU; a machine without a GPU counts as a Hopper GPU."""
+    """Return whether ops use Triton kernels on this machine's GPU; without a GPU, assume a Hopper GPU."""
     place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
     return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None

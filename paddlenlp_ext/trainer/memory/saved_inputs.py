@@ -1,8 +1,8 @@
 """Inputs that the linear layers and adapters of a decoder layer save for the backward pass, from shapes only.
 
-A trained linear layer saves its input in the matmul dtype. A frozen linear layer saves no input in the C++ library, but
-Paddle's matmul saves it. LoRA fused with its base layer saves its input in the matmul dtype. Every other adapter
-computes in separate ops in full precision, and saves its input unconverted.
+A trained linear layer saves its input in the matmul dtype. A frozen linear layer saves no input with the C++ library;
+with Paddle's matmul, it saves its input. LoRA fused with its base layer saves its input in the matmul dtype. Every
+other adapter computes in separate ops in full precision, and saves its input unconverted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from paddlenlp_ext.trainer.memory.adapter_activations import saved_activations
 from paddlenlp_ext.trainer.memory.layer_activations import Numerics, SavedInputs
 
 _DROPOUT = 1.25
-"""fp32 elements that dropout saves per input element: the output, and a mask of one byte."""
+"""Memory that dropout saves per input element, in fp32 elements: 1 for the output, and 0.25 for a mask of one byte."""
 
 
 def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
@@ -40,7 +40,7 @@ def saved_inputs(model: Any, numerics: Numerics) -> SavedInputs:
     each = [_inputs_of_layer(layer, model.config.hidden_size, numerics) for layer in layers]
     means = {name: math.fsum(getattr(one, name) for one in each) / len(each) for name in vars(each[0])}
     if isinstance(model, PeftModel) and isinstance(model.adapter, PromptAdapter) and not numerics.cpp:
-        means["result"] = numerics.attention  # o_proj reads the concatenated attention outputs of prompt and documents
+        means["result"] = numerics.attention  # the input of o_proj concatenates the outputs for prompt and documents
     return SavedInputs(**means)
 
 
@@ -77,7 +77,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
 
 
 def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:
-    """Return the number of rows that an adapter reads per token: `top_k` for adapters of experts, else 1."""
+    """Return the number of rows that an adapter processes per token: `top_k` for adapters of experts, else 1."""
     if not isinstance(adapter, LoRAExperts):
         return 1
     return next(part for part in parts if isinstance(part, MixtureOfExperts)).shape.router.top_k
@@ -122,7 +122,7 @@ def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics
 
 
 def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
-    """Return the bytes saved per element of a norm output that these linear layers read."""
+    """Return the bytes that `linears` save per element of their common input, the output of a norm."""
     if not numerics.autocast:
         return _bytes_of_input(linears, numerics, numerics.attention, numerics.product)
     saving = [linear for linear in linears if _saves_input(linear, numerics)]
@@ -130,10 +130,10 @@ def _bytes_of_normed(linears: Iterable[nn.Layer], numerics: Numerics) -> float:
 
 
 def _bytes_of_input(linears: Iterable[nn.Layer], numerics: Numerics, unconverted: float, as_product: float) -> float:
-    """Return the bytes saved per element of an input that these linear layers read.
+    """Return the bytes that `linears` save per element of their common input.
 
-    The input is saved at most once unconverted and once in the matmul dtype. If both copies have the same size, only
-    one tensor is saved.
+    The input is saved at most twice: unconverted, and in the matmul dtype. If both copies have the same size, only one
+    tensor is saved.
 
     Args:
         linears: linear layers and linear adapters that read the input.

@@ -75,8 +75,8 @@ def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelRepo
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(
-            f"label metrics need outputs and a reference for each; got {len(outputs)} outputs and {len(references)} "
-            "references"
+            f"label metrics need outputs and a reference for each output; got {len(outputs)} outputs and "
+            f"{len(references)} references"
         )
     answers, truths = [text.strip() for text in outputs], [text.strip() for text in references]
     rows, answered = Counter(truths), Counter(answers)

@@ -1,4 +1,4 @@
-"""Custom metrics of a user-defined function, which `compute_metrics` names by dotted path or as `file.py:function`.
+"""Custom metrics from a user-defined function, given as `compute_metrics` by dotted path or as `file.py:function`.
 
     def length(rows):                                  # my_metrics.py
         return {"words": sum(len(row["output"].split()) for row in rows) / len(rows)}
@@ -45,7 +45,8 @@ def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict
         rows: dicts with the texts src, tgt and output.
 
     Raises:
-        ValueError: the result is not a mapping from unused metric names to numbers.
+        ValueError: the result is not a mapping from names to numbers, or a name is invalid or belongs to another
+            metric.
     """
     result = function(rows)
     if not isinstance(result, Mapping):
@@ -56,7 +57,9 @@ def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict
                 f"compute_metrics returned the name {name!r}; use strings of letters, digits, '_', '-' and '.'"
             )
         if name in _TAKEN:
-            raise ValueError(f"compute_metrics returned {name!r}, which is the name of another metric; rename it")
+            raise ValueError(
+                f"compute_metrics returned {name!r}, which is the name of another metric; choose another name"
+            )
         if not isinstance(value, Real) or isinstance(value, bool):
             raise ValueError(f"compute_metrics returned {_kind(value)} for {name!r}; return a number")
     return {name: float(value) for name, value in result.items()}

@@ -33,8 +33,8 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(
-            f"text metrics need outputs and a reference for each; got {len(outputs)} outputs and {len(references)} "
-            "references"
+            f"text metrics need outputs and a reference for each output; got {len(outputs)} outputs and "
+            f"{len(references)} references"
         )
     exact = [is_exact_match(output, reference) for output, reference in zip(outputs, references, strict=True)]
     return {

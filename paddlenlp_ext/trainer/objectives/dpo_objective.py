@@ -43,7 +43,7 @@ def answer_logps(model: TrainableModel, hidden_BSD: paddle.Tensor, batch: Prefer
 
 
 class PreferenceObjective(Objective):
-    """Objective of preference training. The metric sums are the vector of `PreferenceMetrics`.
+    """Objective of preference training. Metric sums have the layout of `PreferenceMetrics.to_vector`.
 
     Args:
         config: the run's configuration, with the section `preference`.
@@ -57,7 +57,7 @@ class PreferenceObjective(Objective):
     def __init__(
         self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward, process_group: ProcessGroup
     ) -> None:
-        assert config.preference is not None, "a preference run has this section"
+        assert config.preference is not None, "a preference run has the section preference"
         self.config, self.options = config, config.preference
         self.model, self.forward_backward, self.process_group = model, forward_backward, process_group
         self._rates_answers = self.options.loss_type == "kto"
@@ -125,7 +125,8 @@ class PreferenceObjective(Objective):
         """Return the answers' log-probabilities for each batch, without dropout; None on stages without lm_head."""
         with evaluation_mode(self.model), autocast(self.config.precision), context or nullcontext():
             logps = self.forward_backward.forward(batches, lambda *inputs: answer_logps(*inputs).numpy())
-            # Release the parameters that ZeRO-3 gathered, because their owners may update them before the next pass.
+            # Release the parameters that ZeRO-3 gathered, because their owners may update them before the next forward
+            # pass.
             self.process_group.after_micro_batch()
             return logps
 

@@ -61,7 +61,7 @@ class Objective:
         """Prepare for the first step of a run; called before a checkpoint is restored."""
 
     def prepare(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches with all inputs of `measure`. All ranks must run the same number of passes here."""
+        """Return the batches with all inputs of `measure`; all ranks must run the same number of forward passes."""
         return batches
 
     def after_step(self, step: int) -> None:

@@ -5,9 +5,9 @@ reference model are computed. The log-probabilities are stored in the folder of 
 a hash of weights and compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
-(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. The run then
-holds a copy of the reference model's trained parameters, and swaps the copy with the current parameters for a forward
-pass.
+(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. Such a run holds
+a copy of the reference model's trained parameters, and swaps the copy with the current parameters for each forward pass
+of the reference model.
 """
 
 from __future__ import annotations
@@ -43,7 +43,8 @@ def fingerprint(model: TrainableModel, settings: Iterable[str], process_group: P
     """Return a hash of the model and settings that determine the log-probabilities of the reference model.
 
     Args:
-        model: the model before training. The hash covers its config, and the parameters and buffers of all processes.
+        model: the model before training. The hash covers the model's config, and the parameters and buffers of all
+            processes.
         settings: further settings, such as the compute dtype.
         process_group: processes of the run.
     """
@@ -83,7 +84,8 @@ def reference_logps(
     rounds = range(0, len(batches), process_group.size)
     shows_bar = process_group.is_main and sys.stderr.isatty()
     for first in track(rounds, "reference model", disable=not shows_bar):
-        # With ZeRO-3, all replicas must run equally many passes. A replica without a batch repeats the last batch.
+        # With ZeRO-3, all replicas must run the same number of forward passes. A replica without a batch repeats the
+        # last batch.
         number = first + process_group.index
         batch = collate_rows(batches[min(number, len(batches) - 1)])
         logps_A = answer_logps(batch)

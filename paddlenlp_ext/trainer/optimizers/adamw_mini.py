@@ -4,8 +4,8 @@ For a gradient g and each of its blocks b,
 
     m = beta1 m + (1 - beta1) g,   v_b = beta2 v_b + (1 - beta2) mean(g_b^2)
 
-The update is AdamW's, with v_b for every element of b. The blocks are the paper's partition for
-Transformers:
+The update is the AdamW update, with v_b as the second moment of every element of b. The blocks follow the paper's
+partition for Transformers:
 
 | parameter | block |
 |---|---|

@@ -16,7 +16,7 @@ class StochasticRounding:
     """Random numbers for stochastic rounding of bfloat16 parameters (ops/stochastic_rounding.py).
 
     A random number is a function of seed, optimizer step, parameter name and position in the unsharded parameter. The
-    number does not depend on resumes or the parallel layout, and checkpoints need no generator state.
+    number therefore does not depend on resumes or the parallel layout, and checkpoints need no generator state.
 
     Attributes:
         step: number of completed optimizer steps, set by `OptimizerStep`.

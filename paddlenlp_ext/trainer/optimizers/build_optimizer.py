@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.optimizers.parameter_groups import parameter_groups, 
 
 
 def build_rounding(model: TrainableModel, precision: PrecisionConfig, seed: int) -> StochasticRounding | None:
-    """Return stochastic rounding of half-precision parameters without fp32 copies (`master_weight: false`), or None."""
+    """Return a `StochasticRounding` for half-precision parameters if `master_weight` is false; otherwise None."""
     parameters = trainable_parameters(model)
     is_half = any(parameter.dtype != paddle.float32 for parameter in parameters.values())
     return StochasticRounding(seed, parameters) if is_half and not precision.master_weight else None
@@ -74,7 +74,7 @@ def _no_shards(part: paddle.Tensor, shard: Shard) -> paddle.Tensor:
 
 
 def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
-    """Wrap an optimizer to hold its state in pinned host memory between steps.
+    """Wrap an optimizer so that its state is in pinned host memory between steps.
 
     Raises:
         ValueError: the model is not on a GPU.
@@ -87,7 +87,7 @@ def offload_state(model: TrainableModel, optimizer: Any) -> OffloadedOptimizer:
 def _adamw(request: _Request) -> paddle.optimizer.AdamW:
     options, rounding = request.options, request.rounding
     groups: Any = request.groups
-    if not groups:  # this stage has no trained parameter, but Paddle's optimizer needs one
+    if not groups:  # this stage has no trained parameter, but Paddle's optimizer needs a parameter
         groups = [{"params": [paddle.create_parameter([1], "float32")], "weight_decay": 0.0}]
     parameters = [parameter for group in groups for parameter in group["params"]]
     is_fused = rounding is not None or any(_is_bf16_on_cpu(parameter) for parameter in parameters)

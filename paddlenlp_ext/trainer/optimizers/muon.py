@@ -35,14 +35,14 @@ GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
 """Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
 
 _TABLES = frozenset({"embed_tokens", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
-"""Name components of two-dimensional parameters that are not linear maps: embeddings, angles, directions."""
+"""Components in the names of two-dimensional parameters that are not linear maps: embeddings, angles, directions."""
 _NUM_STEPS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 _SMALLEST_NORM = 1e-7
 
 
 def is_muon_matrix(name: str, shape: Sequence[int]) -> bool:
-    """Return whether Muon, and not AdamW, updates the parameter `name` with this unsharded shape."""
+    """Return whether Muon (not AdamW) updates a parameter with this name and unsharded shape."""
     return len(shape) == 2 and min(shape) > 1 and _TABLES.isdisjoint(name.split("."))
 
 
@@ -64,7 +64,7 @@ def orthogonalize(matrix_MN: paddle.Tensor) -> paddle.Tensor:
 
     The function divides the matrix by its Frobenius norm, and applies five Newton-Schulz steps
     X = a X + b (X X^T) X + c (X X^T)^2 X. With the coefficients of Jordan et al., small singular values grow quickly,
-    but singular values do not converge to 1.
+    but do not converge to 1.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix_MN.shape[0] > matrix_MN.shape[1]

@@ -64,7 +64,7 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
     """Check that all parameters are on a GPU.
 
     Raises:
-        ValueError: a parameter is on the CPU, where optimizer state is in host memory without offloading.
+        ValueError: a parameter is not on a GPU.
     """
     for parameter in parameters:
         if not parameter.place.is_gpu_place():

@@ -1,8 +1,8 @@
 """Save and restore optimizer state under the model's parameter names.
 
 Paddle numbers the state tensors (`linear_7.w_0_moment1_0`), and the numbers differ between processes. Checkpoints use
-the names `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`. The subclasses of
-`SmallStateOptimizer` have further kinds of state tensors.
+the names `<structured parameter name>.<moment1|moment2|beta1_pow_acc|beta2_pow_acc|master_weight>`. Subclasses of
+`SmallStateOptimizer` add other kinds of state tensors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MASTER = "master_weight"
 
 
 def _optimizer_tensors(optimizer: Optimizer, parameters: dict[str, paddle.Tensor]) -> dict[str, paddle.Tensor]:
-    """Return the state tensors by name; create the tensors if the optimizer has not made a step."""
+    """Return the state tensors by name; create the tensors if the optimizer has not taken a step."""
     if isinstance(optimizer, OffloadedOptimizer):
         return _optimizer_tensors(optimizer.inner, parameters)
     if isinstance(optimizer, SmallStateOptimizer):

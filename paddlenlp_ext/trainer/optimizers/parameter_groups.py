@@ -1,8 +1,7 @@
 """Trained parameters, grouped by weight decay and learning rate scale.
 
-Weight decay applies to matrices, not to norm weights and biases. PaddleNLP decays norm weights and biases too; its
-results with `weight_decay` above 0 therefore differ. An adapter method can exclude parameters (`allows_weight_decay`).
-IA3 excludes its scales, because they are neutral at 1, not at 0.
+Weight decay applies to matrices, not to norm weights and biases, as in PaddleNLP. An adapter method can exclude
+parameters (`allows_weight_decay`). IA3 excludes its scales, because the neutral value of a scale is 1, not 0.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ def trainable_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
 
 
 def updated_parameters(model: TrainableModel) -> dict[str, paddle.Tensor]:
-    """Return the trained parameters that this process updates: all, or with ZeRO, the share of this process."""
+    """Return the trained parameters that this process updates: with ZeRO, the share of this process; otherwise all."""
     return {name: parameter for name, parameter in trainable_parameters(model).items() if is_updated_here(parameter)}
 
 

@@ -31,8 +31,8 @@ class SmallStateOptimizer(ABC):
     """Base class of AdamW variants; a subclass defines the moments of a parameter and its update.
 
     Weight decay is applied before the update (arXiv:1711.05101). A half-precision parameter either has an fp32 copy
-    (`master_weight`), or is converted to fp32, updated and rounded stochastically. Parameters without a gradient do not
-    change, nor does their state.
+    (`master_weight`), or is converted to fp32, updated and rounded stochastically. Parameters without a gradient, and
+    their state, do not change.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class SmallStateOptimizer(ABC):
             self._update_one(update)
 
     def _updates(self) -> Iterator[ParameterUpdate]:
-        """Increment the step count of each parameter that has a gradient, and yield the inputs of its update."""
+        """Increment the step count of each parameter that has a gradient, and yield the inputs of the update."""
         for parameter, rate_scale, weight_decay in self._members:
             gradient = parameter.grad
             if gradient is None:

@@ -9,7 +9,7 @@ The scale follows the rule of `paddle.amp.GradScaler`:
     after `decr_every_n` overflows without a finite step between them    scale * decr_ratio
     after `incr_every_n_steps` consecutive finite steps                  scale * incr_ratio
 
-All processes agree on overflows (train_step.py), so that all processes have the same loss scale.
+All processes agree on whether a step overflowed (train_step.py), and therefore have the same loss scale.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
     @paddle.no_grad()
     def take_total(gradient: paddle.Tensor) -> None:
         nonlocal total
-        # A view keeps the sum alive, because the next line frees parameter.grad.
+        # The view keeps the sum alive after the next line frees parameter.grad.
         total = None if parameter.grad is None else parameter.grad.view(parameter.shape)
         parameter.clear_gradient(False)
 
@@ -46,7 +46,7 @@ def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
         nonlocal total
         if not placement_of(parameter).has_float32_gradient:
             return
-        assert parameter.grad is not None, "called after the gradient is stored"
+        assert parameter.grad is not None, "the hook is called after the gradient is stored"
         wide = parameter.grad.astype("float32")
         share_storage(wide if total is None else total.add_(wide), parameter.grad)
         total = None

@@ -1,10 +1,11 @@
 """Handle unstable steps: NaN or infinity (`nan_policy`), loss spikes and skipped data.
 
-`OptimizerStep` raises before the update if the loss or gradient norm is not finite on at least one process. In float16,
-an overflow of gradients lowers the loss scale, and training continues (loss_scale.py). Otherwise `nan_policy` decides:
+`OptimizerStep` raises `NonFiniteError` before the update if the loss or gradient norm is not finite on at least one
+process. In float16, a gradient overflow lowers the loss scale and training continues, unless the loss scale is already
+minimal (loss_scale.py). In all other cases, `nan_policy` decides:
 
     raise      the run ends with an error that names the rows of the step
-    skip       the step counts as a step, but does not update the model
+    skip       the step is counted, but does not update the model
     rollback   the run returns to the last stable checkpoint, and skips the unstable steps
 
 A run becomes unstable at a non-finite step or a loss spike, and stable again after `loss_spike_window` finite steps
@@ -34,7 +35,8 @@ logger = get_logger(__name__)
 
 _MAX_NAMED_ROWS = 8
 _SMALLEST_DEVIATION = 0.01
-"""Minimum standard deviation for spike detection, as a fraction of the mean; equal losses would have 0."""
+"""Minimum standard deviation for spike detection, as a fraction of the mean. Equal losses have a standard deviation of
+0."""
 
 
 class RollbackRequest(Exception):  # noqa: N818 (control flow, not an error)
@@ -102,8 +104,8 @@ class StepGuard:
             error.loss,
             error.grad_norm,
             f"step {number}: {error}. Parameters are unchanged. Rows of the step: {self._named_rows(step_batch)}. "
-            f"Check them ({BAD_STEPS_FILE} in output_dir lists all), or lower learning_rate ({learning_rate:.3g} in "
-            "this step)",
+            f"Check these rows ({BAD_STEPS_FILE} in output_dir lists all rows of the step), or lower learning_rate "
+            f"({learning_rate:.3g} in this step)",
         )
         if exceeds:
             raise NonFiniteError(

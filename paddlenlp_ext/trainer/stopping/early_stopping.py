@@ -56,7 +56,7 @@ class BestMetricTracker:
         return self.improves(value, best) and (best is None or abs(value - best) > self._threshold)
 
     def stops_early(self, state: TrainerState) -> bool:
-        """Return whether none of the last `early_stopping_patience` evaluations brought an improvement."""
+        """Return whether none of the last `early_stopping_patience` evaluations improved the metric."""
         if self._patience is None or state.num_not_improved < self._patience:
             return False
         get_logger(__name__).info(

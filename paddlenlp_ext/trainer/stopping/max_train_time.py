@@ -1,4 +1,4 @@
-"""Time limit of a run (`max_train_time`): stop while there is time to save a checkpoint."""
+"""Time limit of a run (`max_train_time`): stop while there is still time to save a checkpoint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class TimeLimit:
 
     @contextmanager
     def measured(self, phase: str) -> Iterator[None]:
-        """Measure the duration of the block, a phase such as "step"; the longest duration predicts later durations."""
+        """Record the duration of the block for `phase`, such as "step"; predictions use the longest duration."""
         started = time.monotonic()
         yield
         self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)

@@ -25,8 +25,8 @@ TIME_LIMIT = 1000
 TIME_LIMIT_EXIT_CODE = 75
 _REPEATED = (signal.SIGTERM, SIGHUP)
 _REPEAT_SECONDS = 3.0
-"""Time in which a repetition of a signal in `_REPEATED` is ignored. Paddle's launchers send SIGTERM to each process two
-or three times, and both the system and the shell send SIGHUP when a terminal is closed."""
+"""Seconds in which a repetition of a signal in `_REPEATED` is ignored. Paddle's launchers send SIGTERM to each process
+two or three times, and both the system and the shell send SIGHUP when a terminal is closed."""
 
 
 class TrainingStopped(SystemExit):
@@ -49,7 +49,7 @@ def describe_stop(reason: int) -> str:
 
 
 class _InterruptedError(Exception):
-    """Interruption of a block by the first signal; `StopSignals.interruptible` catches it."""
+    """Interruption of a block by the first signal; `StopSignals.interruptible` catches this exception."""
 
 
 class StopSignals:
@@ -58,8 +58,8 @@ class StopSignals:
     The second signal ends a program of this library (`run_command`) immediately. In other programs, the second
     signal calls the previous handler: Ctrl-C raises KeyboardInterrupt.
 
-    Python handles signals only in the main thread. In other threads, only the time limit has an effect. If SIGHUP is
-    ignored, as under nohup, it stays ignored.
+    Python handles signals only in the main thread. In other threads, only the time limit has an effect. An ignored
+    SIGHUP, as under nohup, stays ignored.
 
     Args:
         all_reduce_max: function that returns the maximum of a number over all processes; None for a single process. In
