@@ -35,8 +35,8 @@ ConfigCheck = Callable[[Mapping[str, Any]], None]
 def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     """Return the name of the base model, and the adapter folder or None.
 
-    `model_name_or_path` may be an adapter folder. The base is then read from its adapter_config.json, or otherwise from
-    its run_config.json.
+    `model_name_or_path` may be an adapter folder. The name of the base is then read from adapter_config.json, or
+    otherwise from run_config.json, in this folder.
 
     Raises:
         ValueError: the adapter folder does not name a base, the base is not found, two adapters are given, or the
@@ -52,7 +52,8 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:
         raise ValueError(
-            f"--model_name_or_path {named} is itself an adapter, and --lora_path names another; pass the base model"
+            f"--model_name_or_path {named} is an adapter, and --lora_path names another adapter; pass the base model "
+            "with --model_name_or_path"
         )
     for file, key in (("adapter_config.json", "base_model_name_or_path"), ("run_config.json", "model_name_or_path")):
         base = read_json_object(named / file).get(key) if (named / file).is_file() else None
@@ -90,7 +91,7 @@ def load_model(
     quant_type: str | None = None,
     check_config: ConfigCheck | None = None,
 ) -> Any:
-    """Load a model; merge its adapter if its method and the base allow merging, then quantize to `quant_type`.
+    """Load a model, merge the adapter if its method and the base allow merging, and quantize to `quant_type`.
 
     Raises:
         ValueError: see `load_unmerged` and `quantize`.
@@ -110,7 +111,7 @@ def load_unmerged(
 ) -> Any:
     """Load a model, with its adapter in separate layers.
 
-    If the base was quantized in training, it is quantized in the same way, unless it is stored quantized.
+    If the base was quantized in training, it is quantized in the same way, unless its files are already quantized.
 
     Args:
         arguments: device, dtype and attention of the model.
@@ -175,7 +176,7 @@ def load_static(arguments: LoadArguments, folder: str, model_prefix: str, quant_
 def can_merge(model: Any) -> bool:
     """Return whether a model has an adapter that can be merged.
 
-    The result is False for a quantized base, because merging would dequantize it.
+    The result is False for a quantized base, because merging would dequantize the base.
     """
     return isinstance(model, PeftModel) and model.peft_config.mergeable and model.quantization is None
 
@@ -184,7 +185,7 @@ def quantize(model: Any, quant_type: str | None) -> None:
     """Quantize the linear layers of a loaded model to the format `quant_type`; do nothing without a format.
 
     Raises:
-        ValueError: the model is already quantized, or has an adapter that does not merge.
+        ValueError: the model is already quantized, or has an adapter that cannot be merged.
     """
     if quant_type not in ("weight_only_int8", "weight_only_int4"):
         return

@@ -33,7 +33,7 @@ class ActiveAdapterFiles(PushToHub):
         return self.adapters.active.adapter_state()
 
     def tensors_to_save(self) -> dict[str, paddle.Tensor]:
-        """Return a dict of the tensors to save, in memory layout (before `PeftConfig.to_stored`)."""
+        """Return the tensors to save, keyed by name; `PeftConfig.to_stored` later converts them to the file layout."""
         return self.adapter_state()
 
     def save_pretrained(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
@@ -49,7 +49,7 @@ class ActiveAdapterFiles(PushToHub):
             adapter.save_pretrained(folder, tensors)
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the final adapter, and log the layers that Hugging Face PEFT would drop.
+        """Write the final adapter, and warn if Hugging Face PEFT would drop the tensors of some layers.
 
         Some methods, such as AdaLoRA, save a smaller adapter than they trained.
         """
@@ -80,14 +80,14 @@ class ActiveAdapterFiles(PushToHub):
         """Load the tensors of a saved adapter with the same method and shapes, to resume training.
 
         Raises:
-            ValueError: the folder has no adapter; the method, or an option that changes the computed function, differs;
-                a tensor is missing, unexpected or of another shape; or the base model has another quantization or
-                config.
+            ValueError: the folder has no adapter; the stored adapter has another method, or another value of an option
+                that affects the computed function; a tensor is missing, unexpected or of another shape; or the base
+                model has another quantization or config.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; errors are the same as in `load_weights`."""
+        """Load the tensors of a stored adapter, to resume training; raises the errors of `load_weights`."""
         self.adapters.require_unmerged("loading an adapter")
         self.adapters.active.resume_from(stored)
 

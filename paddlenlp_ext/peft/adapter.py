@@ -127,8 +127,9 @@ class Adapter(TrainingHooks):
         """Load the tensors of a stored adapter, to resume training; warn if its base model's name differs.
 
         Raises:
-            ValueError: the method, or an option that changes the computed function, differs; a tensor is missing,
-                unexpected or of another shape; or the base model has another quantization or config.
+            ValueError: the stored adapter has another method, or another value of an option that affects the computed
+                function; a tensor is missing, unexpected or of another shape; or the base model has another
+                quantization or config.
         """
         model = self.base_model
         stored = stored.for_base(model.config)

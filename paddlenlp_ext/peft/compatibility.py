@@ -60,7 +60,7 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
 
     Raises:
         ValueError: the methods differ, or options outside `free_on_resume` differ; the message lists both values of
-            each such option.
+            each differing option.
     """
     require_same_method(where, stored, config)
     differences = [
@@ -120,7 +120,7 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
     Args:
         stored: stored adapter.
         config: config of the base model.
-        is_resumed: also check that this run overrides no keys of the base's config that training did not override.
+        is_resumed: also raise the error if this run overrides keys of the base's config that training did not override.
 
     Raises:
         ValueError: a key of the config has another value than in training.
@@ -133,8 +133,9 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
         shown = [{key: each.get(key, "as stored") for key in sorted(different)} for each in (trained, now)]
         raise ValueError(
             f"{stored.folder}: the adapter was trained on a base with {json.dumps(shown[0])} in its config.json, and "
-            f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies, add_tokens and their keys as in "
-            "training (in Python, load the base with these config_overrides, or use AutoPeftModelForCausalLM)"
+            f"this base has {json.dumps(shown[1])}; set use_long_sequence_strategies, add_tokens and the related keys "
+            "as in training (in Python, load the base with the config_overrides of training, or use "
+            "AutoPeftModelForCausalLM)"
         )
 
 
@@ -167,7 +168,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if the adapter's file records a base in another quantized format."""
+    """Warn if the adapter was trained on weights in another quantized format; do nothing if no format is recorded."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained on weights in %s and is used with weights in %s; results will differ",

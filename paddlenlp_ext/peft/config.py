@@ -53,8 +53,8 @@ _EFFECTS = {
     "layer_replication": "repeats decoder layers",
     "megatron_config": "adapts Megatron layers",
     "monteclora_config": "samples the adapter's weights",
-    "lora_bias": "trains a bias of B, which only LoRA does here",
-    "target_parameters": "adapts experts or routers, which only LoRA does here",
+    "lora_bias": "trains a bias of B; only plain LoRA supports it",
+    "target_parameters": "adapts experts or routers; only plain LoRA supports it",
     "trainable_token_indices": "trains rows of the embedding",
     "use_bdlora": "makes A or B block-diagonal",
     "use_qalora": "pools the inputs of quantized layers",
@@ -73,15 +73,15 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     The constructor also accepts aliases of the options (peft/constructor_arguments.py).
 
     Class attributes:
-        peft_type: the method's name in adapter_config.json, which is PEFT's name if Hugging Face PEFT has the method.
+        peft_type: name of the method in adapter_config.json; equal to Hugging Face PEFT's name if PEFT has the method.
         mergeable: whether the adapter layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
         starts_from_weights: whether initialization reads the values of the base weights, and not only their shapes.
         adapter_class: subclass of `Adapter`, for a custom forward pass, loss or step hook; None: `Adapter`.
-        refines: for a variant such as DoRA, the JSON key of the method that it refines ("lora"). A run must set both
-            keys. The keys of the variant's options start with the refined method's prefix (config/run_config.py).
-            `claims` recognizes the variant's files.
+        refines: for a variant such as DoRA, the JSON key of the method that it refines ("lora"). A run must set this
+            key and the variant's own key. The keys of the variant's options start with the refined method's prefix
+            (config/run_config.py). `claims` recognizes the variant's files.
         needs_quantized_base: whether the method requires a quantized base.
         paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP does not have the method.
         own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's files.
@@ -120,10 +120,10 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     """Whether the embedding and lm_head can be targets."""
 
     path: str | None = option(
-        None, help="folder of a saved adapter to start from; options such as the rank and targets are taken from it"
+        None, help="folder of a saved adapter to start from; the run uses the saved rank, targets and similar options"
     )
     base_model_name_or_path: str | None = field(default=None, compare=False, repr=False)
-    """Base model that the adapter's config file names."""
+    """Name or path of the base model, as recorded in the adapter's config file."""
     exclude_modules: tuple[str, ...] | None = None
     """Targets to leave out, as name suffixes or regular expressions."""
     modules_to_save: tuple[str, ...] | None = None
@@ -137,7 +137,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return whether the update corrects the quantization error of the base, and therefore fits no other base."""
+        """Return whether the update corrects the base's quantization error; it then fits only the same format."""
         return self.needs_quantized_base
 
     def __post_init__(self) -> None:
@@ -269,7 +269,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
-        """Return the config with the options that follow from the names of the stored tensors, such as targets."""
+        """Return the config with options, such as the targets, derived from the names of the stored tensors."""
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -342,4 +342,6 @@ def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
         if name not in read and name not in _INFORMATIVE and value not in (None, False, 0, "", "none", [], {})
     ]
     if unsupported:
-        raise ValueError(f"unsupported fields: {', '.join(unsupported)}; only adapters without them can be loaded")
+        raise ValueError(
+            f"unsupported fields: {', '.join(unsupported)}; only adapters without these fields can be loaded"
+        )

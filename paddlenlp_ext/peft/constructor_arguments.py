@@ -1,4 +1,4 @@
-"""Names of the constructor arguments of adapter configs.
+"""Constructor arguments of adapter configs, and their aliases.
 
 Every option is a field of the config. If Hugging Face PEFT has the option, the field has PEFT's name. The constructor
 accepts an option under any of these names:
@@ -37,8 +37,7 @@ _WITHOUT_EFFECT = frozenset(
     }
 )
 _INIT_REMEDY = (
-    "use the config class of the initialization (PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig), or leave it at "
-    "True"
+    "use the config class of the initialization (PiSSAConfig, OLoRAConfig, LoftQConfig, LoRAGAConfig), or pass True"
 )
 _UNAVAILABLE = {
     "task_type": "only causal language models and reward models are supported; use CAUSAL_LM or SEQ_CLS",
@@ -46,12 +45,12 @@ _UNAVAILABLE = {
     "trainable_modules": "put the modules' names or name suffixes in modules_to_save",
     "init_lora_weights": _INIT_REMEDY,
     "init_weights": _INIT_REMEDY,
-    "init_ia3_weights": "IA3 starts at ones; use True",
+    "init_ia3_weights": "the vectors of IA3 start at ones; use True",
     "loftq_config": "use LoftQConfig(iters=..., svd=...)",
     "layers_to_transform": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "layers_pattern": "name the layers in target_modules, such as 'layers.3.self_attn.q_proj'",
     "mask_type": "the positions of SHiRA are random; use 'random'",
-    "use_cayley_neumann": "pass only num_cayley_neumann_terms; Hugging Face PEFT uses 5",
+    "use_cayley_neumann": "set num_cayley_neumann_terms instead (5 in Hugging Face PEFT)",
     "num_transformer_submodules": "a decoder has one submodule; use 1",
     **dict.fromkeys(
         (
@@ -95,7 +94,7 @@ class PromptTuningInit(str, enum.Enum):
 
 
 class ConfigType(type):
-    """Metaclass of the adapter configs: the constructor accepts every name of an option, and selects a variant.
+    """Metaclass of the adapter configs: the constructor accepts all names of each option, and selects a variant.
 
     `LoRAConfig(use_dora=True)` returns a `DoRAConfig`, and `LoRAConfig(init_lora_weights="pissa")` a `PiSSAConfig`.
     """

@@ -35,7 +35,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter:
-    """Add an adapter to a base model; if `config.path` is set, start from that stored adapter.
+    """Add an adapter to a base model; if `config.path` is set, start from the adapter stored at this path.
 
     Raises:
         ValueError: the adapter cannot be added (see `inject`), or the stored adapter does not fit the model or the
@@ -112,8 +112,8 @@ def _without_excluded(model: TrainableModel, config: PeftConfig, targets: list[s
     kept = [name for name in targets if name not in excluded]
     if model.config.tie_word_embeddings and _trained_tables(config) and EMBEDDING in kept:
         raise ValueError(
-            "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name it "
-            "either in modules_to_save or in the targets"
+            "modules_to_save: the base ties lm_head to embed_tokens, which is also a target of the adapter; name the "
+            "layer either in modules_to_save or in the targets"
         )
     return kept
 

@@ -24,8 +24,8 @@ from paddlenlp_ext.sharding_spec import ShardGroup, Style
 class AdapterLayer(nn.Layer):
     """Adapter layer that wraps a layer of any type, its `base`.
 
-    The tensors outside `base` belong to the adapter. Their state dict is saved, and the parameters are trained. A
-    subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
+    The tensors outside `base` belong to the adapter: the persistent tensors are saved, and the parameters are trained.
+    A subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
     layer returns the output of `base`.
 
     Attributes:
@@ -106,7 +106,7 @@ class WeightAdapter(AdapterLayer):
 class LinearAdapter(WeightAdapter):
     """Adapter of a linear layer that is equivalent to a change of the weight: `y = x @ (W + delta)^T`.
 
-    `adapter_forward` maps x [..., in] to y [..., out]. The base may be quantized or not, and must provide:
+    `adapter_forward` maps x [..., in] to y [..., out]. The base, quantized or not, must provide:
 
     | member | meaning |
     | --- | --- |
@@ -162,7 +162,7 @@ class LinearAdapter(WeightAdapter):
         return self.shard_group.all_reduce(x) if self.shard_group is not None and self.style == "rowwise" else x
 
     def copy_over_inputs(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Return `x`, which is equal on all ranks, for a product with this rank's input features.
+        """Return `x`, a tensor that is replicated on all ranks, for a product with this rank's input features.
 
         In a row-parallel layer, the backward pass all-reduces the partial gradients of `x`.
         """
@@ -192,7 +192,7 @@ class LinearAdapter(WeightAdapter):
 
 
 def first_features(layer: LinearAdapter) -> tuple[int, int]:
-    """Return the indices, in the unsharded layer, of the first output and the first input feature of a shard."""
+    """Return the indices of a shard's first output feature and first input feature in the unsharded layer."""
     index = 0 if layer.shard_group is None else layer.shard_group.index
     is_shard_of_outputs, is_shard_of_inputs = layer.style == "colwise", layer.style == "rowwise"
     return index * layer.out_features * is_shard_of_outputs, index * layer.in_features * is_shard_of_inputs
@@ -214,8 +214,8 @@ def require_whole_blocks(layer: LinearAdapter, kind: str, block_size: int, name:
     features = layer.in_features if kind == "inputs" else layer.out_features
     if layer.shard_group is not None and features % block_size:
         raise ValueError(
-            f"tensor_parallel_degree {layer.shard_group.size} leaves each process {features} {kind} of a layer, not "
-            f"a multiple of {name} {block_size}; {remedy}, or set tensor_parallel_degree: 1"
+            f"with tensor_parallel_degree {layer.shard_group.size}, each process has {features} {kind} of a layer, "
+            f"which is not a multiple of {name} {block_size}; {remedy}, or set tensor_parallel_degree: 1"
         )
 
 

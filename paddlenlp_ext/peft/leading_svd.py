@@ -37,8 +37,8 @@ def require_triplets(rank: int, shape: Sequence[int], name: str) -> None:
     """
     if rank > min(shape):
         raise ValueError(
-            f"lora_rank={rank} exceeds the {min(shape)} singular values of {name}, whose weight has the shape "
-            f"{list(shape)}; lower it, or leave this layer out of lora_target_modules"
+            f"lora_rank={rank} exceeds the number of singular values of {name} ({min(shape)}, for a weight of shape "
+            f"{list(shape)}); lower lora_rank, or leave this layer out of lora_target_modules"
         )
 
 
@@ -63,7 +63,7 @@ def leading_svd(matrix: paddle.Tensor, rank: int, name: str, *, exact: bool = Fa
     element with the largest magnitude is positive.
 
     Args:
-        matrix: any floating-point dtype; the randomized SVD is computed in float32.
+        matrix: any floating-point dtype; the randomized SVD is computed in float32, and the full SVD in float64.
         rank: k, at most min(m, n).
         name: seed of the random projection, and name in error messages.
         exact: compute a full SVD of a large matrix too.
@@ -93,7 +93,7 @@ def _projected_svd(matrix_MN: paddle.Tensor, width: int, name: str) -> tuple[pad
     for _ in range(_NUM_ITERATIONS):
         z_NQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
         q_MQ, _ = paddle.linalg.qr(paddle.matmul(matrix_MN, z_NQ))
-    # M^T Q = Z R, so M is close to Q R^T Z^T, and the SVD of R [q, q] gives the SVD of M.
+    # M^T Q = Z R, so M is close to Q R^T Z^T. The SVD of R^T [q, q] therefore gives an approximate SVD of M.
     z_NQ, r_QQ = paddle.linalg.qr(paddle.matmul(matrix_MN, q_MQ, transpose_x=True))
     u, s, v_t = paddle.linalg.svd(r_QQ.T)
     return paddle.matmul(q_MQ, u), s, paddle.matmul(v_t, z_NQ, transpose_y=True)

@@ -17,7 +17,7 @@ def save_as_lora(
     factors: Mapping[str, Factors] | None = None,
     replaced: Mapping[str, paddle.Tensor] | None = None,
 ) -> None:
-    """Write a model's adapter as a plain LoRA over its base, for libraries that do not support the adapter's method.
+    """Write a model's adapter as a plain LoRA, for libraries that do not support the adapter's method.
 
     The saved rank is the rank of the update, such as 2r for PiSSA, which subtracts initial factors of rank r.
 

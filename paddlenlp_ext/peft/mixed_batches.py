@@ -10,7 +10,7 @@ the products of each row's adapter:
     row 1       0 0 0 0        1 1              adapter 2
     row 2       0 0 0 0        0 0              base
 
-Rows with any other adapter run in a separate forward pass, with this adapter's layers in the model.
+Any other adapter runs its rows in a separate forward pass, during which the adapter's layers are in the model.
 
 Shapes: B rows, S positions, in/out features, R sum of the ranks.
 """
@@ -164,5 +164,5 @@ def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
         return None
     for layer, pair in factors.items():
         if not all(bool(paddle.isfinite(factor).all()) for factor in (pair.a, pair.b)):
-            raise ValueError(f"adapter {name}: {layer} has NaN or infinite weights; train it again")
+            raise ValueError(f"adapter {name}: {layer} has NaN or infinite weights; train the adapter again")
     return factors

@@ -10,7 +10,7 @@ A replacement is a parameter of the base's layer, so the forward pass, sharding 
 fine-tuning. The base parameter is kept, and is used while the adapter is disabled or inactive. A training run frees the
 base parameter (`drop_base_values`).
 
-Parameter names are the names in the base model's files, without the component "base" that adapter layers add.
+Parameters have the same names as in the base model's files; the component "base", which adapter layers add, is removed.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class ReplacedParameters:
         return {name: parameter for name, parameter in found.items() if parameter is not None}
 
     def swap(self) -> None:
-        """Exchange the parameters in the model for the parameters in `aside`.
+        """Swap the parameters in the model with the parameters in `aside`.
 
         Raises:
             ValueError: the base parameters were freed.
@@ -118,8 +118,8 @@ class ReplacedParameters:
         dropped = [name for name, aside in self.aside.items() if aside is None]
         if dropped:
             raise ValueError(
-                f"the base's values of {', '.join(dropped[:4])} are not available in a training run; load the adapter "
-                "with PeftModel.from_pretrained to use the model without it"
+                f"the base's values of {', '.join(dropped[:4])} are not available in a training run; to use the base "
+                "without the adapter, load the saved adapter with PeftModel.from_pretrained"
             )
         for name, aside in self.aside.items():
             assert aside is not None, "checked above"
@@ -154,7 +154,8 @@ def replace_parameters(model: TrainableModel, config: PeftConfig) -> ReplacedPar
     """Replace the base parameters that the config selects; called after the layers have been wrapped.
 
     Raises:
-        ValueError: an entry of `modules_to_save` matches nothing, or selects only one of two tied layers.
+        ValueError: an entry of `modules_to_save` matches nothing, or selects a tied embedding or lm_head without
+            `ensure_weight_tying`.
     """
     trained = _trained_names(model, config)
     frozen = [f"{layer}.weight" for layer in config.saved_embeddings]
@@ -202,8 +203,7 @@ def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
         trained |= found
     if is_tied and TIED in trained and not config.ensure_weight_tying:
         raise ValueError(
-            "modules_to_save: the base ties lm_head to embed_tokens, but the adapter trains only one of the two; "
-            f"{TIE_REMEDY}"
+            f"modules_to_save: the base ties lm_head to embed_tokens, but ensure_weight_tying is off; {TIE_REMEDY}"
         )
     return [name for name in names if name in trained]
 

@@ -66,8 +66,8 @@ def describe_experts(model: nn.Layer) -> str | None:
     in_experts, total = sum(_full_size(layer.experts) for layer in layers), _full_size(model)
     active = total - in_experts + in_experts * router.top_k // number
     return (
-        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} x {number}); each token "
-        f"uses {router.top_k}; {active:,} parameters are active"
+        f"{in_experts:,} of {total:,} parameters are in experts ({len(layers)} layers x {number} experts); each token "
+        f"uses {router.top_k} experts of each layer; {active:,} parameters are active"
     )
 
 

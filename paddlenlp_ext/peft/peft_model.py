@@ -29,7 +29,7 @@ from paddlenlp_ext.peft.weighted_adapters import combined_factors
 from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
 _INPUTS = {"position_ids", "document_lengths", "document_parents", "cache", "prompt_lengths"}
-"""Further arguments of `PeftModel.forward`, which are arguments of `hidden_states`."""
+"""Keyword arguments that `PeftModel.forward` passes to `hidden_states`."""
 
 
 def get_peft_model(
@@ -82,7 +82,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         self._register_own_layers(adapter)
 
     def _register_own_layers(self, adapter: Adapter) -> None:
-        """Register those layers of the active adapter that are not in the base model as sublayers of this model."""
+        """Register the adapter's layers outside the base model as sublayers of this model."""
         self.reads_prompts = adapter.peft_config.reads_prompts
         for name, layer in adapter.own_layers.items():
             self.add_sublayer(name, layer)
@@ -187,7 +187,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         return self.peft_config.decays(parameter_name)
 
     def mark_only_adapter_as_trainable(self) -> None:
-        """Freeze the base model, as `get_peft_model` does."""
+        """Freeze all parameters except the active adapter's parameters."""
         own = {id(parameter) for parameter in self.adapter.parameters()}
         for parameter in self.base_model.parameters():
             if id(parameter) not in own:
@@ -215,7 +215,8 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         """Add an adapter of any method without activating it; takes the arguments of `get_peft_model`.
 
         Raises:
-            ValueError: the name is taken, or `get_peft_model` would raise an error; the model is unchanged.
+            ValueError: the name is taken, the active adapter is merged, or the new adapter cannot be added (see
+                `get_peft_model`); the model is unchanged.
         """
         self.adapters.add(adapter_name, lambda: new_adapter(self.base_model, peft_config, seed))
 
@@ -223,8 +224,8 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         """Add a stored adapter without activating it; takes the arguments of `from_pretrained`.
 
         Raises:
-            ValueError: the name is taken, or the adapter cannot be loaded (see `from_pretrained`); the model is
-                unchanged.
+            ValueError: the name is taken, the active adapter is merged, or the stored adapter cannot be loaded (see
+                `from_pretrained`); the model is unchanged.
         """
         self.adapters.add(
             adapter_name,
@@ -267,7 +268,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
             weights: weight of each adapter.
             adapter_name: name of the new adapter.
             combination_type: "cat" for the exact weighted sum of the updates, whose rank is the sum of the ranks;
-                "linear" for a weighted sum of the factors; all adapters must be LoRAs of equal rank.
+                "linear" for a weighted sum of the factors, which requires plain LoRAs of equal rank.
 
         Raises:
             ValueError: `adapter_name` is taken, an adapter is unknown or not low-rank, or the adapters cannot be

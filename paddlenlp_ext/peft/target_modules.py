@@ -50,12 +50,12 @@ def select_targets(
     if entries == [ALL_LINEAR]:
         return list(names)
     if not entries:
-        raise ValueError(f"{key} is an empty list; name at least one {kind}, or leave it out for the default")
+        raise ValueError(f"{key} is an empty list; name at least one {kind}, or leave out {key} for the default")
     chosen: set[str] = set()
     for entry in entries:
         if entry in ("lm_head", "embed_tokens") and not any(matches(entry, name, key) for name in names):
             raise ValueError(
-                f"{key}: {entry} cannot have an adapter of this method; train it in full (modules_to_save)"
+                f"{key}: {entry} cannot have an adapter of this method; train {entry} in full (modules_to_save)"
             )
         chosen.update(matching(entry, names, key, kind))
     return [name for name in names if name in chosen]
@@ -113,7 +113,7 @@ def targets_from_peft(fields: Mapping[str, Any]) -> tuple[str, ...] | None:
 def in_layers(
     targets: tuple[str, ...] | None, indices: int | Sequence[int] | None, containers: str | Sequence[str] | None
 ) -> tuple[str, ...] | None:
-    """Return patterns for the targets in some decoder layers, like Hugging Face PEFT's `layers_to_transform`.
+    """Return patterns for the targets in the decoder layers `indices` (Hugging Face PEFT's `layers_to_transform`).
 
     Args:
         targets: names or name suffixes of layers; None: all linear layers.

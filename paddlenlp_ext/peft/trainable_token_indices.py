@@ -108,7 +108,7 @@ def tokens_of_model(
 
     Raises:
         ValueError: an id is outside the vocabulary, tied layers are given different tokens, a layer is also a target or
-            in `modules_to_save`, or a reward model has no lm_head.
+            in `modules_to_save`, or tokens are given for the lm_head of a reward model, which has none.
     """
     tokens = tokens_by_table(value)
     for table, ids in tokens.items():
@@ -137,7 +137,9 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
     """
     vocab_size = model.config.vocab_size
     if max(ids, default=0) >= vocab_size:
-        raise ValueError(f"{key}: {max(ids)} is not below the model's vocab_size {vocab_size}; use ids of its tokens")
+        raise ValueError(
+            f"{key}: {max(ids)} is not below the model's vocab_size {vocab_size}; use ids from the model's vocabulary"
+        )
 
 
 class TrainableTokens(WeightAdapter, AdaptedHead):
@@ -172,7 +174,7 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update: h (delta - W[t])^T, and one-hot columns for the trained tokens t.
 
-        The result of a disabled adapter is empty.
+        Return an empty list if the adapter is disabled.
         """
         if not self.enabled:
             return []

@@ -36,8 +36,8 @@ def combined_factors(
     """
     if not parts or len(parts) != len(weights):
         raise ValueError(
-            f"adapters, weights: got {len(parts)} adapters and {len(weights)} weights; pass at least one adapter and a "
-            "weight for each"
+            f"adapters, weights: got {len(parts)} adapters and {len(weights)} weights; pass at least one adapter, and "
+            "one weight per adapter"
         )
     if combination not in COMBINATIONS:
         raise ValueError(f"combination_type={combination!r} is not supported; use one of {', '.join(COMBINATIONS)}")

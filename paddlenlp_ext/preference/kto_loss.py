@@ -35,7 +35,7 @@ def kto_loss(
     With the log-ratio r, the baseline z and the logistic function s, the loss is
     pref_loss_ratio desirable_weight (1 - s(beta (r - z))) for a desirable answer, and
     pref_loss_ratio undesirable_weight (1 - s(beta (z - r))) for an undesirable answer. A desirable answer also has an
-    SFT loss: `sft_loss_ratio` times the mean negative log-probability per token.
+    SFT loss: `options.sft_weight` times the mean negative log-probability per token.
 
     Args:
         logps_A: float32 [A], sum of the log-probabilities of each answer's tokens.

@@ -84,7 +84,7 @@ _STATE_KEYS = {
     "nested_offset": number(),
 }
 _ABSENT = {"nested_blocksize": 2, "nested_offset": 0.0}
-"""Valid values for the keys that are missing in files without double quantization."""
+"""Key that is missing in files without double quantization -> value that passes the check."""
 
 
 def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:

@@ -36,7 +36,7 @@ def with_quantization(config: Mapping[str, Any], model: TrainableModel, dtype: s
     if not algos:
         return plain
     fields: dict[str, Any] = {_OURS: options_to_dict(model.quantization)}
-    # bitsandbytes quantizes linear layers, but the experts of transformers 5 are stacked weights.
+    # bitsandbytes quantizes only linear layers. In transformers 5, experts are stacked weights.
     is_linear = all(isinstance(layer, QuantizedLinear) for layer in layers)
     is_known = len(algos) == 1 and algos <= _BITSANDBYTES_FORMATS and _in_blocks_of_bitsandbytes(model.quantization)
     if is_linear and is_known:
@@ -65,7 +65,7 @@ def _in_blocks_of_bitsandbytes(options: QuantizationConfig) -> bool:
 
 
 def from_quantization_config(config: Mapping[str, Any] | None) -> QuantizationConfig | None:
-    """Return the options that `config`, the `quantization_config` of config.json, describes.
+    """Return the quantization options in `config`, the value of `quantization_config` in config.json.
 
     The result is None for unquantized weights, and for weights that are dequantized when they are read (MXFP4, fp8).
 

@@ -1,4 +1,4 @@
-"""Training with products in 8-bit integers (`int8_training`, ops/int8_linear): choice and measurement of the layers.
+"""Training with products in 8-bit integers (`int8_training`, ops/int8_linear): select layers, and measure their errors.
 
 Blocks of activations and gradients are rounded to int8 with one scale per block, so a block with an outlier has large
 errors in its other values. The error of each layer is measured on the first micro-batch of a run, and layers with a
@@ -23,12 +23,12 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger(__name__)
 
 MAX_ERROR = 0.05
-"""Largest error of a layer, by `measured_errors`, with which the layer computes in 8-bit integers."""
+"""Largest error in `measured_errors` with which a layer still computes in 8-bit integers."""
 _MEASURED_ROWS = 256
 
 
 def multiply_in_int8(model: nn.Layer) -> None:
-    """Let the quantized linear layers of a model compute in 8-bit integers, except in formats that cannot.
+    """Let the quantized linear layers of a model compute in 8-bit integers if their format supports this.
 
     Raises:
         ValueError: this machine has no fast 8-bit products.
@@ -36,7 +36,7 @@ def multiply_in_int8(model: nn.Layer) -> None:
     reason = unavailable_reason()
     if reason is not None:
         raise ValueError(
-            f"int8_training: {reason}; leave int8_training out, and set bf16: true if the processor has it"
+            f"int8_training: {reason}; leave int8_training out, and set bf16: true if the processor supports bfloat16"
         )
     for layer in model.sublayers():
         if isinstance(layer, QuantizedLinear):

@@ -57,9 +57,9 @@ def load_quantized(
 ) -> None:
     """Load a model that was built without values (`paddle.LazyGuard`), one tensor at a time.
 
-    A layer is replaced with a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. Of the
-    weights that are quantized, only one at a time, or one expert at a time, is in memory in full precision. Layers of
-    other pipeline stages are not loaded.
+    A layer is replaced with a `QuantizedLayer` if its weight is stored quantized or `options` apply to it. During
+    quantization, only one weight (for experts, the weight of one expert) is in memory in full precision at a time.
+    Layers of other pipeline stages are not loaded.
 
     Args:
         model: model with the parameter names of the file.
@@ -139,7 +139,7 @@ NOTHING_QUANTIZED = PackedSize()
 
 
 def packed_size(model: TrainableModel, options: QuantizationConfig) -> PackedSize:
-    """Compute, from the shapes alone, the size that a model's layers will have after quantization.
+    """Compute the size of a model's layers after quantization from the shapes of the layers.
 
     Raises:
         ValueError: a pattern of the options matches no layer.

@@ -4,8 +4,8 @@
     int8       code = round(w / scale)                                 scale = max|row| / 127
     int4       code = round(w / scale) + 8                             scale = max|row or group| / 7
 
-A block is a run of `block_size` weights in the row-major flattened weight; the last block may be shorter. For nf4 and
-fp4, codes, scales and rounding are the same as in bitsandbytes; for int8 and int4, as in Paddle's `weight_quantize`.
+A block is a run of `block_size` weights in the row-major flattened weight; the last block may be shorter. Codes, scales
+and rounding are the same as in bitsandbytes (nf4, fp4) and in Paddle's `weight_quantize` (int8, int4).
 
 Shapes: N = out * in weights; B = ceil(N / block) scales.
 """
@@ -29,10 +29,11 @@ QuantizeDequantize = Callable[[paddle.Tensor], paddle.Tensor]
 BeforeQuantizing = Callable[[str, paddle.Tensor, QuantizeDequantize], paddle.Tensor]
 """Function (layer name, weight, quantize-dequantize function) -> weight to quantize, called before quantization.
 
-The given and the returned weight are float32 [out, in]. A function that changes nothing returns the same tensor object.
+The given and the returned weight are float32 [out, in]. A function that does not change the weight must return the same
+tensor object.
 """
 _CHUNK = 1 << 18
-"""Number of weights per iteration, chosen to fit in the cache of a core."""
+"""Number of weights per iteration; the arrays of an iteration fit in the cache of a core."""
 _MIN_SCALE = np.float32(1e-38)
 _MAX_CODE = {"weight_only_int8": 127, "weight_only_int4": 7}
 

@@ -21,7 +21,7 @@ from paddlenlp_ext.sharding_spec import Shard
 class QuantizedLayer(nn.Layer):
     """Layer with a frozen quantized weight, or a stack of quantized weights.
 
-    The tensors of the packed weight, such as `codes` and `scales`, are buffers. They are moved, saved and loaded with
+    The tensors of the packed weight, such as `codes` and `scales`, are buffers, and are moved, saved and loaded with
     the layer.
 
     Args:

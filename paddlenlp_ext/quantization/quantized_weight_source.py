@@ -100,7 +100,7 @@ class QuantizedWeights(WeightSource):
             except ValueError as error:
                 raise ValueError(
                     f"{self.path}: {fused} is stored quantized and cannot be split into projections ({error}); start "
-                    "from the original model, or dequantize this one (pnx merge --model_name_or_path "
+                    "from the original model, or from a dequantized copy of this model (pnx merge --model_name_or_path "
                     "MODEL --output_path COPY)"
                 ) from error
         if layer not in self._options:

@@ -30,7 +30,7 @@ _BATCHES, _STEPS = ((4, 1), (8,)), 8
 """Prompt lengths of each compared batch, and number of decoding steps after the prompts.
 
 A forward pass has at most eight positions. With more positions, the model may round the inputs of matrix products to
-bfloat16 (ops/linear.py), but the program does not round them, and a router may then choose other experts.
+bfloat16 (ops/linear.py), but the program does not. A router may then choose other experts.
 """
 
 
@@ -57,7 +57,7 @@ def export_model(
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
         for name in program_files(prefix):
             if (draft / name).exists():
-                raise ValueError(f"--model_prefix {prefix}: {name} is a file of the model; choose another prefix")
+                raise ValueError(f"--model_prefix {prefix}: the model already has a file {name}; choose another prefix")
         save_program(model, draft, prefix)
         describe_program(draft, model)
         difference = compare(StaticModel(draft, prefix), model)

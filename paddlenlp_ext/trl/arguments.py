@@ -54,16 +54,16 @@ NO_EFFECT: dict[str, tuple[tuple[Any, ...], str]] = {
     "hub_always_push": (OFF, "is not available; push_to_hub uploads once, after training"),
     "hub_revision": ((*OFF, "main"), "is not available; push_to_hub uploads to the branch main"),
     "logging_strategy": (("steps",), "is not available; entries are logged every logging_steps"),
-    "logging_nan_inf_filter": ((True,), "is not available; nan_policy decides (run_keys)"),
+    "logging_nan_inf_filter": ((True,), "is not available; set nan_policy in run_keys"),
     "packing_strategy": (("bfd",), "is not available; packs are filled by best fit"),
-    "eval_packing": ((None, False), "is not available; rows of an evaluation are not packed"),
+    "eval_packing": ((None, False), "is not available; evaluation rows are not packed"),
     "disable_dropout": ((None,), "is not available; set lora_dropout in the adapter's config"),
     "completion_only_loss": ((None, True), "is not available; write rows as text to train on every token"),
-    "assistant_only_loss": ((True,), "is not available; messages train on the assistant's tokens only"),
+    "assistant_only_loss": ((True,), "is not available; in messages, only the assistant's tokens are target tokens"),
     "f_divergence_type": (("reverse_kl",), "is not available"),
     "reference_free": ((False,), "is not read from TRL's argument; pass run_keys={'reference_free': True}"),
-    "generate_during_eval": ((False,), "is not available for preferences"),
-    "padding_value": ((None,), "is not available; padding does not enter the loss"),
+    "generate_during_eval": ((False,), "is not available in preference training"),
+    "padding_value": ((None,), "is not available; the loss ignores padding"),
 }
 """Argument without a field -> (accepted values, error text for other values); an empty tuple accepts any value."""
 
@@ -128,8 +128,8 @@ def _without_unknown(config: Config) -> Config:
 class TrainingArguments:
     """Arguments of all trainers, with the names of `transformers.TrainingArguments`.
 
-    If a field is None, the run key keeps its default (docs/configuration.md), but `max_length=None` disables
-    truncation. Defaults other than None are TRL's.
+    `max_length=None` disables truncation. If any other field is None, the run key keeps its default
+    (docs/configuration.md). Defaults other than None are TRL's.
 
     Attributes:
         run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
@@ -224,7 +224,7 @@ class SFTConfig(TrainingArguments):
 
 
 def _pair_limits(value: int) -> dict[str, int]:
-    """Return the limits of a pair. The run key `max_length` counts both answers; TRL's argument counts one answer."""
+    """Return the limits of a pair: TRL limits a prompt with one answer, the run key `max_length` with both answers."""
     return {"max_length": 2 * value, "src_length": value}
 
 

@@ -1,4 +1,4 @@
-"""Trainers with the interface of TRL, which start the same runs as the programs in `llm/`.
+"""Trainers with TRL's interface, for the same runs as the programs in `llm/`.
 
 arguments (SFTConfig, ...) --> keys of a run --> RunConfig --+
 rows, or a path ---------------------------------------------+--> Trainer --> train, evaluate, save_model
@@ -100,11 +100,12 @@ class _TaskTrainer:
     ) -> Trainer:
         """Build the `Trainer` of a model in memory."""
         if world_size() > 1:
-            raise ValueError("model: several processes shard a model while loading it; pass the name of the model")
+            raise ValueError(
+                "model: a run with several processes loads and shards the model itself; pass the name of the model"
+            )
         if config.reward is not None and model.task_type != SequenceClassifier.task_type:
             raise ValueError(
-                "model: a reward model has a score head; load it with AutoModelForSequenceClassification, or pass its "
-                "name"
+                "model: this model has no score head; load it with AutoModelForSequenceClassification, or pass its name"
             )
         paddle.set_device(config.precision.device)
         tokenizer = self.processing_class
@@ -270,7 +271,8 @@ def _with_adapter(keys: dict[str, Any], sections: Mapping[str, type], adapter: P
         return run_config_from(keys, {}, methods, sections)
     if switch is None:
         raise ValueError(
-            f"peft_config: a {type(adapter).__name__} is not a config of an adapter method; pass one such as LoraConfig"
+            f"peft_config: {type(adapter).__name__} is not the config of an adapter method; pass, for example, a "
+            "LoraConfig"
         )
     keys = {**keys, **dict.fromkeys(switches_of(switch, type(adapter)), True)}
     keys |= {

@@ -108,7 +108,7 @@ def test_export_model_with_an_adapter_that_does_not_merge_raises(base, tmp_path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--model_prefix", "config"], r"--model_prefix config: config\.json is a file of the model"),
+        (["--model_prefix", "config"], r"--model_prefix config: the model already has a file config\.json"),
         (["--model_prefix", "../x"], r"--model_prefix '\.\./x' is not a file name"),
         (["--model_prefix", ""], "--model_prefix '' is not a file name"),
     ],

@@ -210,7 +210,7 @@ def test_predictor_adapter_without_base_uses_run_config(base, adapter, data_file
     (orphan / "run_config.json").write_text(json.dumps({"model_name_or_path": str(base)}))
     save_tokenizer(orphan)
     assert answers(orphan, data_file) == answers(base, data_file, "--lora_path", str(adapter))
-    with pytest.raises(ValueError, match="is itself an adapter"):
+    with pytest.raises(ValueError, match="is an adapter, and --lora_path names another adapter"):
         answers(orphan, data_file, "--lora_path", str(adapter))
 
 

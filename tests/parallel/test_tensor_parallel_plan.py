@@ -199,7 +199,7 @@ def test_apply_tensor_plan_through_a_block_of_oft_raises(blocks):
     """Check that a block of the rotation, of which a rank would have one half, cannot be sharded."""
     model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA), OFTConfig(**blocks))
     with pytest.raises(
-        ValueError, match=r"leaves each process 16 inputs of a layer, not a multiple of .* 32; .* divisor"
+        ValueError, match=r"each process has 16 inputs of a layer, which is not a multiple of .* 32; .* divisor"
     ):
         apply_tensor_plan(model, rank(1))
 

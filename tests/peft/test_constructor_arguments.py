@@ -106,7 +106,7 @@ def test_config_neutral_peft_argument_is_accepted(method: type, arguments: dict)
         ({"task_type": TaskType.TOKEN_CLS}, "use CAUSAL_LM or SEQ_CLS"),
         ({"trainable_modules": ["lm_head"]}, "modules_to_save"),
         ({"init_lora_weights": "eva"}, '"eva" is not one of: gaussian'),
-        ({"init_lora_weights": False}, "init_lora_weights=False is not available: B starts at zero"),
+        ({"init_lora_weights": False}, "init_lora_weights=False is not available, because B always starts at zero"),
         ({"pissa": True, "init_lora_weights": "gaussian"}, "the method computes the initial values"),
         ({"use_dora": True, "init_lora_weights": "pissa"}, "DoRAConfig and PiSSAConfig, .* choose one"),
     ],

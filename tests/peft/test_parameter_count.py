@@ -14,7 +14,8 @@ def test_describe_experts_counts_all_and_active_parameters():
     model = tiny_model("experts")
     in_experts, total = 2 * 5 * 3 * 36 * 36, sum(parameter.size for parameter in model.parameters())
     expected = (
-        f"{in_experts:,} of {total:,} parameters are in experts (2 x 5); each token uses 2; "
+        f"{in_experts:,} of {total:,} parameters are in experts (2 layers x 5 experts); each token "
+        "uses 2 experts of each layer; "
         f"{total - in_experts * 3 // 5:,} parameters are active"
     )
     assert describe_experts(model) == expected

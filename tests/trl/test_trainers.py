@@ -212,5 +212,5 @@ def test_trainer_with_an_invalid_row_names_its_index(model_id: str):
 
 
 def test_trainer_with_a_foreign_peft_config_names_its_class(model_id: str):
-    with pytest.raises(ValueError, match="a dict is not a config of an adapter method"):
+    with pytest.raises(ValueError, match="dict is not the config of an adapter method"):
         SFTTrainer(model_id, arguments(SFTConfig, "out"), CHATS, peft_config={"r": 8})

@@ -38,7 +38,8 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     """Return the config file of an adapter folder.
 
     Raises:
-        ValueError: the folder has no adapter, has only pickled weights, or has a symbolic link to a file outside it.
+        ValueError: the folder has no adapter, has only pickled weights, or has a symbolic link to a file outside the
+            folder.
     """
     folder = Path(folder).expanduser()
     paddlenlp = {method.paddlenlp_files.config: None for _, method in PEFT_METHODS.items() if method.paddlenlp_files}
@@ -49,7 +50,9 @@ def find_config(folder: str | os.PathLike[str]) -> Path:
     if folder.is_dir() and any(entry.name.endswith(_PICKLES) for entry in folder.iterdir()):
         raise missing_weights(folder, CONFIG_FILE)
     found = ", ".join(sorted(entry.name for entry in folder.iterdir())[:8]) if folder.is_dir() else "no such folder"
-    raise ValueError(f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'})")
+    raise ValueError(
+        f"{folder}: no adapter here: {CONFIG_FILE} is missing (found: {found or 'nothing'}); use an adapter folder"
+    )
 
 
 def read_config(file: Path) -> tuple[Any, dict[str, Any]]:

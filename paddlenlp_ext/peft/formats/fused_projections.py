@@ -7,7 +7,7 @@
 
 In memory, each projection has an adapter. In files of Hugging Face PEFT, each fused layer has one adapter. This package
 writes the fused adapter, and a field that records how to split it again. If PEFT trained the adapter, B is dense. Each
-projection then gets its rows of B and a copy of A, which gives the same update.
+projection then gets its rows of B and a copy of A; the update is unchanged.
 
 | adapter | layers in files |
 | --- | --- |
@@ -44,7 +44,7 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json that name layers: the projections in memory, the fused layers in files."""
+"""Fields of adapter_config.json with names of layers: of projections in memory, of fused layers in files."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
@@ -202,7 +202,7 @@ def _fused_target(target: str, layers: FusedLayers) -> str:
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a pattern for adapter_config.json, keyed by the last components of names if they determine the values."""
+    """Return a `rank_pattern` or `alpha_pattern`, keyed by last name components if these determine all values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)

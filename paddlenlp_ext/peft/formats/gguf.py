@@ -69,8 +69,8 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
         is_split = architecture.split is not None and {*architecture.split({name: as_lazy(b)}, config)} != {name}
         if stored is None or is_split:
             raise ValueError(
-                f"{layer}: llama.cpp does not adapt this layer of {architecture.name}; leave out --adapter_only to "
-                "merge the adapter"
+                f"{layer}: llama.cpp cannot apply an adapter to this layer of {architecture.name}; leave out "
+                "--adapter_only to merge the adapter"
             )
         tensors[f"{stored}.lora_a"] = np.ascontiguousarray(a)
         tensors[f"{stored}.lora_b"] = np.ascontiguousarray(stored_values(name, as_lazy(b), architecture, config))

@@ -29,7 +29,7 @@ class _Latin1Bytes:
 
 
 class _ArrayType:
-    """Replacement for `numpy.ndarray`, which a file could call with any size; only `_EmptyArray` accepts it."""
+    """Replacement for `numpy.ndarray`, which a file could call with any size; only `_EmptyArray` accepts this class."""
 
     __slots__ = ()
 

@@ -1,8 +1,9 @@
 """Layers of a LoRA that Hugging Face PEFT mistakes for experts, and `target_parameters` that PEFT reads correctly.
 
-PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4: in models of some families,
-it takes the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` for experts. PEFT then drops the tensors
-of dense layers and shared experts with these names, without an error. PEFT does not translate `target_parameters`.
+PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4. In models of some families,
+PEFT assumes that the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` are experts. PEFT then drops
+the tensors of dense layers and shared experts with these names, without an error. PEFT does not translate
+`target_parameters`.
 """
 
 from __future__ import annotations
@@ -39,6 +40,6 @@ def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableM
     return (
         f"Hugging Face PEFT assumes that {', '.join(_EXPERT_NAMES)} of {model.config.model_type} models are experts, "
         f"and drops the adapters of {len(dropped)} other layers without an error. For use in PEFT, merge the adapter, "
-        f"or train with lora_target_modules: {', '.join(others) or '[]'}; plain LoRA without dropout can add "
-        f"target_parameters: {parameters}"
+        f"or train with lora_target_modules: {', '.join(others) or '[]'}; plain LoRA without dropout can adapt these "
+        f"layers with target_parameters: {parameters}"
     )

@@ -45,7 +45,7 @@ class AdapterFiles:
     Attributes:
         folder: the adapter's folder.
         config: config of the adapter.
-        base_model: base model that the config file names.
+        base_model: name or path of the base model, as recorded in the config file; None if it is not recorded.
         tensors: tensors keyed by this package's names ("model.layers.0.self_attn.q_proj.lora_A.weight"). Floating-point
             tensors are converted to float32.
         quantization: quantization of the base during training; None for a base in full precision, or if not recorded.

@@ -107,7 +107,7 @@ class _TensorUnpickler(pickle.Unpickler):
         expected = int(length) * np.dtype(storage.dtype).itemsize
         if entry.file_size != expected:
             raise pickle.UnpicklingError(f"storage {key} has {entry.file_size} bytes, expected {expected}")
-        known = self._read_storages  # a storage is read once, however often the pickle refers to it
+        known = self._read_storages  # read each storage once; a pickle may refer to it several times
         if (key, storage) not in known:
             values = np.frombuffer(_read(self._archive, entry), storage.dtype)
             known[key, storage] = bfloat16_to_float32(values) if storage.is_bfloat16 else values
@@ -118,7 +118,7 @@ def _read(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
     """Return the contents of an entry, which `torch.save` never compresses.
 
     Raises:
-        UnpicklingError: the entry is compressed, so that it could expand to far more than the file's size.
+        UnpicklingError: the entry is compressed, and could therefore expand to far more than the file's size.
     """
     if entry.compress_type != zipfile.ZIP_STORED or entry.file_size != entry.compress_size:
         raise pickle.UnpicklingError(f"{entry.filename} is compressed")

@@ -83,7 +83,7 @@ def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
             inner = _TOKENS if trains_rows_beside_method(layer, config) else ""
             keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
     keys |= {
-        name: f"base_model.model.{name.removesuffix('.weight')}"  # expert weights in transformers have no `.weight`
+        name: f"base_model.model.{name.removesuffix('.weight')}"  # transformers' expert parameters have no `.weight`
         for name in adapter.replaced.names
         if isinstance(owner_of(model, name)[0], GroupedLinear)
     }

@@ -65,7 +65,7 @@ class LoRAExperts(WeightAdapter):
         self.lora_B = Factor(np.zeros((experts, outputs, rank), np.float32), base.compute_dtype)
 
     def adapter_forward(self, x_NI: paddle.Tensor, starts: np.ndarray) -> tuple[paddle.Tensor, ...]:
-        """Return one output per fused projection, like `GroupedLinear`."""
+        """Return a tuple with one output [N, out] for each fused projection."""
         results = self.base(x_NI, starts)
         inner_NR = grouped_linear(x_NI, self.lora_A.weight, starts)[0] * self.scaling
         updates = grouped_linear(inner_NR, self.lora_B.weight, starts, self.base.parts)
@@ -137,7 +137,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
     """Return the names of the layers whose parameter name is, or ends with, an entry of `requested`.
 
     Raises:
-        ValueError: an entry matches nothing.
+        ValueError: an entry matches no parameter.
     """
     names = _adaptable_parameters(model)
     chosen = set()
@@ -149,7 +149,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
             raise ValueError(
                 f"target_parameters: {entry!r} matches no weight of experts or of a router"
                 f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
-                "Name linear layers in target_modules, or by their weights (q_proj.weight)."
+                "Select linear layers in target_modules, or here by the names of their weights (q_proj.weight)."
             )
         chosen.update(found)
     return [layer for name, layer in names.items() if name in chosen]

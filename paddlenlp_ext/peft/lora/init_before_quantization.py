@@ -1,4 +1,4 @@
-"""LoRA initialized from full-precision weights: the base is quantized after subtracting the factors A' and B'.
+"""LoRA initialized from full-precision weights: the product s B' A' is subtracted from W before quantization.
 
     quantized: W - s B' A'        y = x Q(W - s B' A')^T + s (dropout(x) A^T) B^T
 
@@ -95,7 +95,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
     ) -> paddle.Tensor:
         """Return W - s B' A', or W if the layer has no factors to subtract.
 
-        Stored factors are preferred, because recomputed factors may differ between devices.
+        Stored factors are preferred to recomputed factors, which may differ between devices.
         """
         keys = [f"{name}.{leaf}" for leaf in (A_START, B_START)]
         if stored is not None and all(key in stored for key in keys):
@@ -145,7 +145,7 @@ class InitBeforeQuantizationConfig(SubtractedInitConfig):
         factors, is_stored = self.initial_factors.pop(name, None), self.factors_source == "stored"
         if (factors is None and not is_stored) or (is_stored and base.is_residual != self.over_residual):
             raise ValueError(
-                f"{name}: the weight was quantized without this adapter's config, so its initial factors are "
+                f"{name}: the weight was quantized without this adapter's config, so the adapter's initial factors are "
                 "unknown; load the original model with weight_quantize_algo and this adapter's config together"
             )
         rank, scaling = self.rank_and_scaling(name)

@@ -63,7 +63,7 @@ class LoRALinear(LinearAdapter):
         return self.lora_A.weight.shape[0]
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; if possible, one fused op computes base and update."""
+        """Map x [..., in] to [..., out]; one fused op computes the base's output and the update, if possible."""
         base, bias = self.fusable_base(), self.lora_bias()
         if base is None:
             y = self.base(x) + self.lora_update(x)
@@ -97,7 +97,7 @@ class LoRALinear(LinearAdapter):
         return None if bias is None else bias.astype("float32")
 
     def fusable_base(self) -> FrozenLinear | None:
-        """Return the base as an operand of the op that fuses base and update; None if the op cannot be used."""
+        """Return the base as an operand of the fused op `lora_linear`; None if the op cannot be used."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
@@ -132,7 +132,7 @@ class LoRAHead(LoRALinear, AdaptedHead):
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update: s dropout(h) A^T and B.
 
-        If B has a bias, the result also has a column of ones and the bias. The result of a disabled adapter is empty.
+        If B has a bias, add a pair of a column of ones and the bias. Return an empty list if the adapter is disabled.
         """
         if not self.enabled:
             return []
@@ -185,7 +185,7 @@ class LoRAEmbedding(WeightAdapter, AdaptedHead):
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update of a tied lm_head: s dropout(h) B and A^T.
 
-        The result is empty if the adapter is disabled or does not adapt the tied lm_head.
+        Return an empty list if the adapter is disabled or does not adapt the tied lm_head.
         """
         if not (self.enabled and self.adapts_tied_head):
             return []

@@ -37,11 +37,12 @@ IGNORED_PADDLENLP_FIELDS = frozenset({"dtype", "head_dim", "tensor_parallel_degr
 _SAME_BASE_INITS = (True, "gaussian", "eva", "orthogonal")
 """PEFT's initializations that do not change the base's weights, so a stored adapter is a plain LoRA."""
 _UNREADABLE_INITS = {
-    "corda": "subtracts factors from the base that depend on sampled data and are not in the file; save the adapter "
-    "from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion",
-    "mica": "trains only A, which is not available; set init_lora_weights to true in the file to load it as a LoRA",
+    "corda": "subtracts factors that depend on sampled data from the base, and the file does not contain these "
+    "factors; save the adapter from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion",
+    "mica": "trains only A, which is not supported; set init_lora_weights to true in adapter_config.json to load the "
+    "adapter as a LoRA",
 }
-_LORA_ONLY = "variants of LoRA do not have it; leave it out"
+_LORA_ONLY = "variants of LoRA do not have this option; leave it out"
 
 
 @dataclass(kw_only=True)
@@ -59,7 +60,7 @@ class LowRankConfig(LayerRanksConfig):
     lora_alpha: float | None = option(
         None,
         help="the update is scaled by alpha / rank, or alpha / sqrt(rank) with rslora; unset: alpha is 2 * rank, or 4 "
-        "with rslora; with pissa or olora, the scale is then 1",
+        "with rslora (with pissa or olora, the scale is 1)",
         key="lora_alpha",
         above=0,
         arguments=("alpha",),
@@ -163,7 +164,8 @@ class LowRankConfig(LayerRanksConfig):
             read: names of the additional fields that the subclass reads.
 
         Raises:
-            ValueError: a field that is not read has an effect, or the file lacks initial factors of the adapter.
+            ValueError: a field that is not read has an effect, or `init_lora_weights` names an initialization that
+                cannot be loaded.
         """
         own = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
         own |= {"layers_to_transform", "layers_pattern", "trainable_token_indices", *IGNORED_PEFT_FIELDS}
@@ -230,7 +232,7 @@ class RandomInitConfig(LowRankConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.init_lora_weights is False:
-            raise ValueError("init_lora_weights=False is not available: B starts at zero; leave it out")
+            raise ValueError("init_lora_weights=False is not available, because B always starts at zero; leave it out")
 
     def with_initial_a(self, layer: LoRALinearT, name: str, seed: int) -> LoRALinearT:
         """Draw A of a new layer from the distribution that `init_lora_weights` selects; return the layer."""

@@ -45,7 +45,7 @@ class LoRALinearWithInit(LoRALinear):
         base, rank, scaling, dropout, seed, name: as in `LoRALinear`.
         persist_init: save A0 and B0 with the adapter; False: loading the adapter recomputes A0 and B0.
         base_is_residual: whether s B0 A0 was subtracted from the base before quantization; the layer then does not
-            subtract it.
+            subtract s B0 A0 again.
     """
 
     lora_A_start: paddle.Tensor  # noqa: N815 - key in files
@@ -93,7 +93,7 @@ class LoRALinearWithInit(LoRALinear):
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map x [..., in] to [..., out].
 
-        If the base is not a residual, A = A0 and B = B0 without dropout give exactly the output of the base.
+        Unless the base is a residual, the output equals the base's output exactly if A = A0, B = B0 and dropout is off.
         """
         if self.base_is_residual:
             return self.base(x) + self.lora_update(x)
@@ -121,7 +121,7 @@ def set_local_shard(tensor: paddle.Tensor, value: paddle.Tensor) -> None:
 
 
 METADATA_FIELD = "paddlenlp_ext"
-"""Field of adapter_config.json with the method's JSON key, and its options before the conversion to rank 2r."""
+"""Field of adapter_config.json with the method's JSON key, and the method's options before conversion to rank 2r."""
 _OPTIONS = ("r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern")
 
 

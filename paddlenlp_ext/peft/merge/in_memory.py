@@ -125,8 +125,8 @@ def require_mergeable_layers(adapter: Adapter) -> None:
         is_tied = adapter.base_model.config.tie_word_embeddings
         if is_tied and isinstance(layer, WeightAdapter) and not layer.adapts_tied_head:
             raise ValueError(
-                f"{name}: the base ties lm_head to embed_tokens, and the adapter changes the embedding alone "
-                "(ensure_weight_tying is false), so merging would also change lm_head; load the adapter with the "
+                f"{name}: the base ties lm_head to embed_tokens, and the adapter changes only the embedding "
+                "(ensure_weight_tying is false), but merging would also change lm_head; load the adapter with the "
                 "base model instead"
             )
 

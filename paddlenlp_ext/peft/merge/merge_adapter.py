@@ -8,7 +8,7 @@ Two comparisons of logits on fixed prompts verify the merge:
 | 2 | model loaded from the merged files | model merged in memory, rounded to the files' dtypes | errors in the files |
 
 The output folder gets its final name after both steps. Both models of the second comparison have rounded weights, so
-its tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
+the tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
 
 By default, an adapter that was trained on a quantized base is merged into the dequantized weights, which reproduces
 the trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference
@@ -57,12 +57,13 @@ logger = get_logger("paddlenlp_ext.peft")
 
 MergeBase = Literal["dequantized", "original"]
 _LOST_IN_ROUNDING = (
-    "the adapter changes logits by {:.3g}, but rounding the merged weights to {} changes them by {:.3g}, so most of "
-    "the training would be lost; pass --dtype float32"
+    "the adapter changes logits by up to {:.3g}, but rounding the merged weights to {} changes logits by up to {:.3g}, "
+    "so most of the training would be lost; pass --dtype float32"
 )
 _FAR_FROM_TRAINED = (
-    "the adapter changes logits by %.3g, but merging into the original weights changes logits by %.3g, so the result "
-    "is far from the trained model; leave out --merge_into to get the trained model"
+    "the adapter changes logits by up to %.3g, but merging it into the original weights instead of the quantized "
+    "weights changes logits by up to %.3g, so the result is far from the trained model; leave out --merge_into to get "
+    "the trained model"
 )
 # Allowed difference of a logit, relative to the largest logit (at least 1); float32 sums depend on the summation order.
 TOLERANCE = 1e-4
@@ -110,7 +111,7 @@ def merge_adapter(
             `AutoModelForCausalLM.from_pretrained`. Its options are `quantization_config` and `before_quantizing` if the
             base was quantized in training, `config_overrides` if the base's config was changed, and `task_type` for a
             reward model.
-        base: base model; None: the base model that the adapter names.
+        base: base model; None: the base model recorded in the adapter's config.
         dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.
         allow_pickle: read pickled weights, as in `read_adapter`.
@@ -256,7 +257,7 @@ def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> Non
     resolved = output.resolve()
     for path in inputs:
         if resolved == path.resolve() or resolved in path.resolve().parents:
-            raise ValueError(f"{output}: writing there would replace {path}, an input; choose another folder")
+            raise ValueError(f"{output}: writing there would replace the input {path}; choose another folder")
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
         return
     if not overwrite:

@@ -76,7 +76,7 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
         more = f" and {len(unmatched) - 4} more" if len(unmatched) > 4 else ""
         raise ValueError(
             f"{stored.folder}: the base {source.path} has no layer for {', '.join(unmatched[:4])}{more}; "
-            "the adapter belongs to another model"
+            "the adapter belongs to another model; merge it into the model that it was trained on"
         )
     return modules
 
@@ -92,8 +92,8 @@ def common_dtype(base: Path, source: WeightSource) -> str | None:
         source: weights of the base model.
 
     Returns:
-        For a quantized folder, the dtype in config.json. For a GGUF file, and if config.json has no dtype, the dtype of
-        most weights. None for other folders.
+        For a quantized folder, the dtype in config.json. For a GGUF file, or a quantized folder without a dtype in
+        config.json, the dtype of most weights. None for other folders.
     """
     config = read_model_config(base)
     if base.is_dir() and from_quantization_config(config.get("quantization_config")) is None:

@@ -48,7 +48,7 @@ class BudgetSchedule:
         if self.warmup >= self.last_update_step:
             raise ValueError(
                 f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of "
-                f"{self.total_steps} for pruning ranks; lower them, leave them out (a tenth and three tenths of "
+                f"{self.total_steps} for pruning ranks; lower both values, leave them out (defaults: 10 % and 30 % of "
                 "the run), or train longer"
             )
 

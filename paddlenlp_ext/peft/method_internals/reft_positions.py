@@ -59,8 +59,8 @@ def parse_positions(text: str) -> PositionSpec:
         if any(counts.values()):
             return PositionSpec(counts.get("f", 0), counts.get("l", 0))
     raise ValueError(
-        f'position={text!r} selects no positions; use "f7" for the first 7 of the prompt, "l7" for its last 7, or '
-        '"f7+l7" for both'
+        f'position={text!r} selects no positions; use "f7" for the first 7 positions of the prompt, "l7" for the last '
+        '7, or "f7+l7" for both'
     )
 
 

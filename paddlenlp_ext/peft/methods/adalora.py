@@ -4,7 +4,7 @@
     Q = lora_A [r0, in] and P = lora_B [out, r0] ~ N(0, 0.02^2), Λ = diag(lora_E), lora_E [r0, 1] = 0
 
 The update has the form of a singular value decomposition. The loss includes `orth_reg_weight` times the mean of
-||P^T P - I|| and ||Q Q^T - I|| over all layers, which keeps P and Q nearly orthonormal. Every layer starts with rank
+||P^T P - I|| and ||Q Q^T - I|| over all layers, so that P and Q stay nearly orthonormal. Every layer starts with rank
 r0. During training, the least important singular values are set to zero until `target_r` per layer remain on average
 (`method_internals/adalora_rank_allocator.py`). The final adapter has only the remaining triplets.
 
@@ -123,7 +123,7 @@ class AdaLoRAAdapter(Adapter):
         return self.peft_config.schedule(total_steps, num_values, sum(1 for _ in adapter_layers(self.base_model)))
 
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
-        """Update the importance averages; prune singular values at scheduled steps and after the last of them."""
+        """Update the importance averages; prune at the scheduled steps, and at every step after the last of these."""
         layers, schedule = self.local_layers(), self._schedule(total_steps)
         if step < schedule.last_update_step or step == 1:  # without step 1, a run of one step would have no averages
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
@@ -156,7 +156,10 @@ class AdaLoRAAdapter(Adapter):
             self.importance.averages[name] = average
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Save the triplets with nonzero singular values (all if all are zero), and record them in `rank_pattern`."""
+        """Save the triplets with nonzero singular values, or all triplets if all values are zero.
+
+        The file's `rank_pattern` records the saved triplets.
+        """
         tensors = self.full_state(tensors)
         masks = {name: tensors[f"{name}.lora_E"].numpy().flatten() != 0 for name in self.layers()}
         if not any(mask.any() for mask in masks.values()):  # not trained yet
@@ -317,7 +320,7 @@ AdaLoraConfig = AdaLoRAConfig  # the spelling of Hugging Face PEFT
 
 
 class AdaLoRALinear(LinearAdapter):
-    """Linear layer with an update of the form P Λ Q; with rank 0, it computes the same as its base.
+    """Linear layer with an update of the form P Λ Q; a layer of rank 0 returns the output of its base.
 
     Args:
         rank: r, the rank of the update.

@@ -76,7 +76,7 @@ class BOFTConfig(LinearTargetsConfig):
     )
     boft_dropout: float = option(
         0.0,
-        help="fraction of blocks, in one random factor, that each training step replaces with the identity",
+        help="each training step replaces this fraction of the blocks of one random factor with the identity",
         minimum=0,
         below=1,
         key="boft_dropout",
@@ -158,7 +158,7 @@ class BOFTLinear(LinearAdapter):
     Args:
         block_size: b, a divisor of `in_features`.
         factors: m; for m > 1, b is even and b * 2^(m-1) divides `in_features`.
-        block_dropout: fraction of blocks, in one random factor, that each training step replaces with the identity.
+        block_dropout: each training step replaces this fraction of the blocks of one random factor with the identity.
     """
 
     def __init__(self, base: nn.Layer, block_size: int, factors: int, block_dropout: float) -> None:

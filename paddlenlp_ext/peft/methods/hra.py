@@ -15,7 +15,7 @@ With `apply_GS` the u_i are orthonormalized first. H then depends only on the sp
 | start | U, Kaiming-uniform | H |
 | --- | --- | --- |
 | even r | pairs of equal columns | I: each pair of reflections cancels |
-| odd r, or `apply_GS` | independent columns | not I: the model does not start as its base |
+| odd r, or `apply_GS` | independent columns | not I: the initial model differs from its base |
 
 H - I has rank r, so the update is low-rank: delta W = -(W U) C^T U^T.
 
@@ -58,7 +58,8 @@ class HRAConfig(LinearTargetsConfig):
     r: int = rank_option(
         8,
         "hra_rank",
-        "number of reflections per layer; if even, and hra_gram_schmidt is false, the initial model equals the base",
+        "number of reflections per layer; if it is even and hra_gram_schmidt is false, the initial model equals the "
+        "base",
     )
     apply_GS: bool = option(  # noqa: N815 - name in Hugging Face PEFT
         False,
@@ -74,7 +75,7 @@ class HRAConfig(LinearTargetsConfig):
         if self.apply_GS and self.r > smallest:
             raise ValueError(
                 f"hra_rank={self.r} with hra_gram_schmidt: a layer with {smallest} inputs has at "
-                f"most {smallest} orthogonal vectors; lower the rank"
+                f"most {smallest} orthogonal vectors; lower hra_rank"
             )
         return names
 

@@ -4,7 +4,7 @@
 
 The paper trains the scale and the bias of LayerNorm. The norms of this package have only the parameter w. They are RMS
 norms (the formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces the
-base's w, so the merged model gives bitwise the same results as the model with the adapter.
+base's w, so the results of the merged model are bitwise equal to the results of the model with the adapter.
 
 Shapes: D length of the normalized axis.
 """
@@ -44,8 +44,8 @@ class LNTuningConfig(PeftConfig):
 
     target_modules: tuple[str, ...] | None = option(
         None,
-        help="norms to train, as name suffixes or regular expressions (q_norm and k_norm too, in families that have "
-        "them); unset: all norms of hidden states",
+        help="norms to train, as name suffixes or regular expressions; norms of queries and keys (q_norm, k_norm) are "
+        "allowed; unset: all norms of hidden states",
     )
 
     def targets(self, model: TrainableModel) -> list[str]:

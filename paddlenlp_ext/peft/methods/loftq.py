@@ -4,8 +4,8 @@
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
 LoftQ is a LoRA over a quantized base. A and B start as the leading singular triplets of the quantization error, so the
-initial model is closer than the quantized base to the full-precision model. As in Hugging Face PEFT, A and B are both
-multiplied by the square roots of the singular values.
+initial model is closer to the full-precision model than the quantized base is. As in Hugging Face PEFT, A and B are
+both multiplied by the square roots of the singular values.
 
 | base | initialization |
 | --- | --- |
@@ -53,15 +53,15 @@ class LoftQConfig(InitBeforeQuantizationConfig):
     variant: ClassVar[str] = "loftq"
     recorded_options: ClassVar[tuple[str, ...]] = ("iters", "svd")
     missing_init_reason: ClassVar[str] = (
-        "depends on a base that PEFT quantized, which the file does not contain; merge the adapter in PEFT, or "
-        "train it again"
+        "depends on a base that PEFT quantized, and the file does not contain this base; merge the adapter in PEFT, or "
+        "train the adapter again"
     )
     needs_quantized_base: ClassVar[bool] = True
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"svd"}
 
     iters: int = option(
         1,
-        help="LoftQ: number of iterations; each quantizes the weight and computes an SVD of the error",
+        help="LoftQ: number of iterations; each iteration quantizes the weight and computes an SVD of the error",
         key="loftq_iters",
         minimum=1,
         maximum=100,

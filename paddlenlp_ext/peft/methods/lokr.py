@@ -78,7 +78,7 @@ class LoKrConfig(LycorisConfig):
     # -- files --------------------------------------------------------------------------------------------------------
     @classmethod
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> LoKrConfig:
-        """Read PaddleNLP's fields except `scaling`, because PaddleNLP writes 0 after training with scale 1."""
+        """Read PaddleNLP's fields, but ignore `scaling`: PaddleNLP writes 0 although it trains with scale 1."""
         read = {"lokr_dim", "lokr_alpha", "factor", "decompose_both", "target_modules", "scaling"}
         read |= {"dtype", "tensor_parallel_degree"}  # these fields do not affect a stored adapter
         refuse_unread_fields(fields, read)

@@ -132,8 +132,8 @@ class LoRAConfig(RandomInitConfig):
         if model.config.tie_word_embeddings and HEAD in requested:
             if not self.ensure_weight_tying:
                 raise ValueError(
-                    f"{self.targets_key}: the base ties lm_head to embed_tokens, and the adapter would change lm_head "
-                    "alone; name embed_tokens, or train the adapter with ensure_weight_tying=True"
+                    f"{self.targets_key}: the base ties lm_head to embed_tokens, and the adapter would change only "
+                    "lm_head; name embed_tokens, or train the adapter with ensure_weight_tying=True"
                 )
             requested = tuple(EMBEDDING if entry == HEAD else entry for entry in requested)
         return select_targets(adaptable_names(model), requested, self.targets_key)

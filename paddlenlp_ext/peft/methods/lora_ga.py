@@ -85,8 +85,8 @@ class LoRAGAConfig(SubtractedInitConfig):
 
     variant: ClassVar[str] = "lora_ga"
     missing_init_reason: ClassVar[str] = (
-        "was initialized from gradients, which the file does not contain; save the adapter from PEFT as a plain LoRA, "
-        "with path_initial_model_for_weight_conversion"
+        "computes initial factors from gradients, and the file does not contain these factors; save the adapter from "
+        "PEFT as a plain LoRA, with path_initial_model_for_weight_conversion"
     )
     adapter_class: ClassVar[type[TrainingHooks] | None] = LoRAGAAdapter
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}

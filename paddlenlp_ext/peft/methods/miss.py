@@ -57,7 +57,8 @@ class MiSSConfig(LinearTargetsConfig):
     )
     init_weights: str = option(
         "balance",
-        help="variant: balance; mini (miss_mini_rank trained columns); bat (the update also depends on the weight)",
+        help="variant: balance, mini (trains only miss_mini_rank columns), or bat (the update also depends on the "
+        "weight)",
         choices=VARIANTS,
         arguments=("variant",),
         key="miss_variant",
@@ -126,8 +127,8 @@ class _MiSSLayer(LinearAdapter):
         self.rank, self.dropout = config.r, config.miss_dropout
         if self.rank > self.in_features:
             raise ValueError(
-                f"miss_rank={self.rank} exceeds the {self.in_features} inputs of {name}; lower it, or leave this "
-                "layer out of miss_target_modules"
+                f"miss_rank={self.rank} exceeds the {self.in_features} inputs of {name}; lower miss_rank, or leave "
+                "this layer out of miss_target_modules"
             )
 
 
@@ -170,7 +171,7 @@ class MiSSLinear(_MiSSLayer):
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
         super().set_tensor_parallel_shard(style, group)
         if self.columns is not None:
-            remedy = f"set it to a divisor of {self.out_features}"
+            remedy = f"set miss_mini_rank to a divisor of {self.out_features}"
             require_whole_blocks(self, "outputs", self.columns, "miss_mini_rank", remedy)
 
     def _matrix(self) -> paddle.Tensor:
@@ -215,7 +216,7 @@ class MiSSBatLinear(_MiSSLayer):
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
         super().set_tensor_parallel_shard(style, group)
         for kind, features in (("inputs", self.in_features), ("outputs", self.out_features)):
-            require_whole_blocks(self, kind, self.rank, "miss_rank", f"set it to a divisor of {features}")
+            require_whole_blocks(self, kind, self.rank, "miss_rank", f"set miss_rank to a divisor of {features}")
 
     def _update(self, blocks: paddle.Tensor) -> paddle.Tensor:
         blocks = blocks.astype("float32")

@@ -173,7 +173,7 @@ class MoRALinear(LinearAdapter):
         a = self.lora_A.weight.astype("float32")
         if not self.rotated:
             return [a] * count
-        left, right = a.chunk(2, axis=-1)  # R_j (u, v) = (u cos - v sin, v cos + u sin) for a group in halves u, v
+        left, right = a.chunk(2, axis=-1)  # R_j (u, v) = (u cos - v sin, v cos + u sin), u and v: halves of a group
         rotations = [(self.cos[j], self.sin[j]) for j in range(count)]
         return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in rotations]
 

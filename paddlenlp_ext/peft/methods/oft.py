@@ -4,9 +4,9 @@
     merged: W R^T
 
 arXiv:2306.07280. Q is skew-symmetric, so its Cayley transform R is orthogonal, and W R^T has the same row norms and
-angles between rows as W. With `num_cayley_neumann_terms`, R is a polynomial in Q, which is the default in Hugging Face
-PEFT. The polynomial needs no inverse, but is nearly orthogonal only for small Q. As in PEFT, the polynomial rotates in
-the direction opposite to the Cayley transform.
+angles between rows as W. With `num_cayley_neumann_terms`, R is a polynomial in Q; Hugging Face PEFT uses the polynomial
+by default. The polynomial needs no inverse, but is nearly orthogonal only for small Q. As in PEFT, the polynomial
+rotates in the direction opposite to the Cayley transform.
 
 Shapes: k blocks of b features each; in/out features of the adapted linear, in = k * b. The parameter stores the
 b (b - 1) / 2 values above the diagonal of each block of Q.
@@ -152,7 +152,7 @@ class OFTConfig(LinearTargetsConfig):
         if fields.get("use_cayley_neumann", True) and version < [0, 18]:
             raise ValueError(
                 f"peft_version={fields.get('peft_version')!r} with use_cayley_neumann: PEFT before 0.18 used a "
-                "different series, which is not supported; train the adapter with a newer PEFT"
+                "different series, which is not supported; train the adapter again with PEFT 0.18 or later"
             )
         terms = fields.get("num_cayley_neumann_terms", 5) if fields.get("use_cayley_neumann", True) else 0
         return cls(

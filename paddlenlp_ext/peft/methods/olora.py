@@ -33,7 +33,7 @@ class OLoRAConfig(InitFromWeightsConfig):
     """
 
     variant: ClassVar[str] = "olora"
-    missing_init_reason: ClassVar[str] = "is not known; PEFT has 'olora'"
+    missing_init_reason: ClassVar[str] = "is not known; PEFT's name is 'olora'"
 
     def factors_of_weight(self, name: str, weight: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         rank, scaling = self.rank_and_scaling(name)

@@ -87,7 +87,7 @@ class PTuningConfig(PromptConfig):
     num_virtual_tokens: int = num_tokens_option("p_tuning_num_tokens")
     encoder_reparameterization_type: str = option(
         "mlp",
-        help="network that computes the vectors: mlp, lstm, or none (the vectors are trained directly)",
+        help="network that computes the prompt vectors: mlp, lstm, or none (the vectors are trained directly)",
         choices=ENCODERS,
         synonyms=_PEFT_ENCODERS,
         arguments=("encoder",),
@@ -157,7 +157,7 @@ class PTuningConfig(PromptConfig):
         return {STORED: compute_prompt(own), **tensors}
 
     def for_tensors(self, names: Collection[str]) -> PTuningConfig:
-        """Return a config without a network if the file has only the prompt, as files of PEFT do."""
+        """Return a config without a network if the file has only the prompt, as in files of PEFT."""
         if any(name.startswith(_ENCODER) for name in names):
             return self
         return self.replace(

@@ -49,14 +49,15 @@ class PiSSAConfig(InitFromWeightsConfig):
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     missing_init_reason: ClassVar[str] = (
-        "subtracts factors from the base that are not in the file, and PEFT computes other factors each time it loads "
-        "the file; save the adapter from PEFT as a plain LoRA, with path_initial_model_for_weight_conversion"
+        "subtracts factors from the base, but the file does not contain these factors, and PEFT computes other factors "
+        "each time it loads the file; save the adapter from PEFT as a plain LoRA, with "
+        "path_initial_model_for_weight_conversion"
     )
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"svd"}
 
     svd: str = option(
         "fast",
-        help="SVD algorithm: fast (randomized) or exact (full; minutes for a large matrix)",
+        help="SVD algorithm: fast (randomized) or exact (full, takes minutes for a large matrix)",
         choices=SVD_CHOICES,
         key="pissa_svd",
     )

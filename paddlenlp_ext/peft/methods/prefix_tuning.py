@@ -115,7 +115,7 @@ class PrefixAdapter(Adapter):
         return decoder.forward_embeddings(decoder.embed(input_ids), inputs)
 
     def load_tensors(self, tensors: Mapping[str, np.ndarray], where: str) -> None:
-        """Load the adapter's tensors; convert PEFT's layout, and prefixes trained with document positions from 0.
+        """Load the adapter's tensors; convert PEFT's layout, and prefixes for documents that start at position 0.
 
         Args:
             tensors: name -> value; PEFT's `prompt_embeddings` [P, layers * 2 * K * H] has the prefixes of all layers.
@@ -150,7 +150,7 @@ class PrefixAdapter(Adapter):
         if attention.qk_norm is not None and attention.qk_norm.after_rotation:
             raise ValueError(
                 "a prefix trained with positions from 0 cannot be used in a model with QK norms after RoPE; "
-                "train it again"
+                "train the prefix again"
             )
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
         num_tokens = keys_1PKH.shape[1]
@@ -196,7 +196,9 @@ class PrefixTuningConfig(PeftConfig):
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"init", "encoder_hidden_size"}
 
     path: str | None = option(
-        None, help="folder of a saved prefix to start from; its length and projection are used", key="prefix_path"
+        None,
+        help="folder of a saved prefix to start from; the run uses the saved length and projection",
+        key="prefix_path",
     )
     num_virtual_tokens: int = option(
         128,
@@ -214,7 +216,7 @@ class PrefixTuningConfig(PeftConfig):
     )
     prefix_projection: bool = option(
         False,
-        help="compute the prefix with a trained two-layer network, which can make training more stable",
+        help="compute the prefix with a trained two-layer network; this can make training more stable",
         key="prefix_projection",
         arguments=("projection",),
     )

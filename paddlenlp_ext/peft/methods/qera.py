@@ -8,8 +8,8 @@ QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the qua
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
 With `inputs` "independent", only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
 
-The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained, because training A0 and B0 at a
-learning rate of LoRA gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored as
+The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained. Training A0 and B0 at LoRA's usual
+learning rate gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored as
 initial factors with the opposite sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the
 quantized base.
 
@@ -181,7 +181,7 @@ class InputCorrelation:
 
 
 class CorrelationRoot(NamedTuple):
-    """Square root of R = Q diag(scale^2) Q^T: `scale` [in] and eigenvectors Q [in, in], None for a diagonal R."""
+    """Square root of R = Q diag(scale^2) Q^T: `scale` [in] and `eigenvectors` Q [in, in] (None if R is diagonal)."""
 
     scale: paddle.Tensor
     eigenvectors: paddle.Tensor | None

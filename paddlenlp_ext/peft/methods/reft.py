@@ -118,7 +118,7 @@ class ReFTConfig(PeftConfig):
     adapter_class: ClassVar[type[TrainingHooks] | None] = ReftAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"layers"}
     excludes: ClassVar[Mapping[str, str]] = {
-        "sequence_parallel": "positions are selected from full sequences, and a process has only a shard of each"
+        "sequence_parallel": "positions are selected from full sequences, but a process has only a shard of a sequence"
     }
 
     layers: str = option(
@@ -148,7 +148,7 @@ class ReFTConfig(PeftConfig):
     )
     add_bias: bool = option(
         False,
-        help="NoreftIntervention: add the bias c to the projection; the bias b is used in any case",
+        help="NoreftIntervention: add the bias c to the projection; the bias b is always used",
         aliases=("add_bias",),
     )
     dropout: float = option(
@@ -217,7 +217,7 @@ class ReftLayer(AdapterLayer):
         self.dropout = dropout
 
     def adapter_forward(self, x_BSD: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """Map x [B, S, D] to [B, S, D]; `inputs` has the positions to change."""
+        """Map x [B, S, D] to [B, S, D]; `inputs.adapter_inputs` has the positions to change."""
         h_BSD = self.base(x_BSD, inputs)
         chosen = inputs.adapter_inputs
         assert isinstance(chosen, SelectedPositions), "ReFT layers run only in ReftAdapter.hidden_states"

@@ -62,7 +62,7 @@ class SHiRAConfig(LinearTargetsConfig):
     adapter_class: ClassVar[type[TrainingHooks] | None] = SHiRAAdapter
     free_on_resume: ClassVar[frozenset[str]] = PeftConfig.free_on_resume | {"random_seed"}
 
-    r: int = rank_option(8, "shira_rank", "SHiRA trains as many parameters as LoRA of this rank")
+    r: int = rank_option(8, "shira_rank", "rank of a LoRA with the same number of trained parameters")
     random_seed: int | None = option(None, help="seed for the choice of elements; unset: the run's seed", minimum=0)
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> LinearAdapter:
@@ -107,7 +107,7 @@ class SHiRALinear(LinearAdapter):
         seed, name: determine the positions.
 
     Raises:
-        ValueError: the weight has fewer elements than the adapter has trained values.
+        ValueError: the rank selects more values than the weight has elements.
     """
 
     shira_indices: paddle.Tensor
@@ -129,7 +129,7 @@ class SHiRALinear(LinearAdapter):
         self.shira_weight = self.new_parameter(np.zeros(count, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; S is a dense matrix, because Paddle's sparse products are slower."""
+        """Map x [..., in] to [..., out]; S is stored as a dense matrix, because Paddle's sparse products are slower."""
         return self.base(x) + product_with_update(x, self._update, self.shira_weight)
 
     def delta_weight(self) -> paddle.Tensor:

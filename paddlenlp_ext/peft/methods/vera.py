@@ -196,8 +196,8 @@ class VeRAConfig(LinearTargetsConfig):
     def from_paddlenlp(cls, fields: Mapping[str, Any]) -> VeRAConfig:
         raise ValueError(
             "PaddleNLP's VeRA has a matrix A in each layer, random or computed from the weights (pissa_init="
-            f"{fields.get('pissa_init', False)!r}), but does not save it, so the adapter cannot be loaded; merge it "
-            "with PaddleNLP's merge_vera_params.py and continue from the merged model, or train it again"
+            f"{fields.get('pissa_init', False)!r}), but does not save A, so the adapter cannot be loaded; merge the "
+            "adapter with PaddleNLP's merge_vera_params.py and continue from the merged model, or train it again"
         )
 
 

@@ -31,7 +31,7 @@ def search_scales(
     """Return the channel scales, float32 [C], with the smallest output error among the searched exponents a.
 
     Args:
-        weight_OI: concatenated weight rows of all linear layers that read the inputs.
+        weight_OI: concatenated weight rows of all linear layers with these inputs.
         hessian_II: X^T X of the inputs, or a multiple of it.
         magnitudes_C: mean magnitude of each channel.
         integers: format of the rounded weight.

@@ -1,7 +1,7 @@
 """Round to nearest (RTN): round each weight on its own, with a scale and a zero point for each group of inputs.
 
 RTN needs no calibration data. AWQ rounds its scaled and clipped weights in the same way. The error of RTN is reported
-beside the errors of GPTQ and AWQ.
+for comparison with the error of GPTQ or AWQ.
 
 Shapes: O outputs, I inputs, G groups per row, K inputs per group.
 """

@@ -27,7 +27,7 @@ Producer = Linear | RMSNorm | LayerNorm
 
 @dataclass(frozen=True)
 class SmoothingMapping:
-    """Names, within a decoder layer, of a producer and its consumers.
+    """Names of a producer and its consumers within a decoder layer.
 
     Attributes:
         producer: name of a norm or linear layer.

@@ -71,7 +71,7 @@ def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, confi
             LoRAConfig(rank=2, target_modules=["lm_head"]),
             r"not factors of a linear layer .*lora_embedding_A",
         ),
-        ("deepseek2", LoRAConfig(rank=2, target_modules=["kv_b_proj"]), "kv_b_proj: llama.cpp does not adapt this"),
+        ("deepseek2", LoRAConfig(rank=2, target_modules=["kv_b_proj"]), "kv_b_proj: llama.cpp cannot apply an adapter"),
     ],
 )
 def test_export_gguf_adapter_of_layers_that_llama_cpp_does_not_adapt_raises(family, config, message, tmp_path):

@@ -184,7 +184,7 @@ def test_lora_of_quantized_experts_comes_back_from_files_and_merges(algo: Any, t
     [
         (lambda: LoRAConfig(target_parameters=[DOWN], dropout=0.1), "lora_dropout is not available for experts"),
         (lambda: LoRAConfig(target_parameters=[DOWN], lora_bias=True), "lora_bias is not available for experts"),
-        (lambda: DoRAConfig(target_parameters=[DOWN]), "target_parameters=.* variants of LoRA do not have it"),
+        (lambda: DoRAConfig(target_parameters=[DOWN]), "target_parameters=.* variants of LoRA do not have this option"),
         (lambda: VeRAConfig(target_parameters=[DOWN]), r"target_parameters=.* is not available"),
     ],
 )
@@ -201,7 +201,7 @@ def test_config_with_target_parameters_where_they_do_not_apply_raises(config: An
             "experts.down_porj",
             r"matches no .*; did you mean '.*down_proj'\? Known: mlp\.gate\.weight",
         ),
-        ("experts", "q_proj", r"Name linear layers in target_modules, or by their weights \(q_proj\.weight\)"),
+        ("experts", "q_proj", r"Select linear layers in target_modules, or here by the names of their weights"),
         ("llama", "experts.down_proj", "This model has no experts"),
     ],
 )

@@ -153,7 +153,7 @@ def test_lora_head_dropout_changes_the_training_loss_only():
         (
             "qwen2",
             LoRAConfig(target_modules=["lm_head"], ensure_weight_tying=False),
-            "the adapter would change lm_head alone",
+            "the adapter would change only lm_head",
         ),
     ],
 )

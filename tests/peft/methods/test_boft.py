@@ -110,7 +110,7 @@ def test_boft_shard_through_a_group_of_blocks_raises():
     layer = random_layer(block_size=4, butterfly_factors=3)
     layer.base.in_features = 24
     with pytest.raises(
-        ValueError, match=r"leaves each process 24 inputs of a layer, not a multiple of .* mix, 16; lower"
+        ValueError, match=r"each process has 24 inputs of a layer, which is not a multiple of .* mix, 16; lower"
     ):
         layer.set_tensor_parallel_shard("rowwise", SimpleNamespace(index=0, size=2))
 

@@ -210,7 +210,7 @@ def test_vera_paddlenlp_folder_raises_with_remedy(tmp_path: Path):
     fields = {"r": 8, "vera_alpha": 8, "pissa_init": True, "target_modules": [".*q_proj.*"]}
     (tmp_path / "vera_config.json").write_text(json.dumps(fields))
     write_safetensors(tmp_path / "vera_model_state.safetensors", {"llama.x.vera_d": np.ones(8, np.float32)})
-    with pytest.raises(ValueError, match=r"vera_config.json: .*does not save it.*merge_vera_params.py"):
+    with pytest.raises(ValueError, match=r"vera_config.json: .*does not save A.*merge_vera_params.py"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
