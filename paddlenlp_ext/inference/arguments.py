@@ -42,7 +42,7 @@ class ModelArguments(LoadArguments):
     chat_template: str | None = option(
         None,
         help="Jinja or JSON file with the chat template; none: no template; unset: the template of the training run, "
-        "else of the tokenizer",
+        "else the tokenizer's template",
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
         None,

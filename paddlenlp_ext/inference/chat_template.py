@@ -22,7 +22,7 @@ logger = get_logger("paddlenlp_ext.predict")
 def choose_template(
     arguments: ModelArguments, folders: Sequence[str | None], tokenizer: PreTrainedTokenizerBase
 ) -> ChatTemplate:
-    """Load the requested chat template, else the training run's template, else the tokenizer's.
+    """Load the requested chat template, else the training run's template, else the tokenizer's template.
 
     `--chat_template_kwargs` apply to every template. Without `--chat_template` and `--chat_template_kwargs`, the values
     of the training run apply.

@@ -47,7 +47,7 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
         if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
             raise ValueError(
                 f"--model_name_or_path {named} holds a model and an adapter; add --lora_path {named} to use both, or "
-                "move one of them to another folder"
+                "move the model or the adapter to another folder"
             )
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:
@@ -190,7 +190,9 @@ def quantize(model: Any, quant_type: str | None) -> None:
     if quant_type not in ("weight_only_int8", "weight_only_int4"):
         return
     if isinstance(model, PeftModel):
-        raise ValueError(f"--quant_type {quant_type}: this adapter cannot be merged into the base; drop --quant_type")
+        raise ValueError(
+            f"--quant_type {quant_type}: this adapter cannot be merged into the base; leave out --quant_type"
+        )
     quantize_linears(model, QuantizationConfig(algo=quant_type))
 
 

@@ -28,7 +28,7 @@ class Adapter(TrainingHooks):
     """One adapter of a base model; a `PeftModel` delegates to its active adapter.
 
     A method with a custom forward pass, or custom hooks for training and saving, defines a subclass
-    (`PeftConfig.adapter_class`). A subclass with state is a dataclass that creates its state in `__post_init__`.
+    (`PeftConfig.adapter_class`). A subclass with state must be a dataclass that creates the state in `__post_init__`.
 
     Attributes:
         base_model: base model whose layers are wrapped by the adapter layers.
@@ -57,7 +57,7 @@ class Adapter(TrainingHooks):
 
     @contextmanager
     def disabled(self) -> Iterator[None]:
-        """Use the base model without the adapter within a `with` block."""
+        """Context manager: use the base model without the adapter within the block."""
         switches: list[Any] = [self, *self.injected.values()]
         previous = [each.enabled for each in switches]
         for each in switches:
@@ -124,7 +124,7 @@ class Adapter(TrainingHooks):
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; warn if its base model's name differs.
+        """Load the tensors of a stored adapter, to resume training; warn if the adapter names another base model.
 
         Raises:
             ValueError: the stored adapter has another method, or another value of an option that affects the computed

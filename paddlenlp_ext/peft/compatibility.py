@@ -51,7 +51,10 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
     for field in dataclasses.fields(result):
         used, requested = getattr(result, field.name), getattr(config, field.name)
         if field.compare and used != requested:
-            logger.info("%s is %r, as in %s; this run's %r is ignored", field.name, used, stored.folder, requested)
+            logger.info(
+                "%s: using %r from the stored adapter %s; the value %r of this run is ignored",
+                *(field.name, used, stored.folder, requested),
+            )
     return result
 
 
@@ -109,8 +112,8 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     if stored.quantization != quantization:
         raise ValueError(
             f"{stored.folder}: the adapter was trained on weights in {describe_quantization(stored.quantization)}, "
-            f"but the base now has weights in {describe_quantization(quantization)}; set weight_quantize_algo and its "
-            "keys as in training"
+            f"but the base now has weights in {describe_quantization(quantization)}; set weight_quantize_algo and the "
+            "related keys as in training"
         )
 
 

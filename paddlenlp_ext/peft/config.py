@@ -28,7 +28,7 @@ from paddlenlp_ext.peft.layers import AdapterLayer
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-# Fields of adapter_config.json that a method need not read: other code reads them, or they do not affect results.
+# Fields of adapter_config.json that a method may ignore, because other code reads them or they do not affect results.
 _INFORMATIVE = frozenset(
     {
         "auto_mapping",
@@ -53,8 +53,8 @@ _EFFECTS = {
     "layer_replication": "repeats decoder layers",
     "megatron_config": "adapts Megatron layers",
     "monteclora_config": "samples the adapter's weights",
-    "lora_bias": "trains a bias of B; only plain LoRA supports it",
-    "target_parameters": "adapts experts or routers; only plain LoRA supports it",
+    "lora_bias": "trains a bias of B; supported only by plain LoRA",
+    "target_parameters": "adapts experts or routers; supported only by plain LoRA",
     "trainable_token_indices": "trains rows of the embedding",
     "use_bdlora": "makes A or B block-diagonal",
     "use_qalora": "pools the inputs of quantized layers",
@@ -84,7 +84,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
             (config/run_config.py). `claims` recognizes the variant's files.
         needs_quantized_base: whether the method requires a quantized base.
         paddlenlp_files: PaddleNLP's file names for the method; None if PaddleNLP does not have the method.
-        own_keys: name of a tensor outside the layers -> its full key in Hugging Face PEFT's files.
+        own_keys: name of a tensor that belongs to no layer -> full key of the tensor in Hugging Face PEFT's files.
         key_prefix: prefix of the keys in Hugging Face PEFT's files, except for `own_keys`.
         changes_bias: whether merging also changes biases.
         unavailable_keys: for a variant, JSON key of the refined method that the variant does not support -> reason.
@@ -137,7 +137,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
 
     @property
     def corrects_quantization(self) -> bool:
-        """Return whether the update corrects the base's quantization error; it then fits only the same format."""
+        """Return whether the update corrects the base's quantization error, and so requires the same format."""
         return self.needs_quantized_base
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         name = f"{type(self).__name__}.{option_.attribute}"
         return name if option_.key == option_.attribute else f"{name}: {option_.key}"
 
-    if not TYPE_CHECKING:  # type checkers see the fields, and not their aliases
+    if not TYPE_CHECKING:  # type checkers see only the fields, without aliases
 
         def __getattr__(self, name):
             """Return the value of the option with the alias `name`, such as `rank` for `r`."""
@@ -250,8 +250,8 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     def decays(self, parameter_name: str) -> bool:
         """Return whether weight decay applies to an adapter parameter.
 
-        Weight decay pulls parameters to 0, so parameters with another neutral value are excluded. Trained token rows
-        are excluded because they start as rows of the base.
+        Weight decay pulls parameters to 0. Parameters whose neutral value is not 0 are therefore excluded, such as
+        trained token rows, which start as rows of the base.
         """
         return not parameter_name.endswith(".trainable_tokens_delta")
 

@@ -60,7 +60,7 @@ _UNAVAILABLE = {
             *("rank_dropout", "rank_dropout_scale", "rslora", "target_parameters", "tokenizer_kwargs"),
             *("trainable_token_indices", "use_dora", "use_effective_conv2d", "use_qalora", "use_rslora"),
         ),
-        "this method does not support it; leave it out",
+        "this method does not support the argument; leave it out",
     ),
 }
 _OFF = (None, False, 0, "", "none", [], {}, ())
@@ -96,7 +96,7 @@ class PromptTuningInit(str, enum.Enum):
 class ConfigType(type):
     """Metaclass of the adapter configs: the constructor accepts all names of each option, and selects a variant.
 
-    `LoRAConfig(use_dora=True)` returns a `DoRAConfig`, and `LoRAConfig(init_lora_weights="pissa")` a `PiSSAConfig`.
+    `LoRAConfig(use_dora=True)` returns a `DoRAConfig`. `LoRAConfig(init_lora_weights="pissa")` returns a `PiSSAConfig`.
     """
 
     if not TYPE_CHECKING:  # type checkers and editors read the arguments from the fields
@@ -114,7 +114,7 @@ class ConfigType(type):
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the config class that the arguments select, and the arguments renamed to its fields."""
+    """Return the config class that the arguments select, and the arguments by the names of the class's fields."""
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
     values: dict[str, Any] = {}
@@ -125,7 +125,7 @@ def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[s
             _check_foreign(method, name, value, names)
             continue
         if field in values:
-            raise ValueError(f"{method.__name__}: {passed[field]} and {name} name the same option; pass only one")
+            raise ValueError(f"{method.__name__}: {passed[field]} and {name} are the same option; pass only one")
         values[field], passed[field] = value, name
     return method, values
 

@@ -93,7 +93,7 @@ def inject(model: TrainableModel, config: PeftConfig, seed: int = 42) -> Adapter
 
 
 def _require_excluded_targets(model: TrainableModel, config: PeftConfig) -> None:
-    """Check that each entry of `exclude_modules` matches a target; stored configs may have entries that match none."""
+    """Check that each entry of `exclude_modules` matches a target; configs of stored adapters are not checked."""
     targets = config.targets(model)
     for entry in config.exclude_modules or ():
         if not excluded_targets(config.replace(exclude_modules=(entry,), modules_to_save=None), targets):

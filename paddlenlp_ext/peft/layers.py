@@ -1,4 +1,4 @@
-"""Base classes of adapter layers. An adapter layer wraps the layer to adapt, its base.
+"""Base classes of adapter layers. An adapter layer wraps another layer, the base.
 
 Shapes: in/out features of the base, k rank of a low-rank update.
 """
@@ -22,7 +22,7 @@ from paddlenlp_ext.sharding_spec import ShardGroup, Style
 
 
 class AdapterLayer(nn.Layer):
-    """Adapter layer that wraps a layer of any type, its `base`.
+    """Adapter layer that wraps a layer of any type (`base`).
 
     The tensors outside `base` belong to the adapter: the persistent tensors are saved, and the parameters are trained.
     A subclass implements `adapter_forward`, which may call `base` with any arguments. While `enabled` is False, the
@@ -50,7 +50,7 @@ class AdapterLayer(nn.Layer):
         return self.adapter_forward(*args, **kwargs) if self.enabled else self.base(*args, **kwargs)
 
     def adapter_forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the base with the adapter; takes the arguments and returns the result type of the base."""
+        """Run the base with the adapter; arguments and result have the same types as in the base."""
         raise NotImplementedError
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:

@@ -153,7 +153,7 @@ class AdapterGroups:
 def _factors_by_row(adapted: PeftModel, name: str) -> dict[str, Factors] | None:
     """Return the factors of an adapter; None if the adapter cannot share a forward pass with other adapters.
 
-    Adapters of lm_head or kv_b_proj cannot share a forward pass, because the model also reads the weights of these
+    Adapters of lm_head or kv_b_proj cannot share a forward pass, because the model also uses the weights of these
     layers directly.
     """
     try:

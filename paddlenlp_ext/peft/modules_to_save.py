@@ -146,7 +146,7 @@ class ReplacedParameters:
         self.aside = {}
 
     def drop_base_values(self) -> None:
-        """Free the base parameters, which a training run does not read."""
+        """Free the base parameters, which a training run does not use."""
         self.aside = dict.fromkeys(self.aside)
 
 

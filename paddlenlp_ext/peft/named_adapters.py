@@ -89,7 +89,7 @@ class NamedAdapters:
         if names is not None and list(names) != [self.active_name]:
             raise ValueError(
                 f"adapter_names={list(names)}: only the active adapter {self.active_name!r} can be merged in place; "
-                "activate another adapter with set_adapter(), or combine several with add_weighted_adapter()"
+                "activate another adapter with set_adapter(), or combine several adapters with add_weighted_adapter()"
             )
         self._merged = MergedAdapter(self.active, safe_merge)
 

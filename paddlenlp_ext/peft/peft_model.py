@@ -39,8 +39,8 @@ def get_peft_model(
 
     Args:
         model: decoder from `AutoModelForCausalLM`.
-        peft_config: config of a method, such as `LoRAConfig`. If its `path` names a stored adapter, training starts
-            from that adapter, with the stored rank, targets and similar options. Ignored options are logged.
+        peft_config: config of a method, such as `LoRAConfig`. If `peft_config.path` is set, training starts from the
+            adapter at this path, with the stored rank, targets and similar options. Ignored options are logged.
         seed: random seed; the adapter's initial values depend only on the seed and on the parameter names.
         adapter_name: name of the adapter for `set_adapter`.
 
@@ -352,7 +352,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
     def merge_and_unload(self) -> TrainableModel:
         """Merge the adapter into the (dequantized) weights and return the base model.
 
-        This object must not be used afterwards.
+        The `PeftModel` must not be used afterwards.
 
         Raises:
             ValueError: the adapter cannot be merged.
@@ -362,7 +362,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         return self.base_model
 
     def unload(self) -> TrainableModel:
-        """Remove the adapter and return the base model; this object must not be used afterwards."""
+        """Remove the adapter and return the base model; the `PeftModel` must not be used afterwards."""
         self.adapters.unmerge()
         self.adapter.detach()
         return self.base_model

@@ -1,4 +1,4 @@
-"""Selection of the layers to adapt by `target_modules`: name suffixes, regular expressions or "all-linear"."""
+"""Select the layers that `target_modules` requests: name suffixes, regular expressions or "all-linear"."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def select_targets(
 def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftConfig:
     """Return a stored config without the targets and modules to save that are missing in the model.
 
-    PaddleNLP's files name the layers of all variants of a model family. Hugging Face PEFT ignores missing modules. If
+    PaddleNLP's files list the layers of all variants of a model family. Hugging Face PEFT ignores missing modules. If
     no entry matches, all entries stay, so that `select_targets` or `replace_parameters` raises an error.
     """
     changed: dict[str, Any] = {}

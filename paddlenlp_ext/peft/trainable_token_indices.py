@@ -121,8 +121,8 @@ def tokens_of_model(
                 raise ValueError(f"{_KEY}: {layer} is also {key}; remove the layer from one of the two options")
     if model.config.tie_word_embeddings and HEAD in tokens and tokens.pop(HEAD) != tokens.get(EMBEDDING):
         raise ValueError(
-            f"{_KEY}: the base ties lm_head to embed_tokens, but different tokens are listed for them; list only the "
-            "tokens of embed_tokens, which lm_head shares"
+            f"{_KEY}: the base ties lm_head to embed_tokens, but different tokens are listed for the two layers; list "
+            "tokens only for embed_tokens, whose rows lm_head shares"
         )
     if HEAD in tokens and model.lm_head is None:
         raise ValueError(f"{_KEY}: a reward model has no lm_head; list the tokens of embed_tokens only")
@@ -143,7 +143,7 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
 
 
 class TrainableTokens(WeightAdapter, AdaptedHead):
-    """Embedding or lm_head with trained rows that replace the base's rows of some tokens.
+    """Embedding or lm_head with trained rows that replace the base's rows for some tokens.
 
     Args:
         base: token embedding, or an untied lm_head.

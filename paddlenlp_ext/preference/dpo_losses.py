@@ -19,8 +19,8 @@ rejected answer; s is the logistic function:
 
 e is `label_smoothing`; if e is above 0, sigmoid is conservative DPO. gamma is `simpo_gamma`, and lambda is
 `dpop_lambda`. n is the number of tokens of an answer. odds(y) is p / (1 - p) with p = exp(log pi(y) / n). z_w and z_l
-are the mean log-ratios of the chosen and the rejected answers of the micro-batch, at least 0 and without gradient. The
-reward of an answer is beta r; with SimPO and ORPO, it is beta log pi(y) / n.
+are the mean log-ratios of the chosen and the rejected answers of the micro-batch, clipped at 0 and without gradient.
+The reward of an answer is beta r; with SimPO and ORPO, the reward is beta log pi(y) / n.
 
 Shapes: N pairs.
 """

@@ -56,7 +56,7 @@ class BitsAndBytesConfig:
             raise ValueError("BitsAndBytesConfig: set exactly one of load_in_4bit and load_in_8bit to True")
         storage = self.bnb_4bit_quant_storage
         rules = (
-            ("llm_int8_threshold", self.llm_int8_threshold == 6.0, "activations are not quantized; leave it out"),
+            ("llm_int8_threshold", self.llm_int8_threshold == 6.0, "activations are not quantized; use the default"),
             ("llm_int8_enable_fp32_cpu_offload", not self.llm_int8_enable_fp32_cpu_offload, "it must be False"),
             ("llm_int8_has_fp16_weight", not self.llm_int8_has_fp16_weight, "it must be False"),
             ("bnb_4bit_quant_type", self.bnb_4bit_quant_type in _4BIT_TYPES, "it must be nf4 or fp4"),

@@ -1,7 +1,7 @@
 """Tensors that store a layer's quantized weight in a checkpoint.
 
-nf4 and fp4 weights are stored as in bitsandbytes (bitsandbytes_tensors.py), integer weights in this package's layout
-(integer_tensors.py).
+nf4 and fp4 weights are stored as in bitsandbytes (bitsandbytes_tensors.py). Integer weights are stored in this
+package's layout (integer_tensors.py).
 """
 
 from __future__ import annotations

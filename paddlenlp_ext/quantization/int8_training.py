@@ -44,14 +44,14 @@ def multiply_in_int8(model: nn.Layer) -> None:
 
 
 def int8_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
-    """Return the layers that compute in 8-bit integers by name."""
+    """Return a dict from names to layers, for the layers that compute in 8-bit integers."""
     layers = {name: each for name, each in model.named_sublayers() if isinstance(each, QuantizedLinear)}
     return {name: layer for name, layer in layers.items() if layer.multiplies_in_int8}
 
 
 @contextmanager
 def measured_errors(model: nn.Layer) -> Iterator[dict[str, float]]:
-    """Measure the errors of the layers that compute in 8-bit integers, on the first forward pass in the context.
+    """Context manager: measure the errors of layers that compute in 8-bit integers, on the block's first forward pass.
 
     The error of a layer is the root mean square, over a sample of rows, of |y8 - y| / |y|, where y8 and y are the
     outputs without bias of rounded and unrounded rows of x. Yields a dict from layer names to errors.

@@ -1,7 +1,7 @@
 """Slice a quantized weight, for a tensor-parallel shard or a projection of a fused layer, without rounding again.
 
 A block that crosses a shard boundary is split into smaller blocks with the same scale. The scales of double
-quantization are dequantized to float32, because groups of scales also cross shard boundaries.
+quantization are dequantized to float32, because groups of scales may also cross shard boundaries.
 """
 
 from __future__ import annotations

@@ -64,9 +64,9 @@ def export_model(
         limit = LIMITS[cache_dtype(model)]
         if not difference <= limit:
             raise ValueError(
-                f"{folder}: not written: the logits of the program and of the model differ by {difference:.2g} of the "
-                f"largest logit, more than {limit:g}; export with --dtype float32 or without --quant_type to find the "
-                "format that causes the difference"
+                f"{folder}: not written: the relative difference of the logits between program and model is "
+                f"{difference:.2g}, above the limit {limit:g}; export with --dtype float32 or without --quant_type to "
+                "find the format that causes the difference"
             )
     return difference
 

@@ -87,7 +87,7 @@ class GraphCache(KeyValueCache):
         return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`. It depends only on weights, so the inference engine computes it once."""
+        """Return the result of `make`, which depends only on weights; the inference engine computes it only once."""
         return make()
 
     def _visible_slots(self, window: int | None) -> GraphSlots:

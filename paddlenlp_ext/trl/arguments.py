@@ -224,7 +224,7 @@ class SFTConfig(TrainingArguments):
 
 
 def _pair_limits(value: int) -> dict[str, int]:
-    """Return the limits of a pair: TRL limits a prompt with one answer, the run key `max_length` with both answers."""
+    """Convert TRL's limit for a prompt with one answer to the run keys, where `max_length` includes both answers."""
     return {"max_length": 2 * value, "src_length": value}
 
 

@@ -126,7 +126,7 @@ class _TaskTrainer:
         return self.trainer.state
 
     def train(self, resume_from_checkpoint: bool | str | None = None) -> TrainOutput:
-        """Train, or resume from a checkpoint; with `push_to_hub`, then upload the model.
+        """Train, or resume from a checkpoint; with `push_to_hub`, upload the model afterwards.
 
         Args:
             resume_from_checkpoint: path of a checkpoint; True: the newest checkpoint in `output_dir`; None:

@@ -173,7 +173,7 @@ def test_load_weights_over_another_quantization_raises_or_warns(
     trained(base, tmp_path / "adapter")
     config = PEFT_METHODS.get("lora")(rank=3)
     other = get_peft_model(AutoModelForCausalLM.from_pretrained(base), config)
-    error = "on weights in nf4, blocks of 64, .*full precision; set weight_quantize_algo and its keys as in training"
+    error = "on weights in nf4, blocks of 64, .*full precision; set weight_quantize_algo and the related keys"
     with pytest.raises(ValueError, match=error):
         other.load_weights(tmp_path / "adapter")
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)

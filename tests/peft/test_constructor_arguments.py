@@ -123,7 +123,7 @@ def test_variant_config_with_another_variant_raises():
 
 
 def test_config_option_under_two_names_raises():
-    with pytest.raises(ValueError, match="r and lora_rank name the same option"):
+    with pytest.raises(ValueError, match="r and lora_rank are the same option"):
         LoRAConfig(r=8, lora_rank=8)
 
 

@@ -94,7 +94,7 @@ def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dic
     common["modules_to_save"] = own.pop("modules_to_save", None)
     common["ensure_weight_tying"] = bool(own.pop("ensure_weight_tying", False))
     excluded = own.pop("exclude_modules", None)
-    # In PEFT, a string in `exclude_modules` is a regular expression for the full name, and a list has name suffixes.
+    # In PEFT, `exclude_modules` is either one regular expression for the full name, or a list of name suffixes.
     common["exclude_modules"] = f"^(?:{excluded})" if isinstance(excluded, str) and excluded else excluded
     return common, own
 
@@ -120,7 +120,7 @@ def missing_weights(folder: Path, expected: str) -> ValueError:
     if pickles:
         return ValueError(
             f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Pickles are refused, because "
-            "reading a pickle can run any code in it; save the adapter as safetensors in the library that trained it. "
+            "reading a pickle can run arbitrary code; save the adapter as safetensors in the library that trained it. "
             "With --allow_pickle, the merge commands read the arrays of a single .pdparams file of PaddleNLP, or of "
             "adapter_model.bin of Hugging Face PEFT."
         )

@@ -40,7 +40,7 @@ FIELDS: Mapping[str, Kind] = kinds_by_key(
     ),  # methods/adalora.py checks AdaLoRA's flags
     (object_of(number(above=0)).or_null(), "alpha_pattern"),
     (either(_TOKENS, object_of(_TOKENS)).or_null(), "trainable_token_indices token_indices"),
-    # ranks, sizes and counts; PEFT writes 0 for the block size if the number of blocks is set, and vice versa
+    # ranks, sizes and counts; PEFT writes 0 for a block size or a number of blocks that is not set
     (_RANK, "r"),
     (_RANK.or_null(), "init_r target_r mini_r rank size num_virtual_tokens"),
     (_SIZE, "boft_block_size boft_block_num boft_n_butterfly_factor oft_block_size"),

@@ -106,4 +106,4 @@ def _check(path: Path, tensors: Mapping[str, np.ndarray]) -> None:
     file = open_gguf(path)
     for name, values in tensors.items():
         if name not in file.tensors or not np.array_equal(read_gguf_tensor(file, name), values):
-            raise ValueError(f"{path}: {name} read back from the file differs from what was written; check the disk")
+            raise ValueError(f"{path}: the values of {name} in the file differ from the written values; check the disk")

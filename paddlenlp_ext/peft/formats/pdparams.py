@@ -1,7 +1,8 @@
 """Read the arrays of a `.pdparams` file with an unpickler that is restricted to arrays.
 
-Unpickling imports and calls the functions that a file names. For tensors, `paddle.save` writes a file that names only
-functions for NumPy arrays, tuples and strings. A file that names another function is rejected before the import.
+Unpickling imports and calls the functions that a file refers to. For tensors, `paddle.save` writes a file that refers
+only to functions for NumPy arrays, tuples and strings. A file that refers to any other function is rejected before the
+import.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _ArrayType:
 
 
 class _EmptyArray:
-    """Replacement for `_reconstruct`, which creates the array whose shape, dtype and contents a pickle sets next."""
+    """Replacement for NumPy's `_reconstruct`: returns an empty array, which the pickle then fills."""
 
     __slots__ = ()
 
@@ -78,7 +79,7 @@ def read_pickled_arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def check_opcodes(content: bytes | mmap.mmap) -> None:
-    """Check that no length or memo index, for which unpickling allocates memory, exceeds the size of the pickle.
+    """Check that no length or memo index exceeds the size of the pickle, because unpickling allocates that memory.
 
     Raises:
         ValueError: the pickle is damaged.

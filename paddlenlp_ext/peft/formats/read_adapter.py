@@ -62,7 +62,7 @@ class AdapterFiles:
     num_rows: int | None = None
 
     def base_overrides(self, base_config: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the overrides of a base's config.json that were in effect in the adapter's training.
+        """Return the overrides of the base's config.json with which the adapter was trained.
 
         Hugging Face PEFT does not record a resized vocabulary, but stores the resized embedding and lm_head.
         """
@@ -207,8 +207,8 @@ def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
         if found:
             raise ValueError(
                 f"{file}: the adapter changes {layer} ({', '.join(found)}), but this method cannot adapt {layer}, "
-                "because the loss and tied layers read its weight directly; train it in full (modules_to_save), or "
-                "merge the adapter in Hugging Face PEFT"
+                "because the loss and tied layers use its weight directly; train the layer in full (modules_to_save), "
+                "or merge the adapter in Hugging Face PEFT"
             )
 
 

@@ -79,7 +79,7 @@ def without_tied_copies(model: TrainableModel, tensors: Mapping[str, np.ndarray]
         if name not in result and name == TIED:
             result = {name: value, **result}
         if name not in result or not np.array_equal(result[name], value):
-            raise ValueError(f"{where}: {copy} differs from {name}, but the base ties them; {TIE_REMEDY}")
+            raise ValueError(f"{where}: {copy} differs from {name}, but the base ties the two layers; {TIE_REMEDY}")
     return result
 
 

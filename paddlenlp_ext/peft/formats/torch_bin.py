@@ -1,8 +1,9 @@
 """Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
 
 The file is a ZIP archive. `data.pkl` is a pickle of the dict of tensors, and `data/<key>` has the bytes of a storage.
-Unpickling imports and calls the functions that the pickle names. For tensors, the pickle names only functions that
-build tensors from storages. A file that names another function is rejected before the import. PyTorch is not needed.
+Unpickling imports and calls the functions that the pickle refers to. For tensors, the pickle refers only to functions
+that build tensors from storages. A file that refers to any other function is rejected before the import. PyTorch is not
+needed.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class _RebuildTensor:
     ) -> np.ndarray:
         numbers = (offset, *size, *stride)
         if not isinstance(storage, np.ndarray) or not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise pickle.UnpicklingError("a tensor has no storage, or sizes that are not whole numbers")
+            raise pickle.UnpicklingError("a tensor has no storage, or an offset, size or stride that is not an integer")
         if len(size) != len(stride):
             raise pickle.UnpicklingError(f"a tensor has {len(size)} sizes and {len(stride)} strides")
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))
@@ -152,7 +153,7 @@ def read_torch_tensors(path: Path) -> dict[str, np.ndarray]:
     if wrong:
         raise ValueError(f"{path}: {wrong[0]!r} is not a tensor; {_REMEDY}")
     num_bytes, limit = sum(value.nbytes for value in content.values()), _MAX_EXPANSION * path.stat().st_size
-    if num_bytes > limit:  # tensors may share storages, and repeat their elements
+    if num_bytes > limit:  # tensors that share storages or repeat elements can be larger than the file
         raise ValueError(f"{path}: its tensors expand to {num_bytes:,} bytes; the maximum is {limit:,}; {_REMEDY}")
     return {
         name: np.array(value, np.float32 if value.dtype.kind == "f" else value.dtype) for name, value in content.items()

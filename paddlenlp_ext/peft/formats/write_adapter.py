@@ -36,7 +36,7 @@ class AdapterToWrite(Protocol):
 
 
 def write_adapter(folder: str | os.PathLike[str], fields: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, the config last.
+    """Write an adapter in Hugging Face PEFT's layout; each file is written atomically, and the config is written last.
 
     Args:
         folder: created if it does not exist.
@@ -83,7 +83,7 @@ def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
             inner = _TOKENS if trains_rows_beside_method(layer, config) else ""
             keys[name] = f"base_model.model.{module}.{inner}base_layer.{leaf}"
     keys |= {
-        name: f"base_model.model.{name.removesuffix('.weight')}"  # transformers' expert parameters have no `.weight`
+        name: f"base_model.model.{name.removesuffix('.weight')}"  # experts in transformers are named without `.weight`
         for name in adapter.replaced.names
         if isinstance(owner_of(model, name)[0], GroupedLinear)
     }

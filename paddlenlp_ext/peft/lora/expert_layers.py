@@ -134,7 +134,7 @@ def _adaptable_parameters(model: TrainableModel) -> dict[str, str]:
 
 
 def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[str]:
-    """Return the names of the layers whose parameter name is, or ends with, an entry of `requested`.
+    """Return the names of the layers with a parameter that `requested` selects by name or name suffix.
 
     Raises:
         ValueError: an entry matches no parameter.

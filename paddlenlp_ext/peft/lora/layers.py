@@ -132,7 +132,7 @@ class LoRAHead(LoRALinear, AdaptedHead):
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update: s dropout(h) A^T and B.
 
-        If B has a bias, add a pair of a column of ones and the bias. Return an empty list if the adapter is disabled.
+        If B has a bias, the list also has the pair (column of ones, bias). It is empty if the adapter is disabled.
         """
         if not self.enabled:
             return []

@@ -106,7 +106,7 @@ class LowRankConfig(LayerRanksConfig):
 
     @property
     def starts_from_weights(self) -> bool:  # type: ignore[override]
-        """Return True if token rows are trained, because they start as rows of the base's weights."""
+        """Return True if token rows are trained, because the rows start as rows of the base's weights."""
         return self.trainable_token_indices is not None
 
     def rank_and_scaling(self, name: str) -> tuple[int, float]:

@@ -183,7 +183,7 @@ def _stacked(singles: list[_Single], num_experts: int) -> tuple[np.ndarray, np.n
 def _shortened(
     patterns: Mapping[str, tuple[int, float]], rank_and_alpha: Callable[[str], tuple[int, float]]
 ) -> dict[str, tuple[int, float]]:
-    """Drop patterns with the default values, and layer numbers if the values are the same in all decoder layers."""
+    """Drop patterns whose values are the defaults; drop layer numbers if all decoder layers have the same values."""
     short = {name: split_layer(name)[1] for name in patterns}
     within: dict[str, set[tuple[int, float]]] = {}
     for name, values in patterns.items():

@@ -10,8 +10,8 @@ Two comparisons of logits on fixed prompts verify the merge:
 The output folder gets its final name after both steps. Both models of the second comparison have rounded weights, so
 the tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
 
-By default, an adapter that was trained on a quantized base is merged into the dequantized weights, which reproduces
-the trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference
+By default, an adapter that was trained on a quantized base is merged into the dequantized weights, to reproduce the
+trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference
 from the trained model is measured.
 """
 
@@ -140,7 +140,9 @@ def merge_adapter(
     trained = target = _load_adapted(load_model, base_path, stored, quantization, overrides, input_ids)
     effect = _largest(trained.adapted_logits - trained.base_logits)
     if effect == 0.0:
-        raise ValueError(f"{stored.folder}: this adapter has no effect; was it trained? Nothing is written")
+        raise ValueError(
+            f"{stored.folder}: this adapter has no effect on the logits; check that it was trained; nothing is written"
+        )
     if quantization is not None and merge_base == "original":
         target = _load_adapted(load_model, base_path, stored, None, overrides, input_ids)
     merged = target.pop_model().merge_and_unload()

@@ -222,7 +222,7 @@ def write_companions(
     dtype: str | None,
     config_overrides: Mapping[str, Any] = MappingProxyType({}),
 ) -> None:
-    """Write config, generation config, tokenizer and chat template; the adapter's tokenizer has precedence.
+    """Write config, generation config, tokenizer and chat template; the adapter's tokenizer takes precedence.
 
     run_config.json of the adapter is copied because it names the chat template.
 

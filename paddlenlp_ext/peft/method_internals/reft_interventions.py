@@ -87,7 +87,7 @@ def random_orthonormal(values: np.ndarray) -> np.ndarray:
 
 
 def reflectors_of(orthonormal: np.ndarray) -> np.ndarray:
-    """Return A with H(A)[:, :r] = `orthonormal`, float32 [D, r], zero on and above the diagonal.
+    """Return A, float32 [D, r], zero on and above the diagonal, with H(A)[:, :r] = `orthonormal`.
 
     Args:
         orthonormal: [D, r] from `random_orthonormal`, which chooses the sign of each column. With the opposite sign,

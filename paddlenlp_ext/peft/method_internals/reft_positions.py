@@ -1,4 +1,4 @@
-"""Positions that ReFT changes: the first n and last m of each prompt, in packed rows or after cached tokens.
+"""Positions that ReFT changes: the first n and the last m positions of each prompt, in packed rows or with a cache.
 
     position "f2+l1"     padding   prompt                answer
     tokens                 _  _    t0  t1  t2  t3  t4    a0  a1

@@ -8,7 +8,7 @@
 | houlsby (sequential) | y = h + s f(dropout(h)) | Houlsby et al. 2019, arXiv:1902.00751 |
 | parallel | y = h + s f(dropout(x)) | He et al. 2021, arXiv:2110.04366 |
 
-W_down starts Kaiming-uniform. W_up and the biases start at zero, so the initial model equals its base bit for bit.
+W_down starts Kaiming-uniform. W_up and the biases start at zero, so the initial model is bitwise equal to its base.
 
 Shapes: D hidden, r bottleneck.
 """

@@ -94,7 +94,7 @@ class LoHaLinear(LinearAdapter):
         return self._hadamard_delta(*self._in_float32())
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor] | None:
-        """Return s B [r^2, in] and A [out, r^2]; None if r^2 is not below both `in` and `out`."""
+        """Return s B [r^2, in] and A [out, r^2]; None if r^2 is at least `in` or at least `out`."""
         if self.hada_w1_a.shape[1] ** 2 >= min(self.in_features, self.out_features):
             return None
         inner, outer = _khatri_rao_factors(*self._in_float32())

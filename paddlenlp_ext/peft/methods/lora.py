@@ -180,7 +180,7 @@ class LoRAConfig(RandomInitConfig):
         )
 
     def for_tensors(self, names: Collection[str]) -> LowRankConfig:
-        # With `target_parameters` and without `target_modules`, a file adapts no linear layers.
+        # A file with `target_parameters` and without `target_modules` adapts no linear layers.
         return self if self.target_parameters else super().for_tensors(names)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:

@@ -140,7 +140,7 @@ class LoRAGALinear(LoRALinearWithInit):
         return y
 
     def full_gradient(self, shard: paddle.Tensor) -> paddle.Tensor:
-        """Return the gradient of the unsharded weight: gather the shards, or sum the terms of a replicated weight."""
+        """Return the gradient of the unsharded weight: gather shards, or sum the gradients of a replicated weight."""
         if self.shard_group is None:
             return shard
         if self.style == "replicated":

@@ -227,7 +227,7 @@ class MiSSBatLinear(_MiSSLayer):
 
 
 def fold_features(x: paddle.Tensor, width: int, first: int = 0) -> paddle.Tensor:
-    """Return [..., width], where feature i is the sum of the features of x [..., in] whose index is i modulo `width`.
+    """Return [..., width], where feature i is the sum of the features of x [..., in] with index i modulo `width`.
 
     The indices of the features of x start at `first`.
     """

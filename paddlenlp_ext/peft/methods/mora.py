@@ -58,7 +58,7 @@ class MoRAConfig(LinearTargetsConfig):
     refines: ClassVar[str | None] = "lora"
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     excludes: ClassVar[Mapping[str, str]] = {
-        "tensor_parallel_degree": "a layer's features are folded together, and a shard has only a part of them"
+        "tensor_parallel_degree": "all features of a layer are folded together, but a shard has only some of them"
     }
 
     r: int = rank_option(8, "lora_rank", "rank of a LoRA with the same number of parameters")

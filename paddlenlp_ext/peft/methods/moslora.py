@@ -93,7 +93,7 @@ class MoSLoRALinear(LoRALinear):
         self.lora_AB = Factor(kaiming_uniform((rank, rank), seed, f"{name}.lora_AB.weight"), self.dtype)
 
     def lora_b_weight(self) -> paddle.Tensor:
-        """Return B M [out, r]; multiplying M into B costs less than applying it to each token."""
+        """Return B M [out, r]; multiplying M into B costs less than multiplying each token by M."""
         return paddle.matmul(self.lora_B.weight, self.lora_AB.weight)
 
     def low_rank_factors(self) -> tuple[paddle.Tensor, paddle.Tensor]:

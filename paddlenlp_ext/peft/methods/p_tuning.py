@@ -205,7 +205,7 @@ class ComputedPrompt(PromptLayer):
 
 
 class _PromptEncoder(nn.Layer):
-    """Parameters of the prompt network, with PyTorch's names ("_" for "."). `compute_prompt` is the forward pass."""
+    """Parameters of the prompt network, named as in PyTorch, with "_" instead of "."; see `compute_prompt`."""
 
     def __init__(
         self, shape: tuple[int, int], config: PTuningConfig, seed: int, name: str, dtype: paddle.dtype | str

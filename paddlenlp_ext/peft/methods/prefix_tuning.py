@@ -12,9 +12,9 @@
 
 The prefix has one key and value per key-value head, as in grouped-query attention. With latent attention the prefix
 consists of latents and shared keys [P, L + R] (nn/latent_attention.py). As in Hugging Face PEFT, the prefix has the
-positions 0 to P-1, the positions of a document begin at P, and trained keys are not rotated. A sliding window treats
-the prefix like other positions. With `prefix_projection` every layer computes its keys and values from E, so that each
-layer can be recomputed separately in the backward pass.
+positions 0 to P-1, the positions of a document begin at P, and trained keys are not rotated. A sliding window also
+applies to the prefix. With `prefix_projection` every layer computes its keys and values from E, so that each layer can
+be recomputed separately in the backward pass.
 
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection
 (`encoder_hidden_size`).
@@ -149,7 +149,7 @@ class PrefixAdapter(Adapter):
         """Rotate the keys by P positions, so that attention scores stay equal if documents start at P instead of 0."""
         if attention.qk_norm is not None and attention.qk_norm.after_rotation:
             raise ValueError(
-                "a prefix trained with positions from 0 cannot be used in a model with QK norms after RoPE; "
+                "a prefix for documents that start at position 0 cannot be used in a model with QK norms after RoPE; "
                 "train the prefix again"
             )
         keys_1PKH = paddle.to_tensor(prefix_P2KH[None, :, 0].astype(np.float32))
@@ -269,9 +269,9 @@ class PrefixTuningConfig(PeftConfig):
         )
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H], and any tensors of the projection.
+        """Return the prefixes of all layers as one tensor [P, layers * 2 * K * H], and the tensors of the projection.
 
-        The tensors of the projection are needed to continue training.
+        If there is a projection, its tensors are needed to continue training.
         """
         if not self.prefix_projection:
             return {STORED: paddle.concat([tensors[name].flatten(1) for name in sort_by_layer(tensors)], axis=1)}

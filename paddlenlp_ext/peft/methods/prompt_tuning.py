@@ -188,7 +188,7 @@ class PromptTuningConfig(PromptConfig):
     )
     prompt_tuning_init_text: str | None = option(
         None,
-        help="text for prompt_tuning_init: text; truncated or repeated to prompt_tuning_num_tokens tokens",
+        help='initial text for prompt_tuning_init "text"; truncated or repeated to prompt_tuning_num_tokens tokens',
         key="prompt_tuning_init_text",
         arguments=("init_text",),
     )

@@ -6,15 +6,15 @@
 
 QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
-With `inputs` "independent", only the diagonal of R is used (theorem 2), which is cheaper but corrects less.
+With `inputs` "independent", only the diagonal of R is used (theorem 2). This is cheaper but corrects less.
 
 The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained. Training A0 and B0 at LoRA's usual
 learning rate gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored as
 initial factors with the opposite sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the
 quantized base.
 
-R is computed from the first batches of the run, which training uses again. To compute W - Q(W), the original weights
-are read again, one at a time. Layers with the same input, such as q, k and v, share one R.
+R is computed from the first batches of the run; training uses these batches again. To compute W - Q(W), the original
+weights are read again, one at a time. Layers with the same input, such as q, k and v, share one R.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -84,7 +84,8 @@ class ReftAdapter(Adapter):
             documents = packed_documents(rows, prompt_lengths, document_parents)
         elif prompt_lengths is not None:
             raise ValueError(
-                "prompt_lengths cannot be combined with a cache, which records the prompts; leave out prompt_lengths"
+                "prompt_lengths cannot be combined with a cache, because the cache records the prompts; leave out "
+                "prompt_lengths"
             )
         else:
             seen = cache.length

@@ -119,7 +119,7 @@ class SHiRALinear(LinearAdapter):
         if count > size:
             largest = size // sum(self.full_size)  # 0 for a layer with a single input or output
             raise ValueError(
-                f"shira_rank={rank} selects {count} elements of {name}, whose weight has {size}; "
+                f"shira_rank={rank} selects {count} elements of {name}, whose weight has only {size} elements; "
                 + (f"lower shira_rank to at most {largest}, or " if largest else "")
                 + "leave this layer out of shira_target_modules"
             )

@@ -7,8 +7,8 @@ The optimizer updates A, B and g. After each step, with η the learning rate of 
 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
-T is the proximal step for the loss plus λ |g|_1. Gates that do not reduce the loss shrink to zero, which lowers the
-rank. λ is `sparse_lambda`. As in the published code, `penalty` times the mean |g| is added to the loss. The published
+T is the proximal step for the loss plus λ |g|_1. Gates that do not reduce the loss shrink to zero, and the rank falls.
+λ is `sparse_lambda`. As in the published code, `penalty` times the mean |g| is added to the loss. The published
 code calls both options `sparse_lambda`, and its threshold is λ without the factor η (docs/adapters.md). The final
 adapter is a plain LoRA with the ranks of the nonzero gates, and with g multiplied into A.
 
@@ -187,7 +187,7 @@ class SoRALinear(LoRALinear):
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
-        # float32, so that the optimizer updates this tensor, which the proximal step shrinks, and not a master copy.
+        # Float32, so that the optimizer keeps no master copy. A master copy would undo the proximal step.
         self.gate = new_parameter(self, gate, "float32")
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:

@@ -1,8 +1,8 @@
 """Trainable tokens: train only the embedding rows of a few tokens, such as chat markers.
 
 `TrainableTokens` in `peft/trainable_token_indices.py` is the adapter layer. A tied lm_head uses the trained rows of the
-embedding. An untied lm_head is adapted only if `target_modules` names it, and has separate rows. Merging writes the
-rows into the weight.
+embedding. An untied lm_head is adapted only if `target_modules` contains lm_head; it then has its own trained rows.
+Merging writes the rows into the weight.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class TrainableTokensConfig(PeftConfig):
     (3, 7)
 
     Raises:
-        ValueError: `token_indices` is not a list of ids, a token is listed twice, or its id is negative.
+        ValueError: `token_indices` is not a list of ids, or an id is negative or listed twice.
     """
 
     peft_type: ClassVar[str] = "TRAINABLE_TOKENS"

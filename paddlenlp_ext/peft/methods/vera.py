@@ -114,7 +114,7 @@ class VeRAAdapter(Adapter):
 @PEFT_METHODS.register("vera")
 @dataclass(kw_only=True)
 class VeRAConfig(LinearTargetsConfig):
-    """Options of VeRA: two trained vectors per layer over one pair of random matrices.
+    """Options of VeRA: two trained vectors per layer, and one pair of random matrices that all layers share.
 
     >>> VeRAConfig(r=256, save_projection=False).d_initial
     0.1
@@ -197,7 +197,7 @@ class VeRAConfig(LinearTargetsConfig):
         raise ValueError(
             "PaddleNLP's VeRA has a matrix A in each layer, random or computed from the weights (pissa_init="
             f"{fields.get('pissa_init', False)!r}), but does not save A, so the adapter cannot be loaded; merge the "
-            "adapter with PaddleNLP's merge_vera_params.py and continue from the merged model, or train it again"
+            "adapter with PaddleNLP's merge_vera_params.py and continue from the merged model, or train a new adapter"
         )
 
 
@@ -220,7 +220,7 @@ class VeRALinear(LinearAdapter):
         self.vera_lambda_b = self.new_parameter(np.zeros(self.out_features, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; b scales B instead of the output, so the output is not saved for backward."""
+        """Map x [..., in] to [..., out]; b scales B, so that the output is not saved for the backward pass."""
         inner = self.apply_dropout(x)
         inner = paddle.matmul(inner, self._input_columns(), transpose_y=True) * self.vera_lambda_d
         b = self._output_rows() * self.vera_lambda_b.unsqueeze(-1)

@@ -2,9 +2,9 @@
 
     (producer(x) / s) (W diag(s))^T = producer(x) W^T
 
-The producer is a norm or linear layer, and the consumers are the linear layers that read its outputs, possibly after an
-elementwise product. The outputs of the model do not change if the producer is divided by s and the consumers are
-multiplied by s.
+The producer is a norm or linear layer. The consumers are the linear layers whose inputs are the producer's outputs,
+possibly after an elementwise product. The outputs of the model do not change if the producer is divided by s and the
+consumers are multiplied by s.
 
 Shapes: C channels of the producer, I inputs of a consumer.
 """

@@ -144,7 +144,7 @@ def test_lora_head_dropout_changes_the_training_loss_only():
         ),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices=[61]), "embed_tokens: 61 is not below .* vocab_size 61"),
         ("llama", LoRAConfig(**ROWS, trainable_token_indices={"norm": [3]}), "'norm' does not have one row per token"),
-        ("qwen2", LoRAConfig(**ROWS, trainable_token_indices={"lm_head": [3]}), "list only the tokens of embed_tokens"),
+        ("qwen2", LoRAConfig(**ROWS, trainable_token_indices={"lm_head": [3]}), "list tokens only for embed_tokens"),
         (
             "qwen2",
             LoRAConfig(target_modules=["embed_tokens"], modules_to_save=["lm_head"]),

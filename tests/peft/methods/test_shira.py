@@ -60,12 +60,16 @@ def test_shira_gradient_is_that_of_the_weight_at_the_positions():
 
 
 def test_shira_more_values_than_elements_raises():
-    with pytest.raises(ValueError, match=r"shira_rank=5 selects 100 elements of x, whose weight has 96; .* at most 4,"):
+    with pytest.raises(
+        ValueError, match=r"shira_rank=5 selects 100 elements of x, whose weight has only 96 elements; .* at most 4,"
+    ):
         new_layer(rank=5)
 
 
 def test_shira_layer_too_small_for_rank_1_raises():
-    with pytest.raises(ValueError, match=r"selects 13 elements of x, whose weight has 12; leave this layer out of"):
+    with pytest.raises(
+        ValueError, match=r"selects 13 elements of x, whose weight has only 12 elements; leave this layer out of"
+    ):
         SHiRAConfig(rank=1).wrap("x", Linear(12, 1), 0)
 
 
