@@ -1,6 +1,6 @@
 """Load a model for prediction, evaluation, export or serving: source, device, dtype, adapter, tokenizer, chat template.
 
-arguments.py           command-line arguments that name a model; imports no Paddle
+arguments.py           command-line arguments for the model to load; imports no Paddle
 load_model.py          base model with its adapter, merged where possible; tokenizer; context length
 device_and_dtype.py    device and dtype of the weights
 chat_template.py       chat template: as requested, as in training, or the tokenizer's own

@@ -39,14 +39,14 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     otherwise from run_config.json, in this folder.
 
     Raises:
-        ValueError: the adapter folder does not name a base, the base is not found, two adapters are given, or the
-            folder holds a model and an adapter and `lora_path` is unset.
+        ValueError: the adapter folder does not record a base, the base is not found, two adapters are given, or the
+            folder contains a model and an adapter and `lora_path` is unset.
     """
     named = Path(arguments.model_name_or_path).expanduser()
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
         if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
             raise ValueError(
-                f"--model_name_or_path {named} holds a model and an adapter; add --lora_path {named} to use both, or "
+                f"--model_name_or_path {named} has a model and an adapter; add --lora_path {named} to use both, or "
                 "move the model or the adapter to another folder"
             )
         return arguments.model_name_or_path, arguments.adapter_path

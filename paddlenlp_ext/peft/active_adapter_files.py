@@ -73,7 +73,7 @@ class ActiveAdapterFiles(PushToHub):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
+        """Write tensors as adapter files; adapter_config.json has `fields` and the fields common to all methods."""
         self.adapters.active.write_files(folder, peft_type, fields, tensors)
 
     def load_weights(self, folder: str | os.PathLike[str]) -> None:

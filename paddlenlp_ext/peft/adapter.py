@@ -117,14 +117,14 @@ class Adapter(TrainingHooks):
             where: source of the tensors, for error messages.
 
         Raises:
-            ValueError: tensors are missing, unexpected or of another shape; the message names the tensors.
+            ValueError: tensors are missing, unexpected or of another shape; the message lists the tensors.
         """
         tensors = without_tied_copies(self.base_model, tensors, where)
         assign_tensors(self.adapter_state(), tensors, where)
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; warn if the adapter names another base model.
+        """Load the tensors of a stored adapter, to resume training; warn if the base model has another name.
 
         Raises:
             ValueError: the stored adapter has another method, or another value of an option that affects the computed
@@ -148,7 +148,7 @@ class Adapter(TrainingHooks):
         write_adapter(folder, *self.file_tensors(tensors))
 
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
-        """Write the final adapter, which is smaller than the trained adapter for some methods, such as AdaLoRA."""
+        """Write the final adapter; with some methods, such as AdaLoRA, it is smaller than the trained adapter."""
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
@@ -166,7 +166,7 @@ class Adapter(TrainingHooks):
         fields: Mapping[str, Any],
         tensors: Mapping[str, paddle.Tensor],
     ) -> None:
-        """Write tensors as adapter files; adapter_config.json gets `fields` and the fields common to all methods."""
+        """Write tensors as adapter files; adapter_config.json has `fields` and the fields common to all methods."""
         write_adapter(folder, *self._by_keys(peft_type, fields, tensors))
 
     def file_tensors(self, tensors: Mapping[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:

@@ -28,8 +28,8 @@ def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> N
     if type(stored) is not type(config):
         found, expected = (f"{each.peft_type} ({type(each).__name__})" for each in (stored, config))
         raise ValueError(
-            f"{where} holds an adapter of type {found}, but the run trains type {expected}; start from an adapter of "
-            "the run's method, or change the method"
+            f"{where} contains an adapter of type {found}, but the run trains type {expected}; start from an adapter "
+            "of the run's method, or change the method"
         )
 
 

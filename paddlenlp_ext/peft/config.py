@@ -77,7 +77,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         mergeable: whether the adapter layers are `WeightAdapter`s and can be merged into the weights.
         reads_prompts: whether the method treats prompt and answer tokens differently. `hidden_states` then gets
             `prompt_lengths`: for each row of the batch, the prompt length of each document.
-        starts_from_weights: whether initialization reads the values of the base weights, and not only their shapes.
+        starts_from_weights: whether initialization needs the values of the base weights, and not only their shapes.
         adapter_class: subclass of `Adapter`, for a custom forward pass, loss or step hook; None: `Adapter`.
         refines: for a variant such as DoRA, the JSON key of the method that it refines ("lora"). A run must set this
             key and the variant's own key. The keys of the variant's options start with the refined method's prefix

@@ -22,7 +22,7 @@ def product_with_update(x: paddle.Tensor, update: Update, *parameters: paddle.Te
     Args:
         x: [..., in].
         update: differentiable function that returns U, float32 [out, in]. The forward and the backward pass call the
-            function, outside autocast. Other tensors that `update` reads must not change between the two passes.
+            function, outside autocast. Other tensors that `update` uses must not change between the two passes.
         parameters: parameters of the adapter.
     """
     if paddle.is_grad_enabled() and not all(tensor.stop_gradient for tensor in (x, *parameters)):

@@ -43,7 +43,7 @@ def token_ids(value: object, key: str) -> tuple[int, ...]:
     """Parse token ids: a list, a command-line string (`3,7` or `[3, 7]`), or None, which yields no ids.
 
     Raises:
-        ValueError: the value is not a list of integers, or an id is negative or listed twice; the message names `key`.
+        ValueError: the value is not a list of integers, or an id is negative or listed twice; the message has `key`.
     """
     elements: object = value
     if isinstance(value, str):
@@ -82,7 +82,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
     """Parse `trainable_token_indices` into a dict from layer names (embedding, lm_head) to trained token ids.
 
     Raises:
-        ValueError: `value` names another layer, or is neither JSON nor a list of token ids.
+        ValueError: `value` has the name of another layer, or is neither JSON nor a list of token ids.
     """
     indices = token_indices(value)
     by_name = indices if isinstance(indices, dict) else {EMBEDDING: indices} if indices else {}
@@ -133,7 +133,7 @@ def require_in_vocabulary(ids: Collection[int], model: TrainableModel, key: str)
     """Check that token ids are within the model's vocabulary.
 
     Raises:
-        ValueError: an id is outside the vocabulary; the message names `key`.
+        ValueError: an id is outside the vocabulary; the message starts with `key`.
     """
     vocab_size = model.config.vocab_size
     if max(ids, default=0) >= vocab_size:

@@ -115,7 +115,7 @@ def in_file(file: Path) -> Iterator[None]:
 
 
 def missing_weights(folder: Path, expected: str) -> ValueError:
-    """Return the error for a folder without the file `expected`; the message names pickled weights in the folder."""
+    """Return the error for a folder without the file `expected`; the message lists pickled weights in the folder."""
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
     if pickles:
         return ValueError(

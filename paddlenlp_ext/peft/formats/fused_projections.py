@@ -68,7 +68,7 @@ def with_parts(config: PeftConfig, layers: FusedLayers) -> PeftConfig:
 
 
 def _parts_of(pattern: str, layers: FusedLayers) -> list[str]:
-    """Return a pattern for each projection if `pattern` names a fused layer; otherwise, only `pattern`."""
+    """Return a pattern for each projection if `pattern` contains the name of a fused layer; otherwise, `pattern`."""
     named = next((fused for fused in layers if fused in pattern), None)
     return [pattern] if named is None else [pattern.replace(named, part) for part in layers[named]]
 

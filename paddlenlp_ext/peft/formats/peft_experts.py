@@ -1,4 +1,4 @@
-"""Layers of a LoRA that Hugging Face PEFT mistakes for experts, and `target_parameters` that PEFT reads correctly.
+"""Layers of a LoRA that Hugging Face PEFT mistakes for experts, and `target_parameters` that PEFT loads correctly.
 
 PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4. In models of some families,
 PEFT assumes that the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` are experts. PEFT then drops

@@ -263,7 +263,7 @@ def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.nda
         where: source of `stored`, for error messages.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of another shape; the message names the tensors.
+        ValueError: tensors are missing, unexpected or of another shape; the message lists the tensors.
     """
     shapes = {name: full_shape(tensor) for name, tensor in own.items()}
     misshapen = [

@@ -54,7 +54,7 @@ class _RebuildTensor:
     ) -> np.ndarray:
         numbers = (offset, *size, *stride)
         if not isinstance(storage, np.ndarray) or not all(isinstance(n, int) and n >= 0 for n in numbers):
-            raise pickle.UnpicklingError("a tensor has no storage, or an offset, size or stride that is not an integer")
+            raise pickle.UnpicklingError("a tensor has no storage, or a negative or non-integer size or stride")
         if len(size) != len(stride):
             raise pickle.UnpicklingError(f"a tensor has {len(size)} sizes and {len(stride)} strides")
         last = offset + sum((length - 1) * step for length, step in zip(size, stride, strict=True))

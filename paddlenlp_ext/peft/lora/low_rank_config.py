@@ -164,8 +164,8 @@ class LowRankConfig(LayerRanksConfig):
             read: names of the additional fields that the subclass reads.
 
         Raises:
-            ValueError: a field that is not read has an effect, or `init_lora_weights` names an initialization that
-                cannot be loaded.
+            ValueError: a field that is not read has an effect, or adapters with the file's `init_lora_weights` cannot
+                be loaded.
         """
         own = {"r", "lora_alpha", "lora_dropout", "use_rslora", "target_modules", "rank_pattern", "alpha_pattern"}
         own |= {"layers_to_transform", "layers_pattern", "trainable_token_indices", *IGNORED_PEFT_FIELDS}

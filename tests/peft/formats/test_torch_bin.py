@@ -114,7 +114,7 @@ def test_read_torch_tensors_other_content_is_named(content: object, entries: dic
         ((0, (5, 6), (6, 1)), "exceeds its storage of 24 elements"),
         ((1, (4, 6), (6, 1)), "exceeds its storage of 24 elements"),
         ((0, (2,), (10**12,)), "exceeds its storage of 24 elements"),
-        ((0, (2,), (-1,)), "size or stride that is not an integer"),
+        ((0, (2,), (-1,)), "negative or non-integer size or stride"),
         ((0, (2, 2), (1,)), "2 sizes and 1 strides"),
     ],
 )

@@ -81,5 +81,5 @@ def test_dora_save_as_lora_raises(tmp_path: Path):
 
 def test_lora_path_of_dora_adapter_raises(tmp_path: Path):
     adapted().save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=r"holds an adapter of type LORA \(DoRAConfig\)"):
+    with pytest.raises(ValueError, match=r"contains an adapter of type LORA \(DoRAConfig\)"):
         get_peft_model(tiny_model(), LoRAConfig(path=str(tmp_path)))

@@ -105,7 +105,7 @@ def test_moslora_paddlenlp_folder_loads(tmp_path: Path):
 def test_moslora_path_of_lora_adapter_raises(tmp_path: Path):
     model = get_peft_model(tiny_model(), LoRAConfig(rank=2))
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds an adapter of type LORA"):
+    with pytest.raises(ValueError, match="contains an adapter of type LORA"):
         get_peft_model(tiny_model(), MoSLoRAConfig(path=str(tmp_path)))
 
 

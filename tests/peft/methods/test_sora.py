@@ -170,7 +170,7 @@ def test_save_finished_all_gates_zero_saves_lora_without_effect(tmp_path: Path, 
 def test_sora_path_of_finished_run_raises(tmp_path: Path):
     model = make()
     model.save_finished(tmp_path)
-    with pytest.raises(ValueError, match="holds an adapter of type LORA"):
+    with pytest.raises(ValueError, match="contains an adapter of type LORA"):
         get_peft_model(tiny_model(), SoRAConfig(path=str(tmp_path)))
 
 

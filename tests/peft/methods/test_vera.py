@@ -190,7 +190,7 @@ def test_vera_missing_projections_raise(tmp_path: Path):
 
 def test_vera_checkpoint_of_other_method_raises(tmp_path: Path):
     get_peft_model(tiny_model(), LoRAConfig(rank=2)).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="holds an adapter of type LORA"):
+    with pytest.raises(ValueError, match="contains an adapter of type LORA"):
         get_peft_model(tiny_model(), VeRAConfig(rank=8)).load_weights(tmp_path)
 
 
