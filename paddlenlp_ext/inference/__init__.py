@@ -3,5 +3,5 @@
 arguments.py           command-line arguments for the model to load; imports no Paddle
 load_model.py          base model with its adapter, merged where possible; tokenizer; context length
 device_and_dtype.py    device and dtype of the weights
-chat_template.py       chat template: as requested, as in training, or the tokenizer's own
+chat_template.py       chat template: the requested template, or the template of the training run or tokenizer
 """

@@ -1,4 +1,4 @@
-"""Choose the chat template of a model: as requested, as in training, or the tokenizer's own."""
+"""Choose the chat template of a model: the requested template, or the template of the training run or tokenizer."""
 
 from __future__ import annotations
 

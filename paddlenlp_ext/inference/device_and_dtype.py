@@ -15,7 +15,7 @@ def choose_device_or_cpu(name: str) -> None:
         ValueError: see `choose_device`.
     """
     if name.partition(":")[0] == "gpu" and not has_gpu():
-        get_logger().warning("--device %s: no GPU is available, running on the CPU", name)
+        get_logger().warning("--device %s: no GPU is available; running on the CPU", name)
         name = "cpu"
     choose_device(name)
 
@@ -33,7 +33,7 @@ def choose_dtype(requested: str | None, device: str) -> str:
         return requested or "bfloat16"
     if requested == "float16":
         dtype = "float32" if bf16.unavailable_reason() is not None else "bfloat16"
-        get_logger("paddlenlp_ext.predict").warning("--dtype float16 is not available on the CPU, using %s", dtype)
+        get_logger("paddlenlp_ext.predict").warning("--dtype float16 is not available on the CPU; using %s", dtype)
         return dtype
     if requested == "bfloat16" and bf16.unavailable_reason() is not None:
         raise ValueError(f"--dtype bfloat16 is not available on this CPU: {bf16.unavailable_reason()}; use float32")

@@ -34,7 +34,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
 SHARED = ""
-"""Group of the base model and of all adapters whose rows can share a forward pass."""
+"""Name of the group that contains the base model and all adapters whose rows can share a forward pass."""
 
 
 class RowAdapters:

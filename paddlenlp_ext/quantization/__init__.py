@@ -1,1 +1,1 @@
-"""Quantization of base weights, their storage in checkpoints, and the layers that compute with them."""
+"""Quantization of base weights, storage of quantized weights in checkpoints, and layers with quantized weights."""

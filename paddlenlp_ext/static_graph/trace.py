@@ -167,6 +167,6 @@ def save_program(model: Any, folder: Path, prefix: str) -> None:
     traced.eval()
     static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)
     with warnings.catch_warnings():
-        # Paddle's own functions read the place of symbolic tensors, and Paddle warns about this.
+        # Paddle's functions access the `place` of symbolic tensors, and Paddle warns about this access.
         warnings.filterwarnings("ignore", "Tensor do not have '(place|contiguous)' interface")
         paddle.jit.save(static, str(folder / prefix))

@@ -180,7 +180,7 @@ class TrainingArguments:
     run_keys: Mapping[str, Any] = field(default_factory=dict)
 
     task: ClassVar[str]
-    """Name of the task, a suffix of the default output folder."""
+    """Name of the task, used as the suffix of the default output folder."""
     sections: ClassVar[Mapping[str, type]] = SECTIONS
     """Sections of the run's configuration (config/run_config.py)."""
     conversions: ClassVar[Mapping[str, Conversion]] = CONVERSIONS

@@ -143,7 +143,7 @@ def test_merge_lora_params_gpu_without_a_gpu_merges_on_the_cpu(
     adapter = save_adapter(tmp_path / "adapter", base=base)
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "cpu", "--device", "cpu") == 0
     assert run(script, "--lora_path", adapter, "--output_path", tmp_path / "gpu", "--device", "gpu") == 0
-    assert "--device gpu: no GPU is available, running on the CPU" in caplog.text
+    assert "--device gpu: no GPU is available; running on the CPU" in caplog.text
     for name, value in weights(tmp_path / "cpu").items():
         np.testing.assert_array_equal(weights(tmp_path / "gpu")[name], value)
 

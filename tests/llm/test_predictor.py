@@ -322,8 +322,8 @@ def test_predictor_gpu_and_float16_without_a_gpu_run_on_the_cpu(base, data_file,
     files = ["--model_name_or_path", str(base), "--data_file", str(data_file)]
     predictor.main([*files, *LENGTHS, "--device", "gpu", "--dtype", "float16"])
     assert [str(value) for value in loaded] == [f"paddle.{dtype}"]
-    assert "--device gpu: no GPU is available, running on the CPU" in caplog.text
-    assert f"--dtype float16 is not available on the CPU, using {dtype}" in caplog.text
+    assert "--device gpu: no GPU is available; running on the CPU" in caplog.text
+    assert f"--dtype float16 is not available on the CPU; using {dtype}" in caplog.text
 
 
 @pytest.mark.parametrize(

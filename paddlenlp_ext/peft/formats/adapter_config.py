@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
-"""Field that this package adds for adapters of fused layers: sizes and original fields of the separate projections."""
+"""Field with the sizes and original fields of separate projections; this package adds it to fused adapters."""
 _FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
 """`peft_type` in files of older versions of Hugging Face PEFT -> current `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")

@@ -66,7 +66,7 @@ class AdaLoRAAdapter(Adapter):
     def __post_init__(self) -> None:
         self.importance = ImportanceAverages(self.peft_config.beta1, self.peft_config.beta2)
         self.masks: dict[str, np.ndarray] = {}
-        """Layer -> bool [r], False for singular values that the last selection pruned; empty before a selection."""
+        """Layer -> bool [r], False for singular values that the last selection pruned; empty before any selection."""
         self._offer_allocation()
 
     def _offer_allocation(self) -> None:
@@ -213,7 +213,7 @@ class AdaLoRAConfig(LinearTargetsConfig):
     total_step: int | None = None
     """Optimizer steps of the run that trained the adapter; None before training."""
     rank_pattern: dict[str, list[bool]] = field(default_factory=dict)
-    """`<layer>.lora_E` -> `init_r` flags, True for the triplets in the adapter; other layers have all triplets."""
+    """`<layer>.lora_E` -> `init_r` flags, True for stored triplets; layers without an entry have all triplets."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -382,5 +382,5 @@ class AdaLoRALinear(LinearAdapter):
 
     @paddle.no_grad()
     def prune(self, mask: np.ndarray) -> None:
-        """Set the singular values whose entry in `mask` (bool [r]) is False to zero."""
+        """Set singular values to zero where `mask` (bool [r]) is False."""
         self.lora_E.set_value(np.where(mask[:, None], self.lora_E.numpy(), np.float32(0)))

@@ -178,8 +178,8 @@ def _apply_to_middle_axis(x: paddle.Tensor, matrices: list[paddle.Tensor]) -> pa
 def factorize(size: int, factor: int = -1) -> tuple[int, int]:
     """Split `size` into two integer factors.
 
-    The first factor is `factor` if it divides `size`. Otherwise it is the largest divisor of `size` that is at most
-    sqrt(size) and at most `factor`; -1 means no limit.
+    The first factor is `factor` if it divides `size`. Otherwise, the first factor is the largest divisor of `size` that
+    is at most sqrt(size) and, unless `factor` is -1, at most `factor`.
     """
     if factor > 0 and size % factor == 0:
         return factor, size // factor

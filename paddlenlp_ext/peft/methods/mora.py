@@ -178,7 +178,7 @@ class MoRALinear(LinearAdapter):
         return [paddle.concat([left * cos + right * sin, right * cos - left * sin], axis=-1) for cos, sin in rotations]
 
     def delta_weight(self) -> paddle.Tensor:
-        """Return the update, float32 [out, in]; columns of padding are added to the columns of the first inputs."""
+        """Return the update, float32 [out, in]; columns for padding are added to the columns of the first inputs."""
         size, n, m = self.size, self.num_groups, -(-self.out_features // self.size)
         if self.rotated:
             blocks = self._matrices(min(n, m))

@@ -1,10 +1,10 @@
 """SHiRA: Sparse High Rank Adapters, a trained update of a few elements of each weight (Bhardwaj et al. 2024).
 
-    y = x W^T + b + x S^T        S [out, in] has r (in + out) nonzero elements, 0 at the start
+    y = x W^T + b + x S^T        S [out, in] has r (in + out) trained elements, 0 at the start
 
-arXiv:2406.13175. A layer has as many trained values as a LoRA of rank r, but the rank of S is not limited. The
-positions of the nonzero elements are random, and are stored with the values. Hugging Face PEFT draws different
-positions for the same seed, but loads the stored positions.
+arXiv:2406.13175. All other elements of S are zero. A layer has as many trained values as a LoRA of rank r, but the rank
+of S is not limited to r. The positions of the trained elements are random, and are stored with the values. Hugging Face
+PEFT draws different positions for the same seed, but loads the stored positions.
 
 Shapes: r rank of a LoRA of the same size; in/out features of the adapted linear; k = r (in + out) trained values.
 """

@@ -118,7 +118,7 @@ class SoRAConfig(LinearTargetsConfig):
     alpha: float | None = option(None, help="the update is scaled by alpha / rank; unset: alpha is 2 * rank", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
     sparse_lambda: float = option(
-        0.5, help="proximal step: after each optimizer step, gates shrink by this value times their learning rate",
+        0.5, help="proximal step: after each optimizer step, gates shrink by this value times the gates' learning rate",
         minimum=0,
     )  # fmt: skip
     penalty: float = option(0.1, help="weight of the gates' mean absolute value in the loss", minimum=0)

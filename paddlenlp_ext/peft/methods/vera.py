@@ -84,7 +84,7 @@ class TorchUniform:
         self._bits = np.random.RandomState(key & 0xFFFFFFFF)
 
     def draw(self, shape: tuple[int, ...], bound: float) -> np.ndarray:
-        """Draw an array from U(-bound, bound), in memory order."""
+        """Draw an array from U(-bound, bound); the elements are drawn in memory order."""
         raw = self._bits.randint(0, 2**32, shape, dtype=np.uint32) & np.uint32(0xFFFFFF)
         low, high = np.float32(-bound), np.float32(bound)
         # PyTorch uses a fused multiply-add, which rounds once. Computing in float64 gives the same result.
@@ -92,7 +92,7 @@ class TorchUniform:
 
 
 class VeRAAdapter(Adapter):
-    """Adapter that resumes with the shared matrices of the checkpoint, even if the run has another key."""
+    """Adapter that resumes with the shared matrices of the checkpoint, even if the run's key differs."""
 
     peft_config: VeRAConfig
 

@@ -18,7 +18,7 @@ from paddlenlp_ext.quantization.ptq.rtn import round_to_nearest
 _EXPONENTS = tuple(step / 20 for step in range(20))
 _SHRINKS = tuple(1 - step / 20 for step in range(11))
 _SEARCH_ROWS = 512
-"""Number of weight rows used to compare exponents; more rows rarely select another exponent."""
+"""Number of weight rows used to compare exponents; with more rows, the selected exponent rarely changes."""
 
 
 def search_scales(
