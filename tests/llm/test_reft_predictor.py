@@ -84,5 +84,5 @@ def test_reft_predictor_invalid_arguments_are_named(script, base, reft, data_fil
         script.main([*files, "--reft_path", str(reft), "--num_beams", "0"])
     lora = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoRAConfig(rank=2))
     lora.save_pretrained(tmp_path / "lora")
-    with pytest.raises(ValueError, match="contains an adapter of type LORA"):
+    with pytest.raises(ValueError, match="holds an adapter of type LORA"):
         script.main([*files, "--reft_path", str(tmp_path / "lora")])
