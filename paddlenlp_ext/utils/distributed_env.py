@@ -21,7 +21,7 @@ def uses_gloo() -> bool:
 
 
 def require_single_process(program: str) -> None:
-    """Check that the launcher started one process, because several processes would write the same files.
+    """Check that only one process was started; several processes would write the same files.
 
     Args:
         program: name of the program in the error message.

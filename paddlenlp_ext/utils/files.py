@@ -17,9 +17,9 @@ from paddlenlp_ext.utils.locks import RUN_LOCK, FileLock, check_no_active_run
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 MAX_JSON_BYTES = 1 << 28
-"""Size limit of JSON files; the largest valid file, the weight index of a large model, has a few megabytes."""
+"""Size limit of JSON files; the largest valid files, weight indices of large models, have a few megabytes."""
 MAX_JSON_VALUES = 1 << 23
-"""Limit on the number of commas and brackets in a JSON file; each value takes up to 100 bytes of memory."""
+"""Limit on the number of commas, `[` and `{` in a JSON file; each value takes up to 100 bytes of memory."""
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -27,7 +27,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
     Raises:
         ValueError: the file is missing, larger than `MAX_JSON_BYTES` or has more than `MAX_JSON_VALUES` values; or the
-            contents are not UTF-8, not JSON, not an object, nested too deeply, or have a duplicate key.
+            contents are not UTF-8, not JSON, not an object, nested too deeply, or have a duplicate key or an integer
+            of more than `json_reader.MAX_DIGITS` digits.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
@@ -84,12 +85,12 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
     An existing `target` is replaced. After an exception, the draft is removed and `target` is unchanged. After a kill
     or a power failure, the draft may remain as `.NAME.incomplete`, and the old folder as `.NAME.replaced`. The next
-    `atomic_folder` of this target removes the draft and restores the old folder (`restore_replaced`).
+    `atomic_folder` of this target removes the draft, and restores the old folder if `target` is missing.
 
     Raises:
         StorageError: the disk is full or read-only, or a permission is missing.
         ValueError: another process writes `target`; a run of another process uses `target`, its parent or one of its
-            subfolders as output_dir; or a parent is not a directory.
+            subfolders as output_dir; or a parent is not a directory or is not writable.
     """
     target = Path(target)
     check_no_active_run(target)
@@ -119,10 +120,10 @@ def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def sole_writer(target: Path) -> Iterator[None]:
-    """Hold the lock `.NAME.lock` of the file or folder `target` within the block.
+    """Hold the lock file `.NAME.lock` next to the file or folder `target` while the block runs.
 
     Raises:
-        ValueError: another process holds the lock, or a parent is not a directory.
+        ValueError: another process holds the lock, or a parent is not a directory or is not writable.
     """
     check_writable(target.parent, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -143,7 +144,7 @@ def flush(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY)
     elif path.is_dir():
         return
-    else:  # Windows flushes only writable descriptors
+    else:  # Windows can flush a file only through a writable descriptor
         descriptor = os.open(path, os.O_RDWR)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def free_memory() -> int | None:
-    """Return the available memory in bytes; None on systems other than Linux.
+    """Return the available memory in bytes, or None if /proc/meminfo does not report it (systems other than Linux).
 
     The result is `MemAvailable` of proc(5), or the unused memory of the container (cgroup v2) if that is less.
     """

@@ -22,7 +22,7 @@ def import_by_path(path: str, key: str) -> Any:
         key: the configuration key; error messages begin with it.
 
     Raises:
-        ValueError: the path has neither form, or the module cannot be imported or does not define the name.
+        ValueError: the path has neither of the two forms, or the module cannot be imported or does not define the name.
     """
     file, _, name = path.rpartition(".py:")
     where, name = (f"{file}.py", name) if file else (path.rpartition(".")[0], path.rpartition(".")[2])
@@ -33,7 +33,7 @@ def import_by_path(path: str, key: str) -> Any:
     except Exception as error:  # the user's module may raise anything
         remedy = "check the path, and that the file runs"
         if not file:
-            remedy = f"put {where}.py into the current folder or on PYTHONPATH, and check that it runs"
+            remedy = "put the module in the current folder or a folder on PYTHONPATH, and check that the module runs"
         raise ValueError(f"{key}: {where} cannot be imported ({type(error).__name__}: {error}); {remedy}") from error
     if not hasattr(module, name):
         raise ValueError(f"{key}: {name} does not exist in {module.__file__}; define it there")

@@ -29,8 +29,8 @@ _HINTS = (
     (re.compile(r"//|/\*"), "JSON has no comments; delete this one"),
     (re.compile(r"#"), "JSON has no comments that begin with #; delete this one"),
     (re.compile(r"'"), "JSON strings need double quotes"),
-    (re.compile(r"(True|False)\b"), "JSON writes true and false in lower case"),
-    (re.compile(r"(None|nil|undefined)\b"), "JSON writes null for a value that is not set"),
+    (re.compile(r"(True|False)\b"), "true and false are in lower case in JSON"),
+    (re.compile(r"(None|nil|undefined)\b"), "write null for a missing value"),
     (re.compile(r"[-+]?(NaN|nan|Infinity|inf)"), _NO_NAN),
     (re.compile(r"[-+]?\.\d|\+\d"), "a JSON number begins with a digit or with - and a digit, as in 0.5"),
     (re.compile(r"[A-Za-z_]"), "unknown word; put strings and keys in double quotes"),
@@ -43,7 +43,10 @@ IN_MEMORY = "<rows>"
 
 @dataclass(frozen=True)
 class Location:
-    """Line and column in a file, counted from 1; without a column, the entire line; without a line, the entire file."""
+    """Line and column in a file, counted from 1.
+
+    A location without a column is the entire line, and a location without a line is the entire file.
+    """
 
     file: str | None = None
     line: int | None = None
@@ -55,7 +58,7 @@ class Location:
         return ":".join(str(part) for part in (self.file, self.line, self.column) if part is not None)
 
     def after(self, text: str) -> Location:
-        """Return the location where `text` ends if it begins at this location."""
+        """Return the end location of `text`, which begins at this location."""
         if not text:
             return self
         assert self.line is not None and self.column is not None
@@ -79,12 +82,12 @@ class JsonError(ValueError):
         self.text, self.offset, self.reason, self.end = text, offset, reason, end
 
     def location(self, origin: Location) -> Location:
-        """Return the location of the error if the text begins at `origin`."""
+        """Return the location of the error in a text that begins at `origin`."""
         return origin.after(self.text[: self.offset])
 
 
 class _RefusedError(Exception):
-    """Error of a decoder hook, which does not know the offset; `read_value` adds the offset and raises `JsonError`."""
+    """Error of a decoder hook, where the offset is unknown; `read_value` converts it to `JsonError` with the offset."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -122,7 +125,7 @@ def read_value(text: str, offset: int = 0, *, allow_nan: bool = False) -> tuple[
 
 
 def read_document(text: str) -> Any:
-    """Return the single value of a text; NaN and infinities are accepted, because many programs write them.
+    """Return the only value of a text. NaN and infinities are accepted, because many programs write them.
 
     Raises:
         JsonError: see `read_value`; or text follows the value.
@@ -141,10 +144,10 @@ def _decode(decoder: json.JSONDecoder, text: str, offset: int) -> tuple[Any, int
             raise expected("a value", text, error.pos) from None
         message = error.msg[0].lower() + error.msg[1:]
         if "escape" in error.msg:
-            message = r"a backslash begins an escape sequence; write / in paths, or \\"
+            message = r"a backslash begins an escape sequence; in paths, write / or \\"
         raise JsonError(message, text, error.pos) from None
     except RecursionError:
-        raise JsonError("lists are nested too deeply", text, offset) from None
+        raise JsonError("lists and objects are nested too deeply", text, offset) from None
 
 
 def expected(what: str, text: str, offset: int) -> JsonError:

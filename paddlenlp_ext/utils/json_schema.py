@@ -26,13 +26,13 @@ class Kind:
 
 
 def whole(minimum: int, maximum: int) -> Kind:
-    """Return the kind of integers in a range."""
+    """Return a kind that accepts the integers in a range."""
     words = f"an integer from {minimum} to {maximum}"
     return Kind(words, lambda value: type(value) is int and minimum <= value <= maximum)
 
 
 def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: float = 1e12) -> Kind:
-    """Return the kind of finite numbers in a range."""
+    """Return a kind that accepts the finite numbers in a range."""
     lower = f"above {above:g}" if above > -math.inf else f"from {minimum:g}" if minimum > -math.inf else ""
     bounds = f"{lower} up to {maximum:g}" if lower else f"of at most {maximum:g}"
     return Kind(
@@ -48,7 +48,7 @@ def number(*, above: float = -math.inf, minimum: float = -math.inf, maximum: flo
 
 
 def list_of(kind: Kind) -> Kind:
-    """Return the kind of lists in which `kind` accepts every entry."""
+    """Return a kind that accepts lists whose entries are all accepted by `kind`."""
     return Kind(
         f"a list whose entries are each {kind.words}",
         lambda value: isinstance(value, list) and all(map(kind.accepts, value)),
@@ -56,7 +56,7 @@ def list_of(kind: Kind) -> Kind:
 
 
 def object_of(kind: Kind) -> Kind:
-    """Return the kind of objects in which `kind` accepts every value."""
+    """Return a kind that accepts objects whose values are all accepted by `kind`."""
     return Kind(
         f"an object whose values are each {kind.words}",
         lambda value: isinstance(value, Mapping) and all(map(kind.accepts, value.values())),
@@ -64,12 +64,12 @@ def object_of(kind: Kind) -> Kind:
 
 
 def one_of(*names: str) -> Kind:
-    """Return the kind of strings in `names`."""
+    """Return a kind that accepts the strings in `names`."""
     return Kind(f"one of {', '.join(names)}", lambda value: isinstance(value, str) and value in names)
 
 
 def either(*kinds: Kind) -> Kind:
-    """Return the kind of values that at least one of `kinds` accepts."""
+    """Return a kind that accepts each value that at least one of `kinds` accepts."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
 
 
@@ -82,7 +82,7 @@ def kinds_by_key(*groups: tuple[Kind, str]) -> dict[str, Kind]:
     """Return a dict from keys to kinds.
 
     Args:
-        groups: pairs of a kind and the keys of this kind, separated by spaces.
+        groups: pairs (kind, keys), with the keys separated by spaces.
     """
     return {key: kind for kind, keys in groups for key in keys.split()}
 

@@ -1,9 +1,9 @@
-"""Locks between processes on a file: with `flock`, or with `msvcrt.locking` on Windows.
+"""File locks between processes, with `flock`, or with `msvcrt.locking` on Windows.
 
-The operating system releases a lock when its process ends for any reason, so locks cannot be stale. The lock file
-contains a description of the process for error messages. Forked children close the lock file, so that a child does not
-keep the lock after the parent has ended. `flock` also works between machines on NFS 4, and on NFS 3 unless it is
-mounted with `nolock` or `local_lock`.
+The operating system releases a lock when the process that holds the lock ends for any reason, so a lock cannot be
+stale. The lock file contains a description of the process for error messages. Forked children close the lock file, so
+that a child does not keep the lock after the parent has ended. `flock` also works between machines on NFS 4. On NFS 3,
+it works between machines unless the file system is mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ else:
 RUN_LOCK = ".run_lock"
 """Lock file in the output_dir of an active run."""
 LOCK_PATIENCE_S = 1800.0
-"""Time that a lock holder may spend without writing before a waiting process gives up."""
+"""Seconds after which a process stops waiting for a lock whose holder has written nothing."""
 EXIT_PATIENCE_S = 3.0
-"""Time that a killed process may take to end; the system frees its memory before it releases its locks."""
+"""Seconds to wait for the lock of a killed process: the system frees the memory of a process before its locks."""
 _POLL_S = 0.2
 _MAX_DESCRIPTION_BYTES = 4096
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
@@ -97,7 +97,7 @@ class FileLock:
         _held.discard(self)
 
     def holder(self) -> str:
-        """Return process, host and time of locking of the lock holder, or "an unknown process"."""
+        """Return the lock holder's process id and host and the time of locking, or "an unknown process"."""
         try:
             with open(self.path, "rb") as file:
                 written = json.loads(file.read(_MAX_DESCRIPTION_BYTES))
@@ -123,7 +123,7 @@ if sys.platform == "win32":
             os.lseek(descriptor, 0, os.SEEK_SET)
 
     def _close(descriptor: int) -> None:
-        """Unlock and close a file; without the call of `locking`, Windows may keep the lock for some time."""
+        """Unlock and close a file; without an explicit unlock, Windows may keep the lock for some time."""
         os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
         with suppress(OSError):  # this descriptor does not hold the lock
             msvcrt.locking(descriptor, msvcrt.LK_UNLCK, 1)
@@ -182,12 +182,12 @@ if sys.platform != "win32":
 
 @contextmanager
 def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
-    """Hold a lock within the block; wait for another holder as long as the holder makes progress.
+    """Hold a lock within the block. If another process holds the lock, wait as long as that process makes progress.
 
     Args:
         path: the lock file.
         draft: folder that the holder writes to; a new or growing file in the folder counts as progress.
-        remedy: last words of the error messages, which say how to avoid the lock.
+        remedy: last words of the error messages; they say how to avoid the lock.
 
     Raises:
         ValueError: the lock file cannot be written, or the holder has not written to `draft` for `LOCK_PATIENCE_S`.
@@ -264,7 +264,7 @@ def run_lock(output_dir: Path) -> Iterator[None]:
 
 
 def check_no_active_run(path: str | os.PathLike[str]) -> None:
-    """Check that an output path is neither the output_dir of an active run of another process nor directly inside it.
+    """Check that no active run of another process has `path` or its parent as output_dir.
 
     Raises:
         ValueError: a run of another process uses the path or its parent as output_dir.

@@ -11,7 +11,7 @@ from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 
 
 def get_logger(name: str = "paddlenlp_ext") -> logging.Logger:
-    """Return the logger of the package or one of its child loggers, which write to standard error."""
+    """Return the logger of the package, or its child logger `name`; both write to standard error."""
     root = logging.getLogger("paddlenlp_ext")
     if not root.handlers:
         handler = logging.StreamHandler(sys.stderr)

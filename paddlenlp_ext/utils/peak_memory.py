@@ -1,4 +1,4 @@
-"""Peak memory of this process, as each operating system counts it."""
+"""Peak memory of this process, as the operating system reports it."""
 
 from __future__ import annotations
 

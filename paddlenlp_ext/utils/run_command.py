@@ -29,7 +29,7 @@ _LAUNCHER_POLL_SECONDS = 4.0  # Paddle's launcher polls every 3 seconds
 
 
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
-    """Call `main` with the command line; exit with code 2 after a user error, and with 128 + its number after a signal.
+    """Call `main` with the command line; exit with code 2 after a user error, or with code 128 + N after signal N.
 
     User errors are storage errors, such as a full disk, and each `ValueError` or `ModuleNotFoundError` that this
     project raises. All other errors are defects and are shown with a traceback. If the reader of standard output has
@@ -74,8 +74,8 @@ def _exit_after_user_error(message: str) -> NoReturn:
 def _open_standard_streams() -> None:
     """Redirect closed standard streams to /dev/null, and escape characters that standard output cannot encode.
 
-    A file that the process opens, such as a checkpoint, could otherwise get the file descriptor of a closed stream, and
-    receive the output to this stream.
+    Without the redirection, a file that is opened later, such as a checkpoint, could get the file descriptor of a
+    closed stream, and text printed to the stream would be written to the file.
     """
     for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
         try:
@@ -93,7 +93,7 @@ def _open_standard_streams() -> None:
 
 
 def _output_has_no_reader() -> bool:
-    """Return whether the reader of standard output or standard error has closed the pipe; on Windows, assume so."""
+    """Return whether the reader of standard output or standard error has closed the pipe; on Windows, return True."""
     if sys.platform == "win32":  # no poll
         return True
     poll = select.poll()
@@ -103,7 +103,7 @@ def _output_has_no_reader() -> bool:
 
 
 def _discard_output() -> None:
-    """Redirect streams that cannot be flushed to /dev/null, so that Python does not report the error again at exit."""
+    """Redirect a standard stream to /dev/null if flushing fails; Python would report the error again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -116,7 +116,7 @@ def _discard_output() -> None:
 def _follow_launcher() -> None:
     """Ask Linux to send SIGTERM to this process when its launcher dies.
 
-    The gloo launcher of Paddle does not handle SIGTERM, so the processes that it started would continue after it dies.
+    Paddle's launcher for gloo does not handle SIGTERM, so its child processes would continue after its death.
     """
     if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

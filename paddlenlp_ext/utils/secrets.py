@@ -15,8 +15,8 @@ _NOT_TEXT = re.compile(r"-?[\d.]+(e-?\d+)?|true|false|null|none", re.IGNORECASE)
 def without_secrets(value: Any, name: str = "") -> Any:
     """Return a copy of a JSON value in which secrets are replaced with "(hidden)".
 
-    Secrets are texts whose key contains "secret", "passw", "credential" or a word that ends with "token" or "key", and
-    user names and passwords in URLs. Numbers, such as the value of `max_new_tokens`, are not secrets.
+    A string is a secret if its key contains "secret", "passw", "credential" or a word that ends with "token" or "key".
+    User names and passwords in URLs are also secrets. Numbers, such as the value of `max_new_tokens`, are not secrets.
 
     Args:
         value: a JSON value.
@@ -34,7 +34,7 @@ def without_secrets(value: Any, name: str = "") -> Any:
 
 
 def command_without_secrets(command: Sequence[str]) -> list[str]:
-    """Return the words of a command in which the values of options with a secret name are replaced with "(hidden)"."""
+    """Return a command with "(hidden)" in place of the values of options whose names indicate a secret."""
     shown, option = [], ""
     for word in command:
         is_option = word.startswith("-") and not _NOT_TEXT.fullmatch(word)

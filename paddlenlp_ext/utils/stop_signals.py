@@ -27,16 +27,17 @@ SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
 """Loss of the terminal; None on Windows."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
-"""Ctrl-C; termination by a batch system; warning of a batch system before the time limit; loss of the terminal.
+"""Signals that ask a program to stop.
 
-Windows lacks SIGUSR1 and SIGHUP, and has Ctrl-Break (SIGBREAK).
+SIGINT is Ctrl-C, and SIGHUP the loss of the terminal. Batch systems send SIGTERM to end a program, and SIGUSR1 as a
+warning before the time limit. Windows lacks SIGUSR1 and SIGHUP, and has SIGBREAK (Ctrl-Break).
 """
 _CLEANUP_SECONDS = 3.0
 
 _received: int | None = None
-"""First signal outside of training."""
+"""Number of the first signal received outside of training, or None."""
 _line = b""
-"""Line about a signal that has not been written yet."""
+"""Line about a signal, not yet written to standard error."""
 
 
 class ProgramStopped(SystemExit):
@@ -45,10 +46,10 @@ class ProgramStopped(SystemExit):
 
 @contextmanager
 def handled_stop_signals() -> Iterator[None]:
-    """Handle stop signals within the block, the main part of a program, as the docstring of this module describes.
+    """Handle stop signals while the block runs; the module docstring lists the effects of a signal.
 
-    After a signal, the process ends at the end of the block, whatever exception the block raises. A signal that arrives
-    after the block ends the process immediately.
+    The block is the main part of a program. If a signal arrived during the block, the process ends when the block ends,
+    whatever exception the block raises. After the block, the next signal makes the process exit immediately.
     """
     handle_stop_signals(stop_program)
     keeper = _HandlerKeeper()
@@ -65,9 +66,9 @@ def handled_stop_signals() -> Iterator[None]:
 
 
 def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal.Handlers) -> None:
-    """Set the handler of each signal in STOP_SIGNALS that is not ignored; nohup, for example, ignores SIGHUP.
+    """Set the handler of all STOP_SIGNALS, except signals that are ignored; nohup, for example, ignores SIGHUP.
 
-    Only the main thread can set handlers; in other threads, this function has no effect.
+    Outside the main thread, this function has no effect, because Python allows only the main thread to set handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -77,10 +78,10 @@ def handle_stop_signals(handler: Callable[[int, FrameType | None], Any] | signal
 
 
 class _HandlerKeeper(MetaPathFinder):
-    """Import hook that installs the handler of SIGTERM again before each of Paddle's modules is imported.
+    """Import hook that reinstalls the SIGTERM handler before the import of each Paddle module.
 
-    The first modules of Paddle replace the handler with one that prints a report of ten lines, and the import of the
-    other modules takes seconds. The hook finds no modules itself.
+    Paddle's first modules install their own handler, which prints a report of ten lines. The import of the other Paddle
+    modules then takes seconds, during which a signal can arrive. The hook does not find modules itself.
     """
 
     def find_spec(self, name: str, path: Any, target: ModuleType | None = None) -> None:
@@ -99,14 +100,14 @@ def kept_stop_signals() -> Iterator[None]:
     finally:
         if threading.current_thread() is threading.main_thread():
             for number, handler in handlers.items():
-                signal.signal(number, handler or signal.SIG_DFL)  # None: Paddle's handler
+                signal.signal(number, handler or signal.SIG_DFL)  # None: handler of a C++ library
 
 
 @contextmanager
 def default_stop_signals() -> Iterator[None]:
     """Let the system end the process at a stop signal within the block.
 
-    For calls of Paddle that hold the interpreter's lock: no handler in Python could run during such a call.
+    Some Paddle functions hold the interpreter lock, so a handler in Python could not run until they return.
     """
     with kept_stop_signals():
         handle_stop_signals(signal.SIG_DFL)
@@ -126,8 +127,8 @@ def keyboard_interrupts() -> Iterator[None]:
 def stop_program(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first signal outside of training: print a line and leave the program within three seconds.
 
-    The process also ends if a library catches the exception. During an import, the process ends at once: modules
-    such as Paddle's print their own messages when an exception interrupts them.
+    The process also ends if a library catches the exception. During an import, the process ends immediately, because
+    modules such as Paddle's print their own messages when an exception interrupts their import.
 
     Raises:
         ProgramStopped: always, except during an import.
@@ -161,7 +162,7 @@ def exit_at_once(number: int, frame: FrameType | None = None) -> NoReturn:
 
 
 def _report(number: int) -> None:
-    """Print the line of a signal; the next signal ends the process, even if the reader of the line is stuck."""
+    """Print a line about a signal; the next signal ends the process, even if printing blocks."""
     global _line
     _line = f"stopped by {signal.Signals(number).name}\n".encode()
     handle_stop_signals(_exit)
@@ -169,7 +170,7 @@ def _report(number: int) -> None:
 
 
 def _write_line() -> None:
-    """Write the line about a signal to standard error, unless the interrupted code is already writing the line."""
+    """Write the line about a signal to standard error, unless the interrupted code has begun to write the line."""
     global _line
     with suppress(OSError):  # the terminal has been closed, or the reader of the pipe has ended
         line, _line = _line, b""
@@ -179,8 +180,8 @@ def _write_line() -> None:
 def _exit_later(number: int, next_signal: socket.socket) -> None:
     """End the process at the next signal, or after `_CLEANUP_SECONDS`.
 
-    The kernel may deliver the next signal to a thread other than the main thread. A main thread that sleeps or waits
-    for a lock then runs no handler.
+    Without this thread, the next signal could have no effect: the kernel may deliver the signal to another thread, and
+    the main thread does not run the handler while it sleeps or waits for a lock.
 
     Args:
         number: the first signal.

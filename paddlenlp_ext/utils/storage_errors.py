@@ -22,7 +22,7 @@ _REPAIRABLE = {
     errno.ELOOP: ("the path is a loop of symbolic links", "remove the link"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
     errno.EIO: ("the device reports an input/output error", f"check the disk {_ELSEWHERE}"),
-    errno.ESTALE: ("the network file system has lost the file", "mount it again"),
+    errno.ESTALE: ("the network file system has lost the file", "mount the file system again"),
 }
 _OF_PATHLIB = {
     "Symlink loop from": _REPAIRABLE[errno.ELOOP],
@@ -31,7 +31,7 @@ _OF_PATHLIB = {
         "write the path in full, or set XDG_CACHE_HOME to a folder for caches",
     ),
 }
-"""Beginning of a `RuntimeError` from pathlib -> problem and remedy."""
+"""Beginning of the message of a `RuntimeError` from pathlib -> problem and remedy."""
 _OF_RUST = re.compile(r"\(os error (\d+)\)")  # form of the messages of the tokenizers and safetensors libraries
 _DRAFT = re.compile(r"(?<![^/])\.([^/]+)\.(?:incomplete|lock)(?![^/])")
 
@@ -79,7 +79,7 @@ def _error_number(error: Exception) -> int | None:
 
 @contextmanager
 def explained_errors(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Convert storage errors within the block to a `StorageError` with the file of the error, or otherwise `path`."""
+    """Convert storage errors within the block to `StorageError`; the message names the file in the error, or `path`."""
     try:
         yield
     except Exception as error:
