@@ -30,7 +30,7 @@ class Choice(NamedTuple):
 
     @property
     def fixable(self) -> dict[str, str]:
-        """Entries of `rejected` whose reason the user can change, for example by installing a library."""
+        """Entries of `rejected` that the user can make available, for example by installing a library."""
         return {name: reason for name, reason in self.rejected.items() if not isinstance(reason, NotApplicable)}
 
 

@@ -23,7 +23,7 @@ class Target(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Largest relative difference allowed for a single op; float32 matrix products on GPUs use TF32."""
+        """Largest relative difference allowed for a single op; larger for float32 on GPUs, where products use TF32."""
         if self.dtype == "float32":
             return 1e-4 if self.device == "cpu" else 5e-3
         return {"bfloat16": 3e-2, "float16": 5e-3}[self.dtype]

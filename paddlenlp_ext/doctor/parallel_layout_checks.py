@@ -72,7 +72,7 @@ def launch(target: Target) -> dict[str, list[float]]:
     """Train in all layouts on two processes; return layout name -> losses and gradient norms.
 
     Raises:
-        RuntimeError: a process failed; the message quotes the last line of a log that contains "Error".
+        RuntimeError: a process failed; the message quotes the last line with "Error" in the log of a process.
         subprocess.TimeoutExpired: the processes ran for more than `TIMEOUT_SECONDS`.
     """
     devices = ["--devices", ",".join(map(str, range(PROCESSES)))]

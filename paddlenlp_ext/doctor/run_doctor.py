@@ -51,7 +51,10 @@ def run_doctor(arguments: DoctorArguments) -> int:
 
 
 def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Check]:
-    """Return the checks of the areas by target, with late checks last; layout checks follow the first target."""
+    """Return the checks of the areas, ordered by target, with late checks last.
+
+    The checks of parallel layouts follow the checks of the first target.
+    """
     groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
     if "layouts" in areas:
         groups.insert(1, layout_checks(layout_target()))
@@ -77,7 +80,7 @@ def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, s
 
 
 def run_with_progress(checks: Sequence[Check], seconds: float = 0.0) -> tuple[list[Result], list[Check]]:
-    """Run checks; print the current check on a terminal, or one line per area and target into a log file.
+    """Run checks and report progress: the current check on a terminal, or one line per area and target in a log file.
 
     Args:
         checks: the checks in descending order of importance.

@@ -113,7 +113,7 @@ class Rows:
 
 
 class Steps(Callback):
-    """Callback that collects step reports, and clears the log history, because plotting loss.png would be slow."""
+    """Callback that collects step reports, and clears the log history to avoid the slow plot of loss.png."""
 
     def __init__(self) -> None:
         self.reports: list[StepReport] = []

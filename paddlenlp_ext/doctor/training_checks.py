@@ -31,7 +31,7 @@ class Run(NamedTuple):
         dtypes: dtypes in which the run is checked; empty: all dtypes.
         kind: kind of rows and loss, a key of `tiny_run.KINDS`.
         only_on: device on which the run is checked; None: all devices.
-        is_method: whether the run checks only an adapter method; other runs call the same ops of this package.
+        is_method: whether the run checks only an adapter method; all ops that it uses are also checked by other runs.
     """
 
     switch: str | None = None
@@ -69,7 +69,7 @@ def training_runs() -> dict[str, Run]:
 def training_checks(target: Target) -> list[Check]:
     """Return one check per run that applies to a target.
 
-    A check of an adapter method is late, unless the target has the first dtype of its device.
+    A check whose run has `is_method` is late, except on the first CPU target and on the first GPU target.
     """
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [

@@ -38,7 +38,7 @@ class Inputs:
         return rounded.astype(self.dtype if dtype is None else paddle_dtype(dtype))
 
     def trained(self, *shape: int) -> paddle.Tensor:
-        """Return a tensor of normally distributed values whose gradient `gradients` returns."""
+        """Return a trainable tensor of normally distributed values; the method `gradients` returns its gradient."""
         tensor = self.frozen(*shape)
         tensor.stop_gradient = False
         self._trained.append(tensor)

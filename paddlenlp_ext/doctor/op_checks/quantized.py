@@ -63,13 +63,13 @@ def run_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("int8 linear")
 def run_int8_linear(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call the linear layer in 8-bit integers with weights of each width."""
+    """Call the int8 linear layer with nf4, int8 and int4 weights."""
     return [int8_linear(inputs.trained(21, WIDTH), _weight(inputs, each)) for each in (NF4, *INTEGER)]
 
 
 @op_case("int8 linear's gradient")
 def run_int8_input_gradient(inputs: Inputs) -> list[paddle.Tensor]:
-    """Compute the input gradient of the linear layer in 8-bit integers."""
+    """Compute the input gradient of the int8 linear layer."""
     gradient = inputs.frozen(21, OUTPUTS)
     return [int8_input_gradient_op.choose(gradient)(gradient, _weight(inputs, each)) for each in (NF4, *INTEGER)]
 
