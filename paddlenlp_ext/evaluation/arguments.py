@@ -59,7 +59,7 @@ def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> tuple[Evaluation
     }
     arguments = EvaluationArguments(**own)
     if arguments.tasks and values:
-        raise ValueError(f"--{next(iter(values))} cannot be combined with --tasks; write it in the task files")
+        raise ValueError(f"--{next(iter(values))} cannot be combined with --tasks; set it in the task files")
     if not arguments.tasks and not values:
         raise ValueError("nothing to evaluate; pass --tasks FILE.json, or --task KIND --data_file ROWS")
     return arguments, [read_task(path) for path in arguments.tasks] or [TaskOptions(**values)]

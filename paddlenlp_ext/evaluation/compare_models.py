@@ -100,8 +100,8 @@ def measure(
         candidate: the model to score.
         tasks: tasks with their rows.
         arguments: the command line.
-        folders: folders to search for the run_config.json of the training run. The run's chat template renders the
-            prompts for all compared models, so that the prompts are equal.
+        folders: folders to search for the run_config.json of the training run. The chat template of the training run
+            renders the prompts for all compared models, so that the prompts are equal.
     """
     base, adapter = candidate.base, candidate.adapter
     tokenizer = load_tokenizer(base, adapter)

@@ -72,7 +72,7 @@ def extract_references(references: Sequence[str], pattern: str | None) -> list[s
 
 
 def cut_at(text: str, stops: Sequence[str]) -> str:
-    """Return the text before the first stop string, or the whole text without a stop string."""
+    """Return the text before the first stop string, or the whole text if no stop string occurs."""
     ends = [found for stop in stops if (found := text.find(stop)) >= 0]
     return text[: min(ends)] if ends else text
 
@@ -93,12 +93,12 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
         assert isinstance(prompt, Prompt), "rows in a fine-tuning format are conversations"
         references = [prompt.reference or ""]
         if not references[0].strip():
-            raise InvalidRowError(INVALID_ANSWER, "the row has no answer to compare with; add one")
+            raise InvalidRowError(INVALID_ANSWER, "the row has no reference answer; add an answer")
     else:
         references = read_answers(row, options)
     extracted = extract_references(references, options.pattern)
     if "number" in options.metric_names and any(last_number(text) is None for text in extracted):
         raise InvalidRowError(
-            INVALID_ANSWER, "a reference answer contains no number; write one, or remove number from metrics"
+            INVALID_ANSWER, "a reference answer contains no number; add a number, or remove number from metrics"
         )
     return OpenQuestion(prompt, tuple(references))

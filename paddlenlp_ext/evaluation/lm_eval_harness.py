@@ -2,8 +2,8 @@
 
     python llm/run_lm_eval.py run --model paddlenlp_ext --model_args pretrained=MODEL,lora_path=ADAPTER --tasks piqa
 
-The harness is the package lm-eval (extra `lm-eval`). Texts are tokenized as by the harness's class for Hugging Face
-models (`hf`), so that both classes score the same tokens.
+The harness is the package lm-eval (extra `lm-eval`). This class tokenizes texts in the same way as the harness's class
+for Hugging Face models (`hf`), so that both classes score the same tokens.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class LMEvalModel:
 
     Args:
         pretrained: name or folder of a model, same as `model_name_or_path` of the predictor.
-        lora_path: folder of an adapter of any method.
+        lora_path: folder of an adapter, trained with any adapter method.
         batch_size: prompts per batch; auto: 8.
         max_length: maximum number of tokens of a prompt plus its continuation; None: the model's context length.
         device: cpu, gpu, ...; None: a GPU if available, else the CPU. The harness passes its default cuda:0, which
@@ -75,7 +75,7 @@ class LMEvalModel:
     # -- texts --------------------------------------------------------------------------------------------------------
     @property
     def prefix_token_id(self) -> int:
-        """Id of the token before an empty text: BOS, or EOS if the tokenizer has no BOS."""
+        """Id of the token that replaces an empty context: BOS, or EOS if the tokenizer has no BOS."""
         first = self.tokenizer.bos_token_id
         return int(self.tokenizer.eos_token_id if first is None else first)
 

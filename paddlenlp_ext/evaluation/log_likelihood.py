@@ -92,7 +92,7 @@ def log_likelihoods(
 def row_losses(
     model: Any, rows: Sequence[EncodedRow], *, batch_size: int, advance: Callable[[int], object] = lambda _: None
 ) -> np.ndarray:
-    """Return the negative log-likelihood of the target tokens of each row, float64 [rows].
+    """Return the total negative log-likelihood of each row's target tokens, float64 [rows].
 
     Args:
         model: a language model.
@@ -128,9 +128,9 @@ def truncate_left(each: Continuation, max_length: int) -> Continuation:
 
 
 def prompt_room(tokens: Sequence[int], max_length: int) -> int:
-    """Return the number of prompt tokens that fit before a continuation, if the model reads `max_length` tokens.
+    """Return the number of prompt tokens that fit before a continuation, for `max_length` input tokens.
 
-    The model does not read the last token of the continuation, because nothing is predicted from it.
+    The last token of the continuation is not an input, because no token is predicted from the last token.
 
     Raises:
         ValueError: the continuation alone exceeds `max_length`.
@@ -142,7 +142,7 @@ def prompt_room(tokens: Sequence[int], max_length: int) -> int:
 
 @dataclass(frozen=True)
 class _Group:
-    """Distinct continuations of one prompt, and all positions of each continuation in the list to score."""
+    """Distinct continuations of one prompt, and the indices of each continuation in the list to score."""
 
     prompt: tuple[int, ...]
     continuations: list[tuple[int, ...]]
@@ -203,7 +203,9 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
     if np.isnan(logprobs_T).any():
-        raise ValueError("log-probabilities are NaN; the model's weights are damaged, or its training diverged")
+        raise ValueError(
+            "log-probabilities are NaN: the weights are damaged, or the training diverged; use another checkpoint"
+        )
     return logprobs_T, hidden_TD
 
 

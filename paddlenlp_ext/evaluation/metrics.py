@@ -43,7 +43,7 @@ def _same_number(output: str, reference: str) -> bool:
 
 
 def f1(output: str, reference: str) -> float:
-    """Return the F1 score of the words in two texts (SQuAD, arXiv:1606.05250); unlike in SQuAD, articles count."""
+    """Return the F1 score of the words in two texts (SQuAD, arXiv:1606.05250, but without removal of articles)."""
     words, right = (Counter(WordTokenizer().tokenize(text)) for text in (output, reference))
     shared = (words & right).total()
     return 2 * shared / max(1, words.total() + right.total())
@@ -63,7 +63,7 @@ def score_answers(metric: str, outputs: Sequence[str | None], references: Sequen
 
     Args:
         metric: name of the metric.
-        outputs: extracted answer of each row; None if the pattern did not match, which scores 0.
+        outputs: extracted answer of each row, or None (score 0) if the pattern did not match.
         references: reference answers of each row, at least one.
 
     Raises:

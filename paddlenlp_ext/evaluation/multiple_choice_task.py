@@ -136,7 +136,7 @@ def _index_of(answer: int | str, choices: tuple[str, ...], row: dict[str, Any], 
     if not 0 <= index < len(choices):
         message = (
             f"{options.answer} {row[options.answer]!r} does not match any of the {len(choices)} choices; write the "
-            "index from 0, the letter from A, or the text of a choice"
+            "index (from 0), the letter (from A) or the text of a choice"
         )
         raise InvalidRowError(INVALID_ANSWER, message, (options.answer,))
     return index

@@ -58,7 +58,10 @@ class PromptEncoder:
         special = (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id)
         token = next((token for token in special if token is not None), None)
         if token is None:
-            raise ValueError(f"the tokenizer {self.tokenizer.name_or_path!r} has neither a BOS nor an EOS token")
+            raise ValueError(
+                f"the tokenizer {self.tokenizer.name_or_path!r} has neither a BOS nor an EOS token; set bos_token or "
+                "eos_token in tokenizer_config.json"
+            )
         return [int(token)]
 
     def text(self, text: str) -> list[int]:

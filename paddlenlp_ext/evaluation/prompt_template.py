@@ -25,7 +25,7 @@ def fill_fields(text: str, values: Mapping[str, str]) -> str:
 
 
 def read_field(row: dict[str, Any], name: str) -> str:
-    """Return a field of a row, which is a string or a number, as text.
+    """Return the value of a row's field, a string or a number, as text.
 
     Raises:
         InvalidRowError: the field is missing, or is neither a string nor a number.

@@ -70,9 +70,9 @@ class Scores:
         return bootstrap_interval(self.values, self.weights, seed, self._transform)
 
     def compare(self, base: Scores, seed: int) -> Comparison | None:
-        """Return the comparison of a base model's scores with these scores.
+        """Compare these scores with the scores of a base model on the same rows.
 
-        The result is None for corpus scores, and if the windows of the two models differ.
+        Return None for corpus scores, or if the windows of the two models differ.
         """
         if self.kind == CORPUS or self.window_sizes != base.window_sizes:
             return None

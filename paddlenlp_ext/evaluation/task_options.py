@@ -65,8 +65,8 @@ class TaskOptions(OptionGroup):
     )
     pattern: str | None = option(
         None,
-        help="regular expression that extracts the answer from a generated text: its last match, or the first group of "
-        "this match",
+        help="regular expression that extracts the answer from a generated text: the last match, or the first group of "
+        "the last match if the expression has groups",
     )
     max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
     stop: tuple[str, ...] = option((), help="stop strings")
@@ -79,17 +79,17 @@ class TaskOptions(OptionGroup):
             raise ValueError(f"{missing} is missing; set task (the kind of task) and data_file")
         self._check_used()
         if not self.chat and self.prompt is None:
-            raise ValueError("chat: false needs a prompt; set prompt to a text with {field} for a field of the row")
+            raise ValueError('chat: false requires prompt; set prompt to a template, such as "Question: {question}"')
         if self.chat and self.delimiter != type(self).delimiter:
-            raise ValueError("delimiter has no effect unless chat is false; remove it")
+            raise ValueError("delimiter has no effect unless chat is false; remove delimiter or set chat: false")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
             raise ValueError(
-                "answer has no effect without prompt, because the last answer of the row is the reference; remove it"
+                "without prompt, the reference is the last answer of the row, and answer has no effect; remove answer"
             )
         if any(not text for text in self.stop):
-            raise ValueError("stop has an empty string, which would make every answer empty; remove it")
+            raise ValueError("stop contains an empty string, so all answers would be empty; remove the empty string")
         if self.prompt is not None and not fields_of(self.prompt):
-            raise ValueError("prompt contains no {field}; write {field} for the text of a field of the row")
+            raise ValueError('prompt contains no {field}; write a field of the row in braces, as in "Q: {question}"')
         for name in self.metrics or ():
             if name not in METRICS[self.task]:
                 raise ValueError(f"metrics: {name} is not a metric of {self.task}; use {', '.join(METRICS[self.task])}")

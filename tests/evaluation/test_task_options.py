@@ -48,13 +48,13 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
             "choices has no effect in a task of kind generation",
         ),
         ({"task": "generation", "data_file": "x", "metrics": ["acc"]}, "acc is not a metric of generation"),
-        ({"task": "generation", "data_file": "x", "chat": False}, "chat: false needs a prompt"),
+        ({"task": "generation", "data_file": "x", "chat": False}, "chat: false requires prompt"),
         (
             {"task": "multiple_choice", "data_file": "x", "delimiter": ""},
             "delimiter has no effect unless chat is false",
         ),
-        ({"task": "generation", "data_file": "x", "answer": "a"}, "answer has no effect without prompt"),
-        ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop has an empty string"),
+        ({"task": "generation", "data_file": "x", "answer": "a"}, "without prompt, the reference is the last answer"),
+        ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop contains an empty string"),
         ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt contains no {field}"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),
     ],
@@ -87,7 +87,7 @@ def test_parse_arguments_takes_one_task_from_the_command_line():
     ("argv", "message"),
     [
         ([], "nothing to evaluate; pass --tasks FILE.json, or --task KIND --data_file ROWS"),
-        (["--tasks", "general", "--limit", "3"], "--limit cannot be combined with --tasks; write it in the task files"),
+        (["--tasks", "general", "--limit", "3"], "--limit cannot be combined with --tasks; set it in the task files"),
         (["--taks", "general"], "unknown key 'taks'; did you mean"),
     ],
 )
