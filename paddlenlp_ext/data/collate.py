@@ -1,8 +1,8 @@
 """Collate the packs of a micro-batch into the arrays of one batch.
 
-A row of L tokens is a document of L - 1 positions: position t holds token t, and its label is token t + 1. Labels are
-shifted in this module, not in the model or the loss. Documents are concatenated without padding. Example with rows of
-four and three tokens (`*` marks target tokens):
+A row of L tokens is a document of L - 1 positions: position t holds token t, and the label of the position is token
+t + 1. Labels are shifted in this module, not in the model or the loss. Documents are concatenated without padding.
+Example with rows of four and three tokens (`*` marks target tokens):
 
     row 0: a b c* d*          row 1: x y* z
 
@@ -17,7 +17,7 @@ four and three tokens (`*` marks target tokens):
                                  | 1
                                  | 1   1
 
-The mask is not materialized; attention receives `document_lengths`.
+The attention mask is not materialized; attention receives `document_lengths` instead.
 
 Shapes: B batch size, S positions of a batch row, L tokens of a row.
 """
@@ -50,7 +50,8 @@ class PackedBatch:
     Attributes:
         input_ids: int64 [B, S].
         labels: int64 [B, S], the token that each position should predict, or -100 where no loss is computed.
-        position_ids: int64 [B, S], from zero in every document; PoSE (pose.py) skips some positions.
+        position_ids: int64 [B, S], from 0 in a document without a parent, and from the parent's length in a document
+            with a parent (`document_parents`). PoSE (pose.py) skips position ids.
         document_lengths: lengths of the documents of each batch row, with sum S; trailing padding is the last document.
         row_indices: dataset indices of the rows, in batch order.
         num_tokens: number of positions that are not padding.
@@ -86,14 +87,14 @@ class PackedBatch:
 
     @property
     def loss_positions(self) -> np.ndarray:
-        """Indices in the flattened batch of the positions that the loss reads, int64 [R], ascending."""
+        """Indices of the positions with a label in the flattened batch, int64 [R], ascending."""
         return np.flatnonzero(self.labels != IGNORED_LABEL)
 
     @property
     def prompt_lengths(self) -> tuple[tuple[int, ...], ...]:
         """Number of positions of each document before its last answer; 0 for padding.
 
-        The position that predicts the first token of the answer counts as prompt, as in generation.
+        The position that predicts the first token of the answer is part of the prompt, as in generation.
         """
         return compute_prompt_lengths(self.labels, self.document_lengths, self.document_parents)
 
@@ -117,7 +118,7 @@ def collate(
     """Concatenate the rows of a micro-batch.
 
     Args:
-        packs: packs of the micro-batch, each a list of rows, or of rows joined by their prefix.
+        packs: packs of the micro-batch; each pack is a list of rows and `PrefixedRows`.
         pad_to_multiple_of: pad S to a multiple of this number, with one document of padding at the end.
         pad_to_length: pad each pack to a batch row of this length (B = number of packs). None: one batch row holds all
             documents (B = 1).
@@ -161,7 +162,7 @@ def _fill(
         if used > num_positions:
             named = ", ".join(str(index) for row in rows for index in row.row_indices)
             raise ValueError(
-                f"rows {named} take {used} positions, more than the padded length {num_positions}; raise pad_to_length"
+                f"rows {named} have {used} positions, more than the padded length {num_positions}; raise pad_to_length"
             )
         lengths: list[int] = []
         parents: list[int | None] = []
@@ -177,7 +178,7 @@ def _fill(
                 lengths.append(end - start)
                 parents.append(None if document.parent is None else first + document.parent)
                 start = end
-        assert start == used, f"the documents of the rows take {start} positions, their lengths sum to {used}"
+        assert start == used, f"the documents have {start} positions, but the row lengths sum to {used}"
         if used < num_positions:
             position_ids[batch_index, used:] = np.arange(num_positions - used)
             lengths.append(num_positions - used)
@@ -204,7 +205,7 @@ class Collate(Protocol):
     """Interface of the function that collates a micro-batch."""
 
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
-        """Collate packs of row indices; `epoch` seeds the position ids of PoSE; None: consecutive position ids."""
+        """Collate packs of row indices. The epoch seeds PoSE's position ids; without it, they are consecutive."""
         ...
 
 

@@ -35,7 +35,7 @@ class TokenizedDataset:
         lengths: int64 [rows], number of positions of each row in a batch: its token count minus one.
         sequence_lengths: int64 [rows], number of positions of the longest sequence of each row.
         stats: counts of rows and tokens.
-        prefixes: prefixes that rows share; None: not searched for.
+        prefixes: prefixes that rows share; None without `share_prefix`.
     """
 
     prefixes: SharedPrefixes | None = None
@@ -94,7 +94,7 @@ class TokenizedDataset:
             while index < len(self) and self._is_at(index, row.location):
                 start, number = self._arrays.answers[index]
                 if start == 0:
-                    raise ValueError(f"{row.location}: the prompt is empty; add a question to generate from")
+                    raise ValueError(f"{row.location}: the prompt is empty; add a question before the answer")
                 assert isinstance(row, SourceRow), f"{row.location}: a stored row is invalid"
                 yield (self[index].tokens[:start].tolist(), *self._answer(row, number))
                 index += 1
@@ -106,7 +106,7 @@ class TokenizedDataset:
         return (location.file, location.line, location.column) == (self._readers[file].name, line, column)
 
     def _answer(self, row: SourceRow, number: int) -> tuple[str, str]:
-        """Return answer `number` of a row in the form that the model should generate, and the question before it."""
+        """Return answer `number` of a row, as the model should generate it, and the question before the answer."""
         conversation = parse_row(row.value)
         position = [index for index, message in enumerate(conversation.messages) if message.is_answer][number]
         answer, text = conversation.messages[position], conversation.messages[position].content
@@ -130,7 +130,7 @@ def load_dataset(
     Args:
         dataset_name_or_path: a directory with `train.json` and `dev.json`, a data file, the name of a built-in
             dataset, a hub id, rows as a list of dicts or a `datasets.Dataset`, or `config.data` of a run.
-        split: "train", "dev" or "test"; only a label if the dataset is a file or rows in memory.
+        split: "train", "dev" or "test". For a single file or rows in memory, the split is only a label.
         tokenizer: a Hugging Face tokenizer.
         template: the chat template, if already loaded; None loads the template that the data keys select.
         fingerprint: the result of `tokenizer_fingerprint(tokenizer)`, if already computed.

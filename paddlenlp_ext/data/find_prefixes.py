@@ -1,14 +1,16 @@
-"""Find the prefixes that rows of a dataset share, in their tokens.
+"""Find the token prefixes that rows of a dataset share.
 
 1. Rows are grouped by the hash of their first 32, 64, 96, ... tokens, as long as a group has at least two rows. The
-   groups form a tree: a system prompt of all rows, and below it the few-shot examples of each task.
-2. From the deepest groups upward, a group of the tree takes its rows from the groups below it if this saves more
-   positions. A row has one prefix, because a continuation cannot be continued (ops/attention/document_layout.py).
-3. The prefix of a group is the exact longest common prefix of its rows, so hashes only propose groups. It ends before
-   the first position with a label.
+   groups form a tree. For example, the root is the system prompt of all rows, and its children are the few-shot
+   examples of each task.
+2. From the deepest groups upward, the rows of a group leave its subgroups for the group if this saves more positions.
+   A row has only one prefix, because a document that continues a prefix cannot be continued
+   (ops/attention/document_layout.py).
+3. The prefix of a group is the longest common prefix of the tokens of its rows; hashes only propose the groups. The
+   prefix ends before the first position with a label.
 
-All steps run on arrays over all rows, and read only the tokens that rows share and the 32 tokens after them. The result
-is a function of the tokens, the loss masks and the capacity of a pack.
+All steps are vectorized over the rows, and read only the shared tokens and at most 32 tokens after them. The result
+depends only on the tokens, the loss masks and the capacity of a pack.
 """
 
 from __future__ import annotations
@@ -21,14 +23,14 @@ from paddlenlp_ext.data.shared_prefixes import SharedPrefixes, saved_positions
 from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 
 BLOCK = 32
-"""Number of tokens by which groups of rows are refined, and the minimum length of a prefix."""
+"""Number of tokens that each level of the tree of groups adds to the prefix; also the minimum length of a prefix."""
 _ROWS_AT_ONCE = 1 << 15
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 
 
 def find_prefixes(parts: Sequence[TokenArrays], capacity: int) -> SharedPrefixes:
-    """Return the prefix of each row of a dataset, or of several datasets whose rows share no prefixes.
+    """Return the shared prefix of each row of one or more datasets; rows of different datasets share no prefix.
 
     Args:
         parts: rows of each dataset.
@@ -58,7 +60,7 @@ def _find(arrays: TokenArrays, capacity: int) -> SharedPrefixes:
 def prefix_limits(arrays: TokenArrays) -> np.ndarray:
     """Return the number of positions of each row before the first position with a label, int64 [rows].
 
-    0 for a row without target tokens.
+    The result is 0 for a row without target tokens.
     """
     limits = np.zeros(len(arrays), np.int64)
     for rows in _slices(len(arrays)):
@@ -70,9 +72,10 @@ def prefix_limits(arrays: TokenArrays) -> np.ndarray:
 
 
 def _tree(arrays: TokenArrays, limits: np.ndarray) -> list[tuple[int, np.ndarray, np.ndarray]]:
-    """Return (depth, rows, groups) for depths of 32, 64, ... tokens; rows of a group have equal hashes.
+    """Return (depth, rows, groups) for each depth 32, 64, ...; rows with equal hashes of `depth` tokens form a group.
 
-    `rows` are the rows in groups of at least two, int64, and `groups` number the groups of these rows from 0.
+    `rows` has the indices of the rows in groups of at least two rows, int64. `groups` has the index of the group of
+    each of these rows, int64.
     """
     hashes, rows, depth = np.zeros(len(arrays), np.uint64), np.arange(len(arrays)), 0
     levels = []
@@ -92,14 +95,14 @@ def _tree(arrays: TokenArrays, limits: np.ndarray) -> list[tuple[int, np.ndarray
 def _choose_groups(
     levels: Sequence[tuple[int, np.ndarray, np.ndarray]], lengths: np.ndarray, capacity: int
 ) -> np.ndarray:
-    """Choose at most one group of the tree for each row; return a label for each row, -1 without a group.
+    """Choose at most one group of the tree for each row; return the label of each row's group, or -1 without a group.
 
     Args:
         levels: result of `_tree`.
         lengths: number of positions of each row.
         capacity: number of positions of a pack.
     """
-    labels, saved = np.full(len(lengths), -1, np.int64), np.zeros(len(lengths))  # saved: per row of the chosen group
+    labels, saved = np.full(len(lengths), -1, np.int64), np.zeros(len(lengths))  # saved: positions saved per row
     num_labels = 0
     for depth, rows, groups in reversed(levels):
         num_groups = int(groups.max()) + 1
@@ -119,7 +122,7 @@ def _choose_groups(
 
 
 def _common_lengths(arrays: TokenArrays, rows: np.ndarray, others: np.ndarray, limits: np.ndarray) -> np.ndarray:
-    """Return the length of the common prefix of each row and another row, at most the limits of the two, int64."""
+    """Return the length of the common prefix of rows[i] and others[i], at most the smaller of their limits, int64."""
     ends = np.minimum(limits[rows], limits[others])
     lengths = ends.copy()
     for part in _slices(len(rows)):
@@ -138,7 +141,7 @@ def _slices(count: int) -> Iterator[slice]:
 
 
 def _block(arrays: TokenArrays, rows: np.ndarray, depth: int) -> np.ndarray:
-    """Return tokens `depth` to `depth` + 31 of each row, int32 [rows, 32]; after the end of a row, any tokens."""
+    """Return tokens `depth` to `depth` + 31 of each row, int32 [rows, 32]; entries after a row's end are arbitrary."""
     starts, last = arrays.offsets[rows] + depth, len(arrays.tokens) - BLOCK
     if len(starts) and starts.max() <= last:
         return np.lib.stride_tricks.sliding_window_view(arrays.tokens, BLOCK)[starts]  # four times as fast as take
@@ -146,7 +149,7 @@ def _block(arrays: TokenArrays, rows: np.ndarray, depth: int) -> np.ndarray:
 
 
 def _hash(hashes: np.ndarray, blocks: np.ndarray) -> np.ndarray:
-    """Extend a hash of each row by a block of tokens, uint64 [rows]; two tokens are hashed at a time."""
+    """Extend the hash of each row with a block of tokens, two tokens at a time; return the hashes, uint64 [rows]."""
     for column in np.ascontiguousarray(blocks.view(np.uint64).T):
         hashes = (hashes ^ column) * _MULTIPLIER
         hashes ^= hashes >> _SHIFT

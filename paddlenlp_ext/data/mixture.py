@@ -1,8 +1,8 @@
 """Interleave several datasets by weight (`train_dataset_prob`).
 
-The k-th row of a source with weight w has the virtual time (k + 1/2) / w, and rows are read in the order of virtual
-time. After any number of rows, the row count of each of n sources is within (n - 1) / 2 rows of its share. When all
-rows of a source have been read, the source is shuffled again and read from its start.
+Row k (from 0) of a source with weight w has the virtual time (k + 1/2) / w, and rows are read in the order of virtual
+time. With n sources, the row count of a source never differs by more than (n - 1) / 2 from its weight times the total
+row count. When all rows of a source have been read, the source is shuffled again and read from its start.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
             f"{'s' * (len(names) != 1)} in dataset_name_or_path ({', '.join(names)}); write one weight for each"
         )
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
-        raise ValueError(f"train_dataset_prob: {written!r} has a weight that is not positive; leave that dataset out")
+        raise ValueError(
+            f"train_dataset_prob: {written!r} has a weight that is not positive; use a positive weight, or remove the "
+            "dataset from dataset_name_or_path"
+        )
     return tuple(weight / sum(weights) for weight in weights)
 
 
@@ -66,8 +69,8 @@ def schedule(weights: Sequence[float], first: int, count: int) -> tuple[np.ndarr
 class MixedDataset:
     """Concatenation of several datasets, which `epoch_rows` interleaves by weight.
 
-    The number of rows in an epoch is the largest quotient of a dataset's row count and weight, rounded up. Passes over
-    a dataset continue across epochs, so an epoch may not contain every row.
+    The number of rows in an epoch is the maximum of (row count / weight) over the datasets, rounded up. A pass over a
+    dataset may continue in the next epoch, so an epoch may not contain every row.
 
     Args:
         parts: the datasets.
@@ -78,7 +81,7 @@ class MixedDataset:
         lengths, sequence_lengths: int64 [rows], see `TokenizedDataset`.
         stats: counts of rows and tokens over all datasets.
         rows_per_epoch: number of rows that are read in an epoch.
-        prefixes: prefixes that rows share; None: not searched for.
+        prefixes: prefixes that rows share; None without `share_prefix`.
     """
 
     def __init__(self, parts: Sequence[TokenizedDataset], names: Sequence[str], weights: Sequence[float]) -> None:

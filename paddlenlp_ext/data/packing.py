@@ -1,7 +1,7 @@
 """Shuffle rows, pack them, and group packs of similar cost into optimizer steps.
 
-A plan is a pure function of (lengths, settings, seed, epoch), so checkpoints do not save it. Example with row lengths
-and a capacity of 10:
+A packing plan is a pure function of (lengths, settings, seed, epoch), so checkpoints do not store the plan. Example
+with row lengths and a capacity of 10:
 
     rows of an epoch, shuffled    5 4 2 9 1 10
     in_order                      [5 4] [2] [9 1] [10]   next-fit: the first row that does not fit closes the pack
@@ -14,19 +14,19 @@ and a capacity of 10:
 
 Greedy packing: best-fit decreasing cannot fill space that is smaller than the shortest row. If the shortest row has 60
 tokens, a pack may have up to 59 empty positions. Greedy packing therefore adds rows to a pack until one or two unpacked
-rows fill the remaining space but for at most two positions. Such rows nearly always exist among hundreds of rows of
+rows can complete the pack with at most two empty positions. Such rows nearly always exist among hundreds of rows of
 many lengths.
 
-The lengths of the unpacked rows are bits of a large integer: bit n is set if a row of length n is left. A second
-integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a few
-integer operations, so packing a million rows takes about a second in plain Python. docs/benchmarks/data.md compares
+The lengths of the unpacked rows are stored as bits of a large integer: bit n is set if a row of length n is unpacked. A
+second integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a
+few integer operations, so packing a million rows takes about a second in plain Python. docs/benchmarks/data.md compares
 the fraction of filled positions with an upper bound. The gap is below 0.1 % for instruction data of many lengths, at
 most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
 
 Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
 widely in cost: one row of 2,000 tokens costs twenty times as much as twenty rows of 100. In an optimizer step, all
-devices wait for the slowest device, so packs of similar cost are grouped into steps. The rows of a step do not depend
-on the number of devices.
+devices wait for the slowest device, so packs of similar cost are grouped into steps. For a given global batch size, the
+rows of a step do not depend on the number of devices.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ PACKINGS = ("none", "in_order", "greedy")
 GROUP_ROWS = 4096
 """Number of consecutive rows that greedy packing reorders together."""
 CARRIED_ROWS = 1024
-"""Number of unpacked rows that are carried over to the next group, so that every pack has many rows to choose from."""
+"""Number of unpacked rows that are carried over to the next group, so that many rows are available for every pack."""
 CLOSE_WITHIN = 3.0
-"""Remaining space, in mean row lengths, below which greedy packing looks for one or two rows that complete the pack."""
+"""Remaining space, as a multiple of the mean row length, at which greedy packing looks for rows to complete a pack."""
 CLOSE_WASTE = 2
-"""Maximum number of positions that the completing rows may leave empty."""
+"""Maximum number of positions that stay empty in a pack completed by one or two rows."""
 STEPS_PER_BLOCK = 16
 """Number of optimizer steps whose packs are sorted together by cost."""
 
@@ -69,8 +69,8 @@ class PackingPlan:
         packs_per_step: number of packs of an optimizer step over all devices; greedy packing gives the packs of a step
             similar costs.
         lead: number of leading packs that complete the step begun in the previous window of a stream.
-        prefixes: prefixes that rows share. Rows with the same prefix are then placed in the same pack, which counts
-            the positions of the prefix once. None: every row has its own positions. Not with `packing` "none".
+        prefixes: prefixes that rows share. Rows with the same prefix are packed together, and the prefix has positions
+            only once per pack. None: rows do not share positions. Not allowed with `packing` "none".
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class PackingPlan:
         if self.packing == "greedy":
             packs = self._packed_positions(bundles.lengths, bundles.costs, epoch)
         else:
-            # A full bundle is a pack, and leaves the pack of the rows around it open.
+            # A full bundle is a pack of its own; the bundles before and after it may share a pack.
             rest = np.flatnonzero(~bundles.is_full)
             packs = [rest[pack].tolist() for pack in self._pack_items(bundles.lengths[rest], self.capacity)]
             packs = sorted(packs + [[bundle] for bundle in np.flatnonzero(bundles.is_full).tolist()])
@@ -133,7 +133,7 @@ class PackingPlan:
         return total if self.prefixes is None else total - int(self.prefixes.repeated(packs).sum())
 
     def cost(self, packs: Sequence[Pack]) -> int:
-        """Return the attention cost of some packs; of rows with one prefix, only the first attends within it."""
+        """Return the attention cost of some packs; the cost of attention within a shared prefix counts once."""
         total = attention_cost(self._lengths_in(packs))
         return total if self.prefixes is None else total - attention_cost(self.prefixes.repeated(packs))
 
@@ -351,9 +351,10 @@ def sort_into_even_steps(
 
 
 def assign_balanced(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Assign the micro-batches of a step to ranks: the most expensive first, and each to the least loaded rank.
+    """Assign the micro-batches of a step to ranks, in descending order of cost, each to the least loaded rank.
 
-    This is "longest processing time first" (Graham 1969). The micro-batch counts of two ranks differ by at most one.
+    The method is "longest processing time first" (Graham 1969), with the constraint that the micro-batch counts of two
+    ranks differ by at most one.
 
     Args:
         costs: attention cost of each micro-batch.

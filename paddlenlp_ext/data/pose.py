@@ -24,7 +24,7 @@ class PositionSkips:
     """Random position ids of rows, as a pure function of seed, epoch and row.
 
     Attributes:
-        context: context length; position ids are below it.
+        context: context length of the model, the exclusive upper bound of position ids.
         seed: seed of the run.
     """
 

@@ -1,4 +1,4 @@
-"""Read rows for prediction, which have the formats of training rows except that the last answer is optional."""
+"""Read rows for prediction. The row formats are the same as for training, but the last answer is optional."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Prompt:
     reference: str | None
 
     def with_system(self, text: str) -> Prompt:
-        """Return the prompt with the system prompt `text`; if it already has a system prompt, return it unchanged."""
+        """Return a copy with the system prompt `text`, or this prompt unchanged if it already has a system prompt."""
         if self.conversation.system is not None:
             return self
         return replace(self, conversation=self.conversation.with_system(text))
@@ -185,7 +185,7 @@ def encode_truncated_prompt(template: ChatTemplate, prompt: Prompt, max_tokens: 
         ids = template.encode_prompt(replace(conversation, messages=(*before, replace(last, content=text))))
     if len(ids) > max_tokens:
         raise ValueError(
-            f"the prompt has {len(ids)} tokens without its question, and at most {max_tokens} are allowed; raise "
+            f"even without its question, the prompt has {len(ids)} tokens, more than the limit of {max_tokens}; raise "
             "src_length or max_length"
         )
     return ids, was_truncated

@@ -27,7 +27,7 @@ from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.utils.logging import get_logger
 
 _OPTIONAL = ("use_pose_convert", "dev_ratio", "share_prefix")
-"""Settings that a checkpoint has only if they are set."""
+"""Settings that a checkpoint stores only if they are set."""
 _ROWS_HASHED = 100_000
 
 
@@ -70,7 +70,7 @@ class DataOrder:
         return self._num_steps[epoch]
 
     def describe_prefixes(self) -> str | None:
-        """Return which prefixes are shared and what the first epoch saves; None if no prefixes were searched for."""
+        """Describe the shared prefixes and the positions saved in the first epoch; None without `share_prefix`."""
         if self.plan.prefixes is None:
             return None
         packs = [pack for micro_batch in self._epoch(0) for pack in micro_batch]
@@ -88,7 +88,7 @@ class DataOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield the global batch of each optimizer step without end, starting at step `index` of `epoch`."""
+        """Yield the global batches of step `index` of `epoch` and of all later steps, without end."""
         assert cursor is None, "a stored dataset has no cursor"
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
@@ -118,7 +118,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
     Raises:
         ValueError: the run has no optimizer step, `rows` is a stream and `max_steps` is not set, or `share_prefix` is
-            set and the prefixes of `rows` were not searched for.
+            set but `rows` were loaded without it.
     """
     train, packing = config.train, packing_kind(config.data)
     micro_batches_per_step = train.gradient_accumulation_steps * num_ranks
@@ -135,7 +135,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
         )
     prefixes = rows.prefixes if config.data.share_prefix else None
     if config.data.share_prefix and prefixes is None:
-        raise ValueError("share_prefix: the train rows were loaded without the key; load them with share_prefix: true")
+        raise ValueError("the train rows were loaded without share_prefix; load them with share_prefix: true")
     plan = PackingPlan(
         rows.lengths,
         batch_size=train.per_device_train_batch_size,
@@ -189,7 +189,7 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
     ]
     if changed:
         raise ValueError(
-            f"the data order of the checkpoint cannot be continued: {'; '.join(changed)}. Restore the old value, set "
+            f"the data order of the checkpoint cannot be continued: {'; '.join(changed)}. Restore the old values, set "
             "ignore_data_skip: true to restart the epoch, or train from the start into another output_dir"
         )
 

@@ -10,9 +10,9 @@ Example of three rows with a prefix of three tokens (`*` marks target tokens):
     labels             - - - | a | b c | d         - is -100: no loss at this position
     position_ids       0 1 2 | 3 | 3 4 | 3
 
-The prefix is a document that the remainders of the rows continue (ops/attention/document_layout.py). It ends before the
-first position with a label, because a position has one label, and rows may differ in it. Rows share a prefix if they
-follow each other in a pack, so `bundle_rows` joins them before rows are packed.
+The prefix is a document that the remainders of the rows continue (ops/attention/document_layout.py). The prefix ends
+before the first position with a label, because a position has one label, and rows may have different labels there. Rows
+share the positions of a prefix only if the rows are adjacent in a pack, so `bundle_rows` groups them before packing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paddlenlp_ext.utils.labels import IGNORED_LABEL
 
 @dataclass(frozen=True)
 class PrefixedRows:
-    """Rows of a pack that share a prefix, with the attributes of an `EncodedRow` that collation reads.
+    """Rows of a pack that share a prefix, with the `EncodedRow` attributes that `collate` uses.
 
     Attributes:
         rows: at least two rows.
@@ -64,7 +64,7 @@ class SharedPrefixes:
     """Prefix of each row of a dataset.
 
     Attributes:
-        groups: int64 [rows], number of the row's prefix; -1: the row shares no prefix.
+        groups: int64 [rows], index of the row's prefix; -1: the row shares no prefix.
         lengths: int64 [prefixes], number of tokens of each prefix.
     """
 
@@ -80,11 +80,11 @@ class SharedPrefixes:
         return cls(np.concatenate(groups), np.concatenate([part.lengths for part in parts]))
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the prefix length of each of some rows, int64; 0 for rows that share no prefix."""
+        """Return the prefix length of each row in `rows`, int64; 0 for a row that shares no prefix."""
         return np.append(self.lengths, 0)[self.groups[rows]]
 
     def repeated(self, packs: Iterable[Sequence[int]]) -> np.ndarray:
-        """Return the length of the prefix of each row that follows a row with the same prefix in its pack, int64."""
+        """Return the prefix length, int64, of each row that follows a row with the same prefix in its pack."""
         found = [np.zeros(0, np.int64)]
         for pack in packs:
             groups = self.groups[np.asarray(pack)]
@@ -92,7 +92,7 @@ class SharedPrefixes:
         return np.concatenate(found)
 
     def num_saved(self, lengths: np.ndarray, capacity: int) -> int:
-        """Estimate the number of positions that an epoch saves.
+        """Estimate the number of positions that shared prefixes save in an epoch.
 
         Args:
             lengths: int64 [rows], number of positions of each row.
@@ -127,11 +127,10 @@ def saved_positions(
     """Estimate how many positions each prefix saves, int64 [prefixes].
 
     Args:
-        groups: int64 [rows], number of the prefix of each row.
+        groups: int64 [rows], index of the prefix of each row.
         row_lengths: int64 [rows], number of positions of each row, its prefix included.
         prefix_lengths: int64 [prefixes].
-        capacity: number of positions of a pack. Each pack that the remainders of the rows fill has a copy of the
-            prefix.
+        capacity: number of positions of a pack. Each pack with rows of a prefix has one copy of the prefix.
     """
     num_prefixes = len(prefix_lengths)
     counts = np.bincount(groups, minlength=num_prefixes)
@@ -142,11 +141,11 @@ def saved_positions(
 
 @dataclass(frozen=True)
 class Bundles:
-    """Rows of an epoch in lists that are packed as a whole.
+    """Rows of an epoch, grouped into bundles; the rows of a bundle stay together in a pack.
 
     Attributes:
         rows: int64 [rows], dataset indices of the rows, bundle by bundle.
-        starts: int64 [bundles + 1]; bundle i has the rows from starts[i] to starts[i + 1].
+        starts: int64 [bundles + 1]; bundle i is rows[starts[i] : starts[i + 1]].
         lengths: int64 [bundles], number of positions.
         costs: int64 [bundles], attention cost, see `attention_cost` in packing.py.
         is_full: bool [bundles], true if the rest of the rows with the same prefix did not fit into the bundle.
@@ -170,10 +169,10 @@ def bundle_rows(
     capacity: int,
     pack: Callable[[np.ndarray, int], Iterable[list[int]]],
 ) -> Bundles:
-    """Join the rows of an epoch that share a prefix, in bundles that fit into a pack; other rows are single bundles.
+    """Group rows that share a prefix into bundles that fit into a pack; every other row is a bundle of one row.
 
-    The bundles are ordered by the place of one of their rows in the epoch: the row with the lowest index, which a
-    shuffle puts anywhere. The place of the first row would put bundles of many rows at the start of the epoch.
+    Bundles are sorted by the position, in the epoch, of their row with the lowest dataset index; after a shuffle, this
+    position is random. Sorting by the first row of each bundle would move large bundles to the start of the epoch.
 
     Args:
         order: int64 [rows], dataset indices of the rows in reading order.

@@ -20,7 +20,7 @@ class StepBatch:
         micro_batches: the packs of each micro-batch, as row indices.
         costs: attention cost of each micro-batch.
         end_fraction: completed fraction of the epoch after the step.
-        is_last: whether the step is the last of the epoch.
+        is_last: whether the step is the last step of the epoch.
         next_cursor: position in a stream after the step, as JSON values; None for a stored dataset, in which
             (epoch, index) identifies the position.
     """

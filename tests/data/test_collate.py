@@ -62,7 +62,7 @@ def test_collate_with_pad_to_length_gives_each_pack_a_batch_row():
 
 
 def test_collate_with_a_pack_too_long_names_its_rows():
-    with pytest.raises(ValueError, match="rows 4, 9 take 5 positions"):
+    with pytest.raises(ValueError, match="rows 4, 9 have 5 positions"):
         collate([[FIRST, SECOND]], pad_to_length=4)
 
 

@@ -53,7 +53,7 @@ def test_parse_prompt_returns_the_last_question(row, expected):
     ("row", "message"),
     [
         ({"tgt": "a"}, "src"),
-        ({"src": ["q1", "q2", "q3"], "tgt": ["a1"]}, "src has 3 items and tgt 1"),
+        ({"src": ["q1", "q2", "q3"], "tgt": ["a1"]}, "src has 3 items, but tgt has 1"),
         ({"src": 7}, "src is a number"),
         ({"messages": []}, "no turns"),
         (["q"], "write a JSON object"),
@@ -121,5 +121,7 @@ def test_encode_truncated_prompt_keeps_blanks():
 
 
 def test_encode_truncated_prompt_with_too_small_a_limit_raises():
-    with pytest.raises(ValueError, match="the prompt has 3 tokens without its question, and at most 2 are allowed"):
+    with pytest.raises(
+        ValueError, match="even without its question, the prompt has 3 tokens, more than the limit of 2"
+    ):
         encode_truncated_prompt(Letters(), prompt("abc", (), "s", None), 2)

@@ -163,5 +163,5 @@ def test_load_rows_finds_the_prefixes_of_training_rows_and_of_mixtures(prob, tmp
     assert order.plan.num_positions(order.plan.packs(0)) < found.lengths.sum() / 4
     plain = load_rows(options("", **keys), "train", tokenizer)
     assert plain.prefixes is None
-    with pytest.raises(ValueError, match="rows were loaded without the key"):
+    with pytest.raises(ValueError, match="rows were loaded without share_prefix"):
         build_data_order(make_config("out", max_length=1024, zero_padding=True, share_prefix=True), plain)

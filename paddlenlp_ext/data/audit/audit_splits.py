@@ -17,19 +17,19 @@ from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers
 from paddlenlp_ext.utils.json_reader import Location
 
-EXACT = Kind("duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
-NEAR = Kind("near-duplicate", WARNING, "remove one of the rows, unless the repetition is meant")
+EXACT = Kind("duplicate", WARNING, "remove one of the rows, unless the repetition is intended")
+NEAR = Kind("near-duplicate", WARNING, "remove one of the rows, unless the repetition is intended")
 LEAK = Kind(
     "dev row in train", ERROR, "remove the row from one of the splits, so that metrics measure answers to new questions"
 )
 PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless its answer differs")
-RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all others are in another language")
+RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all other rows are in another language")
 UNKNOWN_FIELD = Kind(
     "field without effect", NOTE, "rename or remove the field; docs/reference/data_formats.md lists the known fields"
 )
 TRAIN = "train"
 """Name of the split of training rows."""
-ACCOUNT = Kind("account", ERROR, "report this with the data files: counts of the audit and of training differ")
+ACCOUNT = Kind("account", ERROR, "report a bug with the data files: the audit and training count differently")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
 """A language with at most 2 % of the rows is rare if the split has at least 50 rows, 90 % of them in one language."""
 
@@ -57,7 +57,7 @@ def audit_splits(
 ) -> AuditReport:
     """Audit the splits of a run.
 
-    Memory grows with the number of rows only in the duplicate search, up to `duplicates.MAX_ROWS` rows.
+    Only the duplicate search needs memory for every row, for at most `duplicates.MAX_ROWS` rows.
 
     Args:
         splits: the splits, training rows first.

@@ -150,7 +150,7 @@ class AuditedRow:
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
 
     def target_spans(self) -> Iterator[list[np.ndarray]]:
-        """Yield a list of the spans of target tokens for each part of each example, such as an answer of a pair."""
+        """Yield the spans of target tokens of each part of each example; the parts of a pair include its answers."""
         for example in self.examples:
             for _, tokens, mask in example.parts:
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))
@@ -200,7 +200,7 @@ def check(name: str, severity: str, remedy: str) -> Callable[[CheckFunction], Ch
 
 
 def text_parts(encoder: RowEncoder, value: Any) -> tuple[TextPart, ...]:
-    """Return the texts of a row, parsed as the encoder parses them; () for an invalid row.
+    """Return the texts of a row, parsed in the same way as for training; () for an invalid row.
 
     For a row with several answers to a prompt, the result contains the prompt once.
     """

@@ -97,7 +97,7 @@ class AuditedBlock:
 
 
 class BlockAuditor:
-    """Callable that encodes a block of rows as training does, and audits the rows.
+    """Callable that encodes a block of rows in the same way as training, and audits the rows.
 
     Args:
         encoder: encoder of the rows.

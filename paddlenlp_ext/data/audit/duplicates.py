@@ -136,7 +136,7 @@ class DuplicateFinder:
         self._file.close()
 
     def append(self, records: np.ndarray, split: int) -> None:
-        """Append records of rows; append all records of a split before the next split."""
+        """Append records of a split; records of an earlier split cannot be appended later."""
         added = records[: MAX_ROWS - self.num_rows].copy()
         added["split"] = split
         self._file.write(added.tobytes())
@@ -211,7 +211,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match the remaining dev rows to training rows with an equal prompt, unless over 10 training rows have it."""
+        """Match each unmatched dev row to a training row with an equal prompt, if at most 10 training rows have it."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

@@ -29,7 +29,7 @@ class RewardBatch(PackedBatch):
 
     @property
     def loss_positions(self) -> np.ndarray:
-        """Indices in the flattened batch of the positions that are scored, int64 [A]."""
+        """Indices of the scored positions in the flattened batch, int64 [A]."""
         return self.scored
 
 
@@ -46,8 +46,8 @@ def collate_reward_pairs(
     Args:
         packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: see `collate`.
-        unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats the token as padding
-            even if it is the end token, and scores the last token that differs from it.
+        unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats this token as padding,
+            even if it is also the end token, and scores the last token with another id.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.

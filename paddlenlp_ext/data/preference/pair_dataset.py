@@ -81,7 +81,7 @@ class PairDataset(TokenizedDataset):
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
         """Raise an error: answers to preference data are not generated."""
-        raise ValueError("eval_with_do_generation: answers to preference data are not generated; set it to false")
+        raise ValueError("answers to preference data are not generated; set eval_with_do_generation: false")
 
 
 def load_preference_dataset(
@@ -107,7 +107,7 @@ def load_preference_dataset(
 
     Raises:
         ValueError: the files do not exist or have no valid row, the cache directory is not writable, or a row has one
-            answer and the loss compares two.
+            answer although the loss compares two answers.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """
     shared = (tokenizer, template, fingerprint, rows)
@@ -115,8 +115,8 @@ def load_preference_dataset(
     if preference.loss_type != "kto" and (dataset.num_answers == 1).any():
         file, line_number = dataset.source(int((dataset.num_answers == 1).argmax()))
         raise ValueError(
-            f"{file}:{line_number}: the row has one answer, and loss_type: {preference.loss_type} compares two; "
-            "set loss_type: kto, or add a second answer"
+            f"{file}:{line_number}: the row has one answer, but loss_type: {preference.loss_type} compares two "
+            "answers; set loss_type: kto, or add a second answer"
         )
     return dataset
 

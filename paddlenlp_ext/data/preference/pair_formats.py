@@ -79,14 +79,14 @@ def _split_ranked(row: dict[str, Any]) -> Split:
             message = f"{name} is not a list of one or two items; write one row for each pair of answers"
             raise InvalidRowError(WRONG_TYPE, message, (name,))
     if len(responses) != len(ranks):
-        message = f"sort has {len(ranks)} items for {len(responses)} answers in response; write one for each"
+        message = f"sort has {len(ranks)} items for {len(responses)} answers in response; write one item per answer"
         raise InvalidRowError(UNEQUAL_LISTS, message, ("sort",))
     for index, rank in enumerate(ranks):
         if isinstance(rank, bool) or not isinstance(rank, int | float):
-            message = f"sort[{index}] is not a number; the answer with the greater number is the chosen one"
+            message = f"sort[{index}] is not a number; write the greater number for the chosen answer"
             raise InvalidRowError(WRONG_TYPE, message, ("sort", index))
     if len(ranks) == 2 and ranks[0] == ranks[1]:
-        message = "sort has the same number for both answers; the answer with the greater number is the chosen one"
+        message = "sort has the same number for both answers; write the greater number for the chosen answer"
         raise InvalidRowError(NOT_SUPPORTED, message, ("sort",))
     if row.get("label") not in (None, True):
         message = "label is not read in a row with sort; remove label"
@@ -100,7 +100,7 @@ def _split_ranked(row: dict[str, Any]) -> Split:
 def _ranked_answer(rest: dict[str, Any], earlier: Any, response: Any, index: int) -> tuple[dict[str, Any], Places]:
     if not isinstance(rest["src"], list):
         if earlier not in (None, "", []):
-            message = "src is one question, so tgt has no earlier answers; leave tgt out, or write src as a list"
+            message = "src is one question, so tgt has no earlier answers; remove tgt, or write src as a list"
             raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
         return {**rest, "tgt": response}, {("tgt",): ("response", index)}
     earlier = [] if earlier in (None, "") else earlier
@@ -115,12 +115,13 @@ def _split_pair(row: dict[str, Any]) -> Split:
     prompt, answers = row.get("prompt"), {name: row[name] for name in ("chosen", "rejected")}
     for name, answer in answers.items():
         if not isinstance(answer, list | str):
-            raise InvalidRowError(WRONG_TYPE, f"{name} is neither a text nor a list of messages", (name,))
+            message = f"{name} is neither a text nor a list of messages; write a text or a list"
+            raise InvalidRowError(WRONG_TYPE, message, (name,))
     if len({type(answer) for answer in answers.values()}) > 1:
         message = "one of chosen and rejected is a text, the other a list of messages; write both in the same form"
         raise InvalidRowError(WRONG_TYPE, message, ("rejected",))
     if row.get("messages") not in (None, [], row["chosen"]):
-        message = "messages differs from chosen, and only chosen is trained on; remove messages"
+        message = "messages and chosen differ, and only chosen is used; remove messages"
         raise InvalidRowError(NOT_SUPPORTED, message, ("messages",))
     if prompt is None and all(isinstance(text, str) and _TURN.match(text) for text in answers.values()):
         answers = {name: _dialogue(text) for name, text in answers.items()}
@@ -180,7 +181,7 @@ def _split_lists(rest: dict[str, Any], answers: dict[str, list[Any]], prompt: An
 
 
 def _shared_length(answers: dict[str, Any]) -> int:
-    """Return the number of characters or messages that both answers start with.
+    """Return the length of the common start of both answers, in characters or messages.
 
     Raises:
         InvalidRowError: the answers are equal or start differently, or one has nothing after the common start.
@@ -217,7 +218,7 @@ def _pair_of(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_answers(rest: dict[str, Any], answers: dict[str, Any], key: str, places: Places) -> Split:
-    """Yield a row for each answer, whose text is in the field `key`."""
+    """Yield a row for each answer, with the text of the answer in the field `key`."""
     for name, answer in answers.items():
         yield {**rest, key: answer}, {**places, (key,): (name,)}, name == "chosen"
 
@@ -260,7 +261,7 @@ def _split_rated(row: dict[str, Any]) -> Split:
     if others:
         raise InvalidRowError(NOT_SUPPORTED, f"the row has {rating} and {others[0]}; keep one", (others[0],))
     if row[rating] not in (True, False):
-        message = f"{rating} is neither true (a good answer) nor false; change it"
+        message = f"{rating} is neither true nor false; write true for a good answer, or false for a bad answer"
         raise InvalidRowError(WRONG_TYPE, message, (rating,))
     rest = _without(row, rating)
     for key in ("prompt", "messages", "conversations"):

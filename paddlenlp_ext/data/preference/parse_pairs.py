@@ -65,7 +65,7 @@ def parse_preference(value: Any) -> tuple[Answer, ...]:
 
 
 def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[str]:
-    """Yield each field of a row that is neither read nor metadata; fields of messages appear as `chosen[].name`.
+    """Yield each unknown field of a row; the unknown field `name` of a message in `chosen` is `chosen[].name`.
 
     `read` contains additional fields of the row that the caller reads.
     """
@@ -77,9 +77,9 @@ def unknown_preference_fields(row: Any, read: Container[str] = ()) -> Iterator[s
 
 
 def _complete_formats(row: dict[str, Any]) -> list[RowFormat]:
-    """Return the formats whose required fields a row has.
+    """Return the formats for which a row has all required fields.
 
-    A format is left out if another of these formats requires the same fields and more.
+    A format is left out if another returned format requires the same fields and additional fields.
     """
     complete = [row_format for row_format in FORMATS if not row_format.missing(row)]
     required = [set(row_format.required) for row_format in complete]

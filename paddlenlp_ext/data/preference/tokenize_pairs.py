@@ -196,10 +196,11 @@ class PreferenceEncoder(RowEncoder):
         if len(encoded.prompt) <= limits.src_length and total <= limits.max_length:
             return encoded
         if limits.truncation in ("drop", "error"):
-            what = f"{total} tokens, max_length is {limits.max_length}"
+            what = f"{total} tokens, more than max_length {limits.max_length}"
             if len(encoded.prompt) > limits.src_length:
-                what = f"a prompt of {len(encoded.prompt)} tokens, max_prompt_len is {limits.src_length}"
-            raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+                what = f"a prompt of {len(encoded.prompt)} tokens, more than max_prompt_len {limits.src_length}"
+            message = f"the row has {what}; raise the limit, or set truncation: right"
+            raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
         room = limits.src_length
         if limits.truncation == "left":
             room = min(room, (limits.max_length - in_answers) // copies)

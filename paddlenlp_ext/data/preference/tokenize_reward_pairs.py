@@ -41,7 +41,7 @@ class RewardEncoder(PreferenceEncoder):
         """
         answers = parse_preference(value)
         if len(answers) < 2:
-            message = "the row has one answer, but a reward model needs a chosen and a rejected one; add the other"
+            message = "the row has one answer, but a reward model needs a chosen and a rejected answer; add one"
             raise InvalidRowError(NOT_SUPPORTED, message)
         self.margin(value)
         return answers

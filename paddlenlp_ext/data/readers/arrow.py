@@ -40,7 +40,7 @@ class ArrowReader(FileReader):
             ) from error
 
     def _check_compression(self, messages: Iterable[Any]) -> None:
-        """Check the size of the compressed buffers after decompression; other buffers are memory-mapped.
+        """Check the decompressed size of the compressed buffers; uncompressed buffers are memory-mapped.
 
         Raises:
             ValueError: the decompressed buffers exceed `_MAX_EXPANDED_BYTES`.
@@ -51,12 +51,12 @@ class ArrowReader(FileReader):
             if num_bytes > _MAX_EXPANDED_BYTES:
                 raise ValueError(
                     f"{self.path}: the compressed columns expand to more than {_MAX_EXPANDED_BYTES >> 30} GiB; save "
-                    "them without compression, so that they are memory-mapped, or in several files"
+                    "the dataset without compression, or in several files"
                 )
 
 
 def _validated(batch: Any) -> Any:
-    """Return a record batch after checking its offsets and indices, because pyarrow would read out of bounds.
+    """Return a record batch after checking its offsets and indices; with wrong ones, pyarrow reads out of bounds.
 
     Raises:
         pyarrow.ArrowInvalid: offsets or indices lie outside their buffers, or text is not UTF-8.

@@ -1,4 +1,4 @@
-"""Size of the compressed buffers of an Arrow stream after decompression, read from the stream without decompression.
+"""Compute the decompressed size of the compressed buffers of an Arrow stream, without decompressing the buffers.
 
 A message of the stream has metadata in the format FlatBuffers, with the positions of its buffers
 (https://arrow.apache.org/docs/format/Columnar.html). A compressed buffer begins with its size after decompression,
@@ -17,13 +17,13 @@ _HEADER_TYPE, _HEADER = 1, 2
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 """Values of `_HEADER_TYPE`."""
 _DATA = 1
-"""Field of `DictionaryBatch`, a `RecordBatch`."""
+"""Field of `DictionaryBatch`; its value is a `RecordBatch`."""
 _BUFFERS, _COMPRESSION = 2, 3
 """Fields of `RecordBatch`."""
 
 
 def expanded_bytes(message: Any) -> int:
-    """Return the size of all compressed buffers of a message after decompression.
+    """Return the total decompressed size of the compressed buffers of a message, in bytes.
 
     Args:
         message: `pyarrow.ipc.Message`.

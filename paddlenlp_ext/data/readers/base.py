@@ -76,7 +76,7 @@ class Reader(ABC):
     name: str
     size: int = 0
     remedy_if_empty: str = ""
-    """End of the error message if no row is valid."""
+    """End of the error message about a dataset without valid rows."""
 
     @property
     def is_json_text(self) -> bool:
@@ -88,7 +88,7 @@ class Reader(ABC):
         """Yield the blocks of the file, starting at a cursor.
 
         Raises:
-            ValueError: the file is damaged, or a package that reads it is not installed.
+            ValueError: the file is damaged, or the package that reads the file is not installed.
         """
 
     @abstractmethod

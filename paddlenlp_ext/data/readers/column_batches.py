@@ -14,7 +14,7 @@ from paddlenlp_ext.data.readers.compression import MAX_ROW_BYTES, row_too_long
 from paddlenlp_ext.utils.optional_packages import import_extra
 
 _ITEM_BYTES = 8
-"""Size of a number, of a null value and of an item of a list."""
+"""Approximate size of a number, a null value or an item of a list, in bytes."""
 
 
 def column_blocks(batches: Iterable[Any], name: str, row: int, num_rows: int) -> Iterator[ParsedBlock]:
@@ -37,7 +37,7 @@ def column_blocks(batches: Iterable[Any], name: str, row: int, num_rows: int) ->
                 except UnicodeDecodeError as error:
                     place = f"{name}: rows {row + 1} to {row + len(part)}"
                     raise ValueError(
-                        f"{place}: text that is not UTF-8 ({error.reason}); write the file again"
+                        f"{place}: text that is not UTF-8 ({error.reason}); write the file again with valid UTF-8"
                     ) from None
                 row += len(rows)
                 yield ParsedBlock((row,), min(1.0, row / max(num_rows, 1)), rows)

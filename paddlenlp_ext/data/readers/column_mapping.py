@@ -1,4 +1,4 @@
-"""Rename the columns of rows (`column_mapping`) before their format is detected."""
+"""Rename the columns of rows (`column_mapping`) before the row format is detected."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from paddlenlp_ext.data.rows.known_fields import CONVERSATION_FORMATS, TEXT
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 
 FIELDS = {field for row_format in (*CONVERSATION_FORMATS, TEXT, *FORMATS) for field in row_format.fields}
-"""Fields that a row format reads."""
+"""Fields of all row formats."""
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class ByteStream:
         """Return the next `count` bytes, or fewer at the end of the file.
 
         Raises:
-            ValueError: the compressed data is damaged, or a stretch of white space is longer than `MAX_BLANK_BYTES`.
+            ValueError: the compressed data is damaged, or white space between rows is longer than `MAX_BLANK_BYTES`.
         """
         try:
             content = self._stream.read(count)
@@ -62,7 +62,7 @@ class ByteStream:
         self._num_blank = self._num_blank + len(content) if content.isspace() else 0
         if self._num_blank > MAX_BLANK_BYTES:
             raise ValueError(
-                f"{self._path}: more than {MAX_BLANK_BYTES >> 20} MiB of white space between two rows; remove it"
+                f"{self._path}: more than {MAX_BLANK_BYTES >> 20} MiB of white space between two rows; remove the space"
             )
         return content
 
@@ -95,7 +95,7 @@ class ByteStream:
         while count > 0:
             skipped = len(self.read(min(count, _CHUNK)))
             if not skipped:
-                raise ValueError(f"{self._path}: shorter than when the run was saved; restore the file")
+                raise ValueError(f"{self._path}: shorter than when the checkpoint was saved; restore the file")
             count -= skipped
 
     def _damaged(self, error: Exception) -> ValueError:

@@ -54,7 +54,7 @@ class CsvReader(FileReader):
             try:
                 values = next(parsed, None)
             except csv.Error as error:
-                yield InvalidRow(location, "broken CSV", f'{error}; write " around the value, and " in it as ""')
+                yield InvalidRow(location, "broken CSV", f"{error}; quote the value, and double the quotes in it")
                 continue
             if values is None:
                 return
@@ -63,11 +63,11 @@ class CsvReader(FileReader):
                 yield SourceRow(location, fields)
             elif values:
                 problem = f"{len(values)} values for the {len(columns)} columns {', '.join(columns)}"
-                yield InvalidRow(location, RAGGED, f'{problem}; write " around a value that contains a comma')
+                yield InvalidRow(location, RAGGED, f"{problem}; quote values that contain a comma")
 
 
 class _Lines:
-    """Iterator over the lines of a CSV file, which counts the bytes and lines that it has returned.
+    """Iterator over the lines of a CSV file that counts the returned bytes and lines.
 
     Bytes that are not UTF-8 become lone surrogates, which make a row invalid.
 

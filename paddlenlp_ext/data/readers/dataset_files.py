@@ -33,7 +33,7 @@ _SAVED = "state.json"
 
 
 def dataset_names(dataset_name_or_path: str | Sequence[str]) -> tuple[str, ...]:
-    """Return the dataset names in `dataset_name_or_path`, which is a list or names separated by commas.
+    """Return the dataset names in `dataset_name_or_path`: a list, or a string with names separated by commas.
 
     Raises:
         ValueError: there is no name, or a name is empty.
@@ -58,7 +58,7 @@ def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: 
     `column_mapping` renames columns. With `dev_ratio`, the splits "train" and "dev" are parts of the training rows.
 
     Raises:
-        ValueError: `dataset_name_or_path` is not set, a dataset has a dev split in spite of `dev_ratio`, or
+        ValueError: `dataset_name_or_path` is not set, a dataset has a dev split although `dev_ratio` is set, or
             `open_splits` or `RenamedReader` raises a ValueError.
     """
     holds_out = config.dev_ratio > 0 and split in ("train", "dev")
@@ -229,8 +229,8 @@ def _files_of(path: Path) -> list[Path]:
     """Return the data files of a path: the file itself, or the files of a directory.
 
     Raises:
-        ValueError: files are missing, or an old release of `datasets` saved the directory and stored the selected rows
-            as an index file beside all rows.
+        ValueError: files are missing, or the directory has an index file that selects some of the rows (written by old
+            releases of `datasets`).
     """
     if path.is_file():
         return [path]
@@ -263,8 +263,8 @@ def _numbered_files(folder: Path, name: str) -> list[Path]:
     totals = {int(match[1]) for match in found.values()}
     if totals - {len(found)}:
         raise ValueError(
-            f"{folder}: {len(found)} files {name}-*-of-*, but {max(totals)} according to their names; download the "
-            "dataset again"
+            f"{folder}: found {len(found)} files {name}-*-of-*, but {max(totals)} are expected according to their "
+            "names; download the dataset again"
         )
     return list(found)
 

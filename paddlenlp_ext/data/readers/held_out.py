@@ -1,8 +1,8 @@
 """Hold out training rows for evaluation (`dev_ratio`), by a hash of their content.
 
-Whether a row is held out depends only on its content. Equal rows are therefore in the same split, and a larger ratio
-keeps the held-out rows and adds others. A `dev_ratio` of 1 or more is a number of rows, divided by the number of all
-rows before the rows are selected.
+Whether a row is held out depends only on its content and on the ratio. Equal rows are therefore in the same split. With
+a larger ratio, the rows that were held out stay held out, and more rows join them. A `dev_ratio` of 1 or more is a
+number of rows; it is converted to a fraction of all rows before rows are selected.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ _HASH_BYTES = 8
 
 
 def is_held_out(value: Any, ratio: float) -> bool:
-    """Return whether a row is held out with the fraction `ratio`; the order of the row's keys does not matter."""
+    """Return whether a row is among the held-out fraction `ratio` of rows; the order of the row's keys is ignored."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
     digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_HASH_BYTES).digest()
     return int.from_bytes(digest, "big") < ratio * 256**_HASH_BYTES
 
 
 def held_out_ratio(dev_ratio: float, readers: Sequence[Reader]) -> float:
-    """Return the fraction of rows to hold out; a number of rows is divided by the number of valid rows of all readers.
+    """Return the fraction of rows to hold out; a number of rows (1 or more) is divided by the number of valid rows.
 
     Raises:
         ValueError: the readers do not have more rows than `dev_ratio`.

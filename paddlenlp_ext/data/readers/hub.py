@@ -35,7 +35,7 @@ class HubReader(Reader):
     """
 
     def __init__(self, name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> None:
-        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: {name!r} is not a directory, and a hub id")
+        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: {name!r} is a hub id, not a directory")
         try:
             splits = datasets.load_dataset(name, task_name, streaming=is_stream)
         except (OSError, ValueError, RuntimeError) as error:

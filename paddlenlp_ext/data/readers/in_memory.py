@@ -53,7 +53,7 @@ class InMemoryReader(Reader):
             yield ParsedBlock((end,), end / total, rows)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the name and the SHA-256 of the rows as JSON; set `size` to the number of bytes."""
+        """Return the name and the SHA-256 of the rows' JSON text; set `size` to the length of the text in bytes."""
         digest = hashlib.sha256()
         self.size = 0
         for index in range(len(self._rows)):

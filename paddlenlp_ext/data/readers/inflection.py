@@ -144,7 +144,7 @@ def _items(location: Location, text: str) -> Iterator[Item]:
         answer = columns[form.column]
         if form.column == 3 and part_of_speech == "verb" and not answer:
             answer = columns[2]
-        # A plural that equals its singular usually belongs to a noun without a plural.
+        # Skip plurals that equal the singular: these nouns usually have no plural.
         if _FORM.fullmatch(answer) and not (part_of_speech == "noun" and answer == lemma):
             column = 1 + sum(len(before) + 1 for before in columns[: form.column])
             yield Item(Location(location.file, location.line, column), lemma, form, answer)

@@ -14,8 +14,8 @@ from paddlenlp_ext.utils.json_reader import ENCODING, JsonError, Location, decod
 
 _FIRST_BYTES = 1 << 12
 _LONGEST_WORD = 16
-"""Bound on the length of a JSON token other than a string. A syntax error within this distance of the end of the text
-in memory may be a token that continues in the unread text."""
+"""Bound on the length of a JSON token other than a string. If a syntax error is within this distance of the end of the
+text in memory, its cause may be a token that continues in the unread text."""
 
 
 @READERS.register(".json")
@@ -23,7 +23,7 @@ class JsonReader(JsonLinesReader):
     """Reader of a JSON array or of JSON lines; the cursor in an array is the (byte, line, column) of an element."""
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
-        """Yield blocks, starting at a cursor; at a syntax error in an array, the last row is a fatal `InvalidRow`."""
+        """Yield blocks, starting at a cursor. A syntax error in an array ends the rows with a fatal `InvalidRow`."""
         with open_bytes(self.path) as stream:
             is_array = _begins_array(stream)
         if not is_array:

@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 _MAX_GROUP_BYTES = 1 << 32
 _MAX_GROUP_VALUES = 1 << 28
 _BATCH_BYTES = 1 << 26
-"""Limit of the average size of a decoded batch."""
+"""Limit on the average size of a decoded batch, in bytes."""
 _REMEDY = "restore the file, or write it with smaller row groups (row_group_size)"
 
 

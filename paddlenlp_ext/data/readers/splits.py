@@ -10,7 +10,7 @@ SPLITS = {
     "test": (("test",),),
     "dev, not test": (("dev", "validation", "valid", "val", "eval"),),
 }
-"""Split of a run -> groups of names in datasets. A group applies only if a dataset has no name of an earlier group."""
+"""Split of a run -> groups of split names. A group applies only if the dataset has no split of an earlier group."""
 
 
 class MissingSplitError(ValueError):
@@ -26,7 +26,7 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
         place: the dataset, for the error message.
 
     Raises:
-        ValueError: the dataset lacks the split, or several of its splits could be meant.
+        ValueError: the dataset lacks the split, or several splits of the dataset match.
     """
     for group in SPLITS[split]:
         found = [name for name in group if name in names]

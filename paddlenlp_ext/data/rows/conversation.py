@@ -160,7 +160,7 @@ def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Messa
         InvalidRowError: the conversation has another form, or fields that the template cannot write.
     """
     if conversation.tools:
-        raise InvalidRowError(REFUSED, f"{template} cannot write tools; use a chat template in Jinja", ("tools",))
+        raise InvalidRowError(REFUSED, f"{template} cannot write tools; use a Jinja chat template", ("tools",))
     if conversation.template_kwargs:
         named = ", ".join(conversation.template_kwargs)
         raise InvalidRowError(REFUSED, f"{template} has no variable {named}; remove chat_template_kwargs from the row")
@@ -174,7 +174,7 @@ def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Messa
             raise InvalidRowError(ROLE_ORDER, problem, message.path)
         if message.role == USER:
             if question is not None:
-                problem = "a user message follows a user message; add the answer, or join them"
+                problem = "a user message follows a user message; add an answer between them, or join them"
                 raise InvalidRowError(ROLE_ORDER, problem, message.path)
             question = message.content
         else:

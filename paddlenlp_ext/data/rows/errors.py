@@ -41,10 +41,10 @@ class DataError(ValueError):
         rest = len(self.problems) - MAX_LISTED
         more = f"\n  ... and {rest} more" if rest > 0 else ""
         count = f"{len(self.problems)} invalid row" + ("s" if len(self.problems) != 1 else "")
-        remedy = 'Fix them, or set "bad_rows": "drop" to skip them (they are counted).'
+        remedy = 'Fix the rows, or set "bad_rows": "drop" to skip and count invalid rows.'
         if any(problem.fatal for problem in self.problems):
             remedy = (
-                'Fix them. "bad_rows": "drop" cannot skip a syntax error in a JSON array, because all rows after the '
-                "error would be lost. In a file with one JSON object per line, only the invalid line is skipped."
+                'Fix the rows. "bad_rows": "drop" cannot skip a syntax error in a JSON array, because all rows after '
+                "the error would be lost. In a file with one JSON object per line, only the invalid line is skipped."
             )
         super().__init__(f"{count}:\n{listed}{more}\n{remedy}")

@@ -1,9 +1,9 @@
 """Known fields of rows and messages, and their effects.
 
-`docs/make_data.py` writes them as a table into docs/reference/data_formats.md.
+`docs/make_data.py` writes a table of the fields into docs/reference/data_formats.md.
 
     RowFormat       fields that a format reads
-    TEXTS           fields with questions or answers; a row is invalid if its format does not read them
+    TEXTS           fields with questions or answers; setting a field that the row format does not read is an error
     LOSS_WEIGHTS    loss weight of an answer: 1 (target) or 0 (context); see loss_weights.py
     REFUSALS        fields that make a row invalid, because they are unsupported or in the wrong place
     METADATA        fields that are ignored
@@ -32,9 +32,9 @@ TOOLS = ("tools", "functions")
 CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
 """Fields that rows of every conversation format may have."""
 REASONING = ("reasoning_content", "reasoning", "thinking")
-"""Fields of an answer with reasoning."""
+"""Fields that hold the reasoning of an answer."""
 CALLS = ("tool_calls", "function_call")
-"""Fields of an answer with tool calls; `function_call` is the older field in OpenAI's format and holds one call."""
+"""Fields that hold the tool calls of an answer; `function_call` is the older field of OpenAI and holds one call."""
 MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
 """Fields that a message of any format may have in addition to role and content."""
 
@@ -46,8 +46,8 @@ class RowFormat:
     Attributes:
         name: name of the format in error messages and in docs/reference/data_formats.md.
         required: fields that a row must have; each entry lists alternative names.
-        optional: further fields of the row that are read.
-        message: fields of messages that are read, the role first and the content second.
+        optional: further fields of a row that the format reads.
+        message: fields of a message that the format reads, the role first and the content second.
         lost: fields that make a row invalid if they are in neither `required` nor `optional`.
     """
 
@@ -59,12 +59,12 @@ class RowFormat:
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
-        """All fields of a row that are read."""
+        """All fields of a row that the format reads."""
         return tuple(name for names in self.required for name in names) + self.optional
 
     @cached_property
     def refused(self) -> tuple[str, ...]:
-        """Fields of `lost` that are not read."""
+        """Fields of `lost` that the format does not read."""
         return tuple(name for name in self.lost if name not in self.fields)
 
     def missing(self, row: Container[str]) -> list[str]:
@@ -84,9 +84,9 @@ CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVE
 PART = ("type", "text", "value")
 """Fields of a content part, an item in the list `content` of a message."""
 EMPTY = (None, "", [], {})
-"""Values of a field that is not set."""
+"""Values with which a field counts as not set."""
 NOTHING = (*EMPTY, "[]", False)
-"""Values of a field that does not enable its feature."""
+"""Values with which a field does not enable its feature."""
 _ANYWHERE = "row, message, part of `content`"
 
 
@@ -172,22 +172,22 @@ METADATA = (
 """Fields that describe a row and do not change its tokens."""
 
 MISPLACED = REFUSALS[2:5]
-"""Refusals of fields that are read elsewhere in a row."""
+"""Refusals of fields that are valid in another place of a row."""
 _MAX_NAMES = 64
-"""Number of sets of fields whose checks are cached; most data files have only a few."""
+"""Number of distinct field sets for which checks are cached; most data files have only a few field sets."""
 _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
 _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
 
 @lru_cache(maxsize=_MAX_NAMES)
 def complete_formats(names: tuple[str, ...]) -> tuple[RowFormat, ...]:
-    """Return the conversation formats whose required fields a row with the fields `names` has."""
+    """Return the conversation formats that a row with the fields `names` matches: no required field is missing."""
     return tuple(row_format for row_format in CONVERSATION_FORMATS if not row_format.missing(names))
 
 
 @lru_cache(maxsize=_MAX_NAMES)
 def _refusals_of(names: tuple[str, ...], read: tuple[str, ...]) -> tuple[tuple[str, Refusal], ...]:
-    """Return the fields among `names` that are not read and that have a refusal, with their refusals."""
+    """Return (name, refusal) for each field in `names` that is not in `read` and has a refusal."""
     return tuple((name, _REFUSAL_OF[name]) for name in names if name not in read and name in _REFUSAL_OF)
 
 
@@ -240,7 +240,7 @@ def without_training_fields(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def unknown_fields(row: Any, autoregressive: bool = False) -> Iterator[str]:
-    """Yield each field of a row that is neither read nor metadata; fields of messages appear as `messages[].name`."""
+    """Yield each unknown field of a row; the unknown field `name` of a message is yielded as `messages[].name`."""
     if not isinstance(row, dict):
         return
     if autoregressive:
@@ -278,7 +278,7 @@ def _unknown(fields: dict[str, Any], read: tuple[str, ...]) -> list[str]:
 
 @lru_cache(maxsize=_MAX_NAMES)
 def _unknown_names(names: tuple[str, ...], read: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the fields among `names` that are neither read nor known."""
+    """Return the fields in `names` that are neither in `read` nor known."""
     return tuple(name for name in names if name not in _KNOWN and name not in read)
 
 

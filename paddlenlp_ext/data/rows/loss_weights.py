@@ -60,7 +60,7 @@ def context_turns(labels: Any, count: int) -> frozenset[int]:
     if not isinstance(labels, list) or not labels:
         return frozenset()
     if len(labels) != count:
-        message = f"label has {len(labels)} items for {count} turns; write 1 (target) or 0 (context) for each"
+        message = f"label has {len(labels)} items for {count} turns; write 1 (target) or 0 (context) per turn"
         raise InvalidRowError(NOT_SUPPORTED, message, ("label",))
     for index, label in enumerate(labels):
         if label not in (0, 1):

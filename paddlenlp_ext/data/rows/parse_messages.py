@@ -197,7 +197,7 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
     name = read_text(read_member(specification, "name", path), path)
     given = [key for key in ("arguments", "parameters") if key in specification]
     if not given:
-        raise InvalidRowError(MISSING_KEY, f"{dotted(path)} calls {name} without 'arguments'; write {{}}", path)
+        raise InvalidRowError(MISSING_KEY, f"{dotted(path)} calls {name} without 'arguments'; add {{}}", path)
     arguments = specification[given[0]]
     arguments = {} if arguments in ("", None) else read_json(arguments, path)
     if not isinstance(arguments, dict):
@@ -237,7 +237,7 @@ def _read_content(value: Any, path: FieldPath, is_answer: bool) -> tuple[str, st
         allowed = ("text", "reasoning", "thinking", "tool_call") if is_answer else ("text",)
         if not isinstance(kind, str) or kind not in allowed:
             remedy = (
-                "only assistant messages may have it"
+                "only assistant messages may have this type"
                 if kind in ("reasoning", "thinking", "tool_call")
                 else _remedy(kind)
             )

@@ -98,7 +98,7 @@ def _check_calls(conversation: Conversation, row: dict[str, Any]) -> None:
     """Check that answers have at most one tool call each if `parallel_tool_calls` is false."""
     for message in conversation.messages if row.get("parallel_tool_calls") is False else ():
         if len(message.tool_calls) > 1:
-            problem = "the answer has several tool calls, and parallel_tool_calls is false; keep one call, or set true"
+            problem = "the answer has several tool calls, but parallel_tool_calls is false; keep one call, or set true"
             raise InvalidRowError(NOT_SUPPORTED, problem, message.path)
 
 
@@ -142,7 +142,7 @@ def parse_text(value: Any) -> str:
 def _parse_src_tgt(row: dict[str, Any]) -> Conversation:
     sources, targets = read_texts(row["src"], ("src",)), read_texts(row["tgt"], ("tgt",))
     if len(sources) != len(targets):
-        message = f"src has {len(sources)} items and tgt {len(targets)}; turn i is src[i], tgt[i]"
+        message = f"src has {len(sources)} items, but tgt has {len(targets)}; write one item of src and tgt per turn"
         raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
     for index, target in enumerate(targets):
         check_target(target, ("tgt", index) if isinstance(row["tgt"], list) else ("tgt",))
@@ -157,7 +157,7 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
 def _parse_prompt(row: dict[str, Any]) -> Conversation:
     """Parse a prompt and a completion, which are both texts or both lists of messages.
 
-    Answers in the prompt count in the loss only if their loss weight is 1.
+    Answers in the prompt count in the loss only if they set a loss weight of 1.
     """
     if not isinstance(row["prompt"], list):
         return Conversation.from_turns(None, [_turn(row, "prompt", "completion")])
@@ -225,7 +225,7 @@ _PARSERS: dict[RowFormat, Callable[[dict[str, Any]], Conversation]] = {
 def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None:
     """Return the system prompt from a system message, the field `system`, or `system` in the field `context`.
 
-    Null and the empty string in these fields mean no system prompt.
+    Null or an empty string in a field means that the field sets no system prompt.
     """
     chosen = from_messages
     for holder, path in ((row, ("system",)), (_context(row), ("context", "system"))):
@@ -234,7 +234,7 @@ def _choose_system(from_messages: str | None, row: dict[str, Any]) -> str | None
         text = read_text(holder["system"], path)
         if text and chosen not in (None, text):
             raise InvalidRowError(
-                TWO_SYSTEMS, f"{dotted(path)} differs from the system prompt before it; keep one", path
+                TWO_SYSTEMS, f"{dotted(path)} differs from another system prompt of the row; keep one", path
             )
         chosen = chosen if chosen is not None else text or None
     return chosen

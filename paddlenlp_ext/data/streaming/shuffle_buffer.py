@@ -30,7 +30,7 @@ from paddlenlp_ext.data.tokenization.workers import BlockEncoder
 from paddlenlp_ext.utils.logging import get_logger
 
 WINDOW_TOKENS = 1 << 24
-"""Number of tokens at which a window ends; the arrays of so many tokens take 80 MB."""
+"""Number of tokens at which a window ends; the arrays of a window with this size take 80 MB."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +44,7 @@ class Window:
         number: index of the window in the epoch.
         first_row: index in the epoch of the first row of the window.
         begin, end: completed fraction of the epoch before and after the window.
-        is_last: whether the window is the last of the epoch.
+        is_last: whether the window is the last window of the epoch.
     """
 
     arrays: TokenArrays
@@ -71,7 +71,7 @@ class TokenStream:
 
     Attributes:
         stats: counts of the rows and tokens read so far.
-        prefixes: None, because the rows of a stream are not compared.
+        prefixes: None, because streams do not support `share_prefix`.
     """
 
     prefixes: SharedPrefixes | None = None
@@ -166,7 +166,7 @@ class TokenStream:
                 epoch, first_row, number = epoch + 1, 0, 0
 
     def _read_window(self, readings: list[SourceCursor], drawn: list[int], epoch: int) -> tuple[TokenArrays, bool]:
-        """Return the rows of the next window, and whether the window is the last of the epoch.
+        """Return the rows of the next window, and whether the window is the last window of the epoch.
 
         `drawn` counts the rows read from each source and is updated.
         """

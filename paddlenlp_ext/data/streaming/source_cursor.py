@@ -27,7 +27,7 @@ class SourceCursor:
     Args:
         source: the source to read.
         encode: function that encodes blocks in order, such as `BlockEncoder.encode`.
-        account: function that is called with every encoded block that is read.
+        account: function to call with each encoded block.
         place: position to start at, as returned by `place()`; {"passes": n}: the start of pass n.
 
     Attributes:
@@ -101,5 +101,5 @@ class SourceCursor:
                     yield block
                 start = ()
             if not num_blocks and not file:
-                raise ValueError(f"{self._source.name}: no valid row; the files are empty")
+                raise ValueError(f"{self._source.name}: no valid row, because the files are empty; add rows")
             passes, file = passes + 1, 0

@@ -50,12 +50,12 @@ class ChatTemplate(ABC):
         text: source text of the template.
         encoder: encoder of the tokenizer.
         prefix_ids: token ids added before the first prompt.
-        answer_end_ids: token ids added after every answer, which are targets.
+        answer_end_ids: token ids added after every answer, as targets.
         pieces_continue: whether each text of a turn is encoded as the continuation of the previous text.
         stop_token_ids: token ids that end generation.
-        tail_ids: token ids of the text after the last answer, such as a line break, which are not targets.
+        tail_ids: token ids of the text after the last answer, such as a line break; they are not targets.
         ends_answers: whether a special token ends every answer; otherwise loading the template logs a warning.
-        writes_messages: whether the template accepts any list of messages; otherwise only question-answer turns.
+        writes_messages: whether the template accepts any list of messages, and not only question-answer turns.
     """
 
     text: str
@@ -129,7 +129,7 @@ class ChatTemplate(ABC):
         return encoded
 
     def add_prefix(self, prompt: list[int]) -> list[int]:
-        """Return the prompt ids with `prefix_ids` in front, unless the prompt already starts with them."""
+        """Return the prompt ids, preceded by `prefix_ids` unless the prompt already starts with `prefix_ids`."""
         prefix = list(self.prefix_ids)
         return prompt if prompt[: len(prefix)] == prefix else prefix + prompt
 

@@ -1,7 +1,8 @@
 """Locate the span of every answer in the text that a Jinja template renders.
 
 If the template marks assistant text with `{% generation %}`, the marks are the spans of the answers. Otherwise, this
-module derives the spans from several renderings, because searching for the text of an answer could find a question:
+module derives the spans from several renderings. (A search for the text of an answer could find the same text in a
+question.)
 
 - Start of an answer: the end of its prompt. The prompt is the rendering of the earlier messages with the generation
   prompt, as in serving.
@@ -32,7 +33,7 @@ from paddlenlp_ext.data.templates.jinja_renderer import Renderer, check_work
 from paddlenlp_ext.data.templates.rendered_turns import Example, Lead, RenderedTurn
 
 _WINDOW = 8
-"""Number of answers that are located in one window; the window begins with as many earlier answers."""
+"""Number of answers that are located in one window; the window also has the same number of earlier answers."""
 _MARKED_COST = 8
 """Cost of a rendering with marks, relative to a rendering without marks."""
 _CHARS_PER_MESSAGE = 256
@@ -135,7 +136,7 @@ class Renderings:
         return spans
 
     def _window(self, answers: Sequence[int], first: int) -> list[int]:
-        """Return the message indices of a window: system messages, a question, and the messages up to its last answer.
+        """Return the message indices of a window: system messages, a question, and messages up to the last answer.
 
         Args:
             answers: message indices of the answers.
@@ -175,7 +176,7 @@ class Renderings:
                 spans = _join_adjacent(spans)
             if len(spans) != len(answers):
                 problem = f"marks {len(spans)} answers with {{% generation %}}, but the conversation has {len(answers)}"
-                raise InvalidRowError(REFUSED, f"the template {problem}")
+                raise InvalidRowError(REFUSED, f"the template {problem}; mark each answer once")
             self._marks[count] = {
                 index: (start, self._with_end_token(text, end))
                 for index, (start, end) in zip(answers, spans, strict=True)
@@ -261,7 +262,7 @@ def _have_equal_starts(text: str, shorter: str, span: tuple[int, int]) -> bool:
 
 
 def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Merge adjacent spans, where one span starts at the end of the other."""
+    """Merge consecutive spans if the second span starts at the end of the first span."""
     joined: list[tuple[int, int]] = []
     for start, end in spans:
         if joined and joined[-1][1] == start:

@@ -1,4 +1,4 @@
-"""Bound the work, the processor time and the sizes of values in the rendering of a template."""
+"""Limit the work, the processor time and the sizes of values while a template is rendered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_SECONDS = 3.0
 MAX_WORK = 1 << 26
 """Maximum number of characters that the operations of a rendering may process, weighted by their costs."""
 _WORK_PER_CHAR = 64
-"""Work allowed in addition to `MAX_WORK` per character of the conversation, because texts are copied several times."""
+"""Additional work allowed per character of the conversation, because a rendering copies texts several times."""
 _MAX_ADDED_WORK = 1 << 28
 _WORK_PER_OPERATION = 16
 _WORK_BETWEEN_CHECKS = 256
@@ -67,7 +67,7 @@ class _Clock:
         if self._deadline is None:
             self._deadline = used + self._max_seconds
         elif used > self._deadline:
-            raise TemplateLimitError(f"it takes more than {self._max_seconds:.0f} seconds")
+            raise TemplateLimitError(f"the rendering takes more than {self._max_seconds:.0f} seconds")
         self._next_check = now + _SECONDS_BETWEEN_CHECKS
 
 
@@ -95,7 +95,7 @@ class Budget:
         self._work -= work + _WORK_PER_OPERATION
         if self._work < self._next_check:
             if self._work < 0:
-                raise TemplateLimitError(f"it processes more than {MAX_WORK:,} characters")
+                raise TemplateLimitError(f"the rendering processes more than {MAX_WORK:,} characters")
             self.clock.check()
             self._next_check = self._work - _WORK_BETWEEN_CHECKS
 
@@ -139,7 +139,7 @@ def charged(value: Any) -> Any:
 
 
 def read(value: Any) -> Any:
-    """Charge a value whose contents are compared or hashed, and return it."""
+    """Charge a value whose contents are compared or hashed, and return the value."""
     budget = BUDGET.get()
     if budget is not None:
         kind = type(value)
@@ -148,12 +148,12 @@ def read(value: Any) -> Any:
 
 
 def searched(value: Any) -> Any:
-    """Charge a value that is searched for another value, and return it; a dictionary is not charged."""
+    """Charge a container in which a value is searched, and return the container; a dictionary is not charged."""
     return value if isinstance(value, Mapping) else read(value)
 
 
 def written(value: Any) -> Any:
-    """Charge a value that is written as text, and return it."""
+    """Charge a value that is written as text, and return the value."""
     budget = BUDGET.get()
     if budget is not None:
         budget.spend(len(value) if type(value) is str else printed_size(value))
@@ -192,7 +192,7 @@ def copied_size(value: Any) -> int:
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise TemplateLimitError("it computes a number of too many digits")
+        raise TemplateLimitError("the rendering computes a number with too many digits")
     return WORK_PER_ITEM * len(value) if isinstance(value, list | tuple | dict | set) else 0
 
 
@@ -216,12 +216,12 @@ def size(value: Any) -> int:
             if total <= MAX_WORK:
                 remaining += parts
         if total > MAX_WORK:
-            raise TemplateLimitError(f"it processes more than {MAX_WORK:,} characters")
+            raise TemplateLimitError(f"the rendering processes more than {MAX_WORK:,} characters")
     return total
 
 
 def _parts(value: Any) -> Collection[Any]:
-    """Return the values that the text of an object contains."""
+    """Return the values that are written when an object is converted to text."""
     if isinstance(value, str | bytes):
         return (str(value),)  # such as Markup
     if isinstance(value, Mapping):
@@ -229,7 +229,7 @@ def _parts(value: Any) -> Collection[Any]:
     if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView | ItemsView):
         return value
     if isinstance(value, Namespace):
-        raise TemplateLimitError("it reads a namespace as a value")
+        raise TemplateLimitError("the template uses a namespace as a value")
     owner = getattr(value, "__self__", None)  # the object of a bound method
     return () if owner is None else (owner,)
 

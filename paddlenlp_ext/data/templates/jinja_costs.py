@@ -1,4 +1,4 @@
-"""Charge the operations of a template to the budget of its rendering, before they run.
+"""Charge the operations of a template to the budget of its rendering, before the operations run.
 
 An operation cannot be interrupted, and may take much more time or memory than the size of its operands suggests. The
 cost of a filter or method is computed from its name and arguments:
@@ -117,7 +117,7 @@ def _tojson(value: Any, *options: Any, **named: Any) -> int:
 
 def _sum(value: Any, attribute: Any = None, start: Any = 0) -> int:
     if not isinstance(start, int | float):
-        raise TemplateLimitError("it concatenates lists with the filter sum")
+        raise TemplateLimitError("the template concatenates lists with the filter sum")
     return _copy(value) * (1 + _longest(attribute))
 
 
@@ -134,7 +134,7 @@ def check_hashed(items: Iterable[Any]) -> None:
     """
     if sum(not isinstance(item, str) for item in items) > _MAX_HASHED:
         raise TemplateLimitError(
-            f"it makes a set or dictionary of more than {_MAX_HASHED:,} entries other than strings"
+            f"the template creates a set or dictionary of more than {_MAX_HASHED:,} entries other than strings"
         )
 
 
@@ -221,13 +221,13 @@ def _check_operands(name: str, value: Any, options: Iterable[Any], is_other: boo
     """
     for option in options:
         if isinstance(option, int) and abs(option) > _MAX_WIDTH:
-            raise TemplateLimitError(f"it passes {option} to {name}; the maximum is {_MAX_WIDTH:,}")
+            raise TemplateLimitError(f"the template passes {option} to {name}; the maximum is {_MAX_WIDTH:,}")
     if is_other and sum(map(size, (value, *options))) > _MAX_OTHER_CHARS:
-        raise TemplateLimitError(f"it passes more than {_MAX_OTHER_CHARS:,} characters to {name}")
+        raise TemplateLimitError(f"the template passes more than {_MAX_OTHER_CHARS:,} characters to {name}")
 
 
 def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a filter that is charged before it runs, and whose result is charged."""
+    """Return a filter that charges its work before it runs, and charges its result."""
     first = 1 if hasattr(function, "jinja_pass_arg") else 0  # skip the context that Jinja passes
 
     @functools.wraps(function)
@@ -252,7 +252,7 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
 
 
 def charge_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a test that is charged before it runs."""
+    """Return a test that charges its work before it runs."""
     first = 1 if hasattr(test, "jinja_pass_arg") else 0
 
     @functools.wraps(test)
@@ -307,11 +307,11 @@ def operator_cost(operator: str, left: Any, right: Any) -> int:
     """
     if operator == "%":
         if isinstance(left, bytes):
-            raise TemplateLimitError("it formats bytes")
+            raise TemplateLimitError("the template formats bytes")
         return format_cost(left, "%", (right,)) if isinstance(left, str) else 0
     if operator == "**":
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > MAX_BITS:
-            raise TemplateLimitError("it computes a number of too many digits")
+            raise TemplateLimitError("the rendering computes a number with too many digits")
         return 0
     for count, value in ((left, right), (right, left)):
         if isinstance(count, int) and not isinstance(value, int | float):
@@ -329,7 +329,7 @@ def format_cost(text: str, mark: str, values: Iterable[Any]) -> int:
     numbers = _NUMBER.findall(fields)
     computes = _NESTED_FIELD.search(text.replace("{{", "").replace("}}", "")) if mark == "{" else "*" in fields
     if computes or any(len(number) > 4 for number in numbers):
-        raise TemplateLimitError("it formats a text with a large or computed width")
+        raise TemplateLimitError("the template formats a text with a large or computed width")
     per_field = WORK_PER_ENTRY + sum(map(printed_size, values))
     work = WORK_PER_ENTRY // 2 * len(text) + sum(map(int, numbers)) + text.count(mark) * per_field
     return work * escape_factor(text)

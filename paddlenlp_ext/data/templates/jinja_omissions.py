@@ -1,8 +1,8 @@
 """Check that a Jinja template writes tools, tool calls, tool results, reasoning, system messages and target answers.
 
-Templates ignore fields that they do not know, so content could be lost silently. Therefore, the content is replaced
-with labels, and the conversation is rendered again. A label that is missing from the text belongs to content that the
-template does not write.
+Templates ignore unknown fields, so content could be lost silently. Therefore, the content is replaced with labels, and
+the conversation is rendered again. If a label is missing from the text, the template does not write the content that
+the label replaced.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Probe:
         text: rendering of a question and its answer.
         prompt_tails: role of the last message of a prompt -> text after the content of the message.
         answer_tail: text after the content of an answer.
-        answer_end: beginning of `answer_tail` up to the last special token, which the model must generate.
+        answer_end: beginning of `answer_tail`, including its last special token; the model must generate this text.
         headers: possible texts between the last message and an answer, longest first.
         opening, closing: tags around reasoning; the opening tag may be empty.
         thought_start: regular expression for the start tag of reasoning at the end of a text.
@@ -49,7 +49,7 @@ class Probe:
     rewrites: bool
 
     def split_thought(self, answer: str) -> tuple[str, str] | None:
-        """Return the reasoning block at the start of an answer, and the reasoning in it; None if no tag closes it."""
+        """Return the reasoning block at the start of an answer, and its reasoning; None without a closing tag."""
         before, found, rest = answer.partition(self.closing)
         if not found:
             return None

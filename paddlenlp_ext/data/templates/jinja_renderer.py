@@ -33,8 +33,8 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 _MAX_ERROR_CHARS = 1000
 
 MAX_WORK_PER_ROW = 1 << 21
-"""Maximum work of all renderings of a row: each message and each 256 characters count 1. This takes about half a
-minute of processor time."""
+"""Maximum work of all renderings of a row: each message and each 256 characters count 1. The maximum work takes about
+half a minute of processor time."""
 
 Spans = list[tuple[int, int]]
 
@@ -47,7 +47,7 @@ def check_work(work: int) -> None:
     """
     if work > MAX_WORK_PER_ROW:
         problem = "the conversation has too many turns for the chat template"
-        raise InvalidRowError(REFUSED, f"{problem}; split it into several rows")
+        raise InvalidRowError(REFUSED, f"{problem}; split the conversation into several rows")
 
 
 @contextmanager
@@ -137,8 +137,8 @@ class Renderer:
     def _render(self, conversation: Conversation, kwargs: Mapping[str, Any], **options: bool) -> tuple[str, list[Any]]:
         """Return the text of a conversation, and the marked spans.
 
-        The function of transformers that `apply_chat_template` calls is called directly: for short conversations, the
-        checks before the call take longer than the rendering.
+        This method does not call `apply_chat_template` of transformers, but the function that `apply_chat_template`
+        calls: for short conversations, the checks before that call take longer than the rendering.
         """
         from transformers.utils.chat_template_utils import render_jinja_template
 

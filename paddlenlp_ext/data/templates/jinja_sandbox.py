@@ -7,9 +7,9 @@ is charged to the budget of the rendering (jinja_budget.py):
     loops, + - ~ literals, slices, comparisons, ...   by filters that are added to the syntax tree
     texts that are written                            by Jinja's function `finalize`
 
-transformers renders the template, but receives only a name for the template; `bound_template` replaces the empty code
-that transformers compiled for the name with the charging code of the template. transformers must not compile the
-template itself, because the compiler evaluates constant expressions.
+transformers renders the template, but receives only a name instead of its source. transformers compiles this name to
+empty code, which `bound_template` replaces with the charging code of the template. transformers must not compile the
+source of the template, because the compiler evaluates constant expressions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def compile_bounded(environment: Environment, text: str) -> Template:
         jinja2.exceptions.TemplateError: the text is not valid Jinja.
     """
     if len(text) > MAX_TEMPLATE_CHARS:
-        raise TemplateLimitError(f"it has {len(text):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}")
+        raise TemplateLimitError(f"the template has {len(text):,} characters; the maximum is {MAX_TEMPLATE_CHARS:,}")
     environment.__class__ = _BoundedEnvironment
     assert isinstance(environment, _BoundedEnvironment)
     environment.num_written = len(text)
@@ -90,7 +90,7 @@ def bound_template(text: str) -> str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     name, bounded = _compiled(text)
-    placeholder = _compile_jinja_template(name)  # a new one if transformers has dropped it from its cache
+    placeholder = _compile_jinja_template(name)  # a new template if transformers has evicted it
     if placeholder.environment is not bounded.environment:
         placeholder.environment = bounded.environment
         placeholder.globals = bounded.globals
@@ -111,10 +111,10 @@ class _BoundedEnvironment(ImmutableSandboxedEnvironment):
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         template = super()._parse(source, name, filename)
         if template.find(nodes.EvalContextModifier):  # also finds the subclass ScopedEvalContextModifier
-            raise TemplateLimitError("it uses autoescape")
+            raise TemplateLimitError("the template uses autoescape")
         _, num_visits = _count_visits(template)
         if num_visits > _MAX_VISITS:
-            raise TemplateLimitError(f"its compilation takes {num_visits:,} steps; the maximum is {_MAX_VISITS:,}")
+            raise TemplateLimitError(f"the compilation takes {num_visits:,} steps; the maximum is {_MAX_VISITS:,}")
         _ChargingCode().visit(template)
         template.set_environment(self)
         return template
@@ -146,7 +146,7 @@ def _count_visits(node: nodes.Node) -> tuple[int, int]:
 
 
 class _ChargingCode(NodeTransformer):
-    """Add charging filters to loops, and to operations that the environment does not see."""
+    """Add charging filters to loops, and to operations that the environment does not intercept."""
 
     def get_visitor(self, node: nodes.Node) -> Any:
         """Return the visitor for the type of a node, or None for types that stay unchanged."""

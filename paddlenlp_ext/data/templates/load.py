@@ -79,7 +79,7 @@ def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
         return template
     logger.info(
         "chat_template %s: not Jinja, so the tokenizer is saved without chat_template.jinja; the programs of this "
-        "library can render prompts with it, but transformers and vLLM cannot",
+        "library can render prompts with this template, but transformers and vLLM cannot",
         config.chat_template,
     )
     tokenizer.chat_template = None
@@ -127,7 +127,9 @@ def _load_file(path: Path, tokenizer: Any, options: TemplateOptions) -> ChatTemp
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if path.stat().st_size > _MAX_FILE_BYTES:
-        raise ValueError(f"{path}: a chat template has at most {_MAX_FILE_BYTES >> 20} MiB; choose another file")
+        raise ValueError(
+            f"{path}: more than {_MAX_FILE_BYTES >> 20} MiB, too large for a chat template; choose another file"
+        )
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

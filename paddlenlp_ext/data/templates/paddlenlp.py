@@ -60,14 +60,14 @@ class PaddleNLPTemplate(ChatTemplate):
         pieces = content["conversation"]
         if not isinstance(pieces, list) or len(pieces) != 2:
             raise ValueError(
-                f'{path}: "conversation" is not a list of two strings; write one for the user and one for the bot'
+                f'{path}: "conversation" is not a list of two strings; write a string for the user and one for the bot'
             )
         self._before_user, self._after_user = _compile(pieces[0], "user", path)
         self._before_bot, after_bot = _compile(pieces[1], "bot", path)
         self._before_query, self._after_query = _compile(content.get("query"), "query", path)
         system = content.get("system", "")
         if not isinstance(system, str):
-            raise ValueError(f'{path}: "system" is not a string; write one with {{{{system}}}}')
+            raise ValueError(f'{path}: "system" is not a string; write a string with {{{{system}}}}')
         self._takes_system = "system" in system and "{{" in system
         self._system, self._path = system, path
         _render(system, path)
@@ -103,7 +103,7 @@ class PaddleNLPTemplate(ChatTemplate):
         if system is not None and not self._takes_system:
             raise InvalidRowError(
                 REFUSED,
-                "the template's \"system\" has no {{system}}, so the row's system prompt would be lost; add it",
+                "the template's \"system\" has no {{system}}, so the row's system prompt would be lost; add {{system}}",
             )
         try:
             return _render(self._system, self._path, **({} if system is None else {"system": system}))
@@ -114,10 +114,10 @@ class PaddleNLPTemplate(ChatTemplate):
 def _compile(piece: Any, variable: str, path: Path) -> tuple[str, str]:
     """Return the text before and after the variable in a value of the JSON object."""
     if not isinstance(piece, str):
-        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write one")
+        raise ValueError(f"{path}: the piece for {{{{{variable}}}}} is missing or not a string; write a string")
     before, found, after = _render(piece, path, **{variable: _PROBE}).partition(_PROBE)
     if not found:
-        raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}; add it")
+        raise ValueError(f"{path}: the piece {piece!r} does not write {{{{{variable}}}}}; add the variable")
     return before, after
 
 

@@ -132,15 +132,16 @@ class TextEncoder:
             check_characters(texts[0])
             raise InvalidRowError(
                 NOT_ENCODED,
-                f"tokenizer {self.tokenizer.name_or_path}: cannot encode {texts[0][:40]!r}, of {len(texts[0]):,} "
-                f"characters: {error}; change the text, or the regular expressions of tokenizer.json",
+                f"tokenizer {self.tokenizer.name_or_path}: cannot encode a text of {len(texts[0]):,} characters that "
+                f"begins with {texts[0][:40]!r}: {error}; change the text, or the regular expressions in "
+                "tokenizer.json",
             ) from error
 
     def _ids(self, texts: list[str]) -> list[list[int]]:
-        """Return the token ids of texts, without offsets and the other results that transformers makes of an encoding.
+        """Return the token ids of texts, without the offsets and other results that transformers would compute.
 
-        As in a call of the tokenizer, the backend neither truncates nor pads. A setting is changed only if it differs,
-        because other threads may be encoding.
+        The backend neither truncates nor pads, like a call of the tokenizer. A setting of the backend is changed only
+        if necessary, because other threads may use the backend at the same time.
         """
         if not self._has_backend:
             encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)

@@ -51,7 +51,7 @@ def cache_key(
         "template": template_text,
         "options": dict(options),
     }
-    # `fingerprint` has passed the content of the files to `observe`.
+    # `are_plain` is known, because `fingerprint` has passed the content of the files to `observe`.
     is_plain = all(reader.is_json_text and seen.are_plain for reader, seen in zip(readers, keys, strict=True))
     parts |= version_entries(is_plain and not reads_more)
     return _hash(json.dumps(parts, sort_keys=True).encode())

@@ -1,6 +1,6 @@
 """Parse, render, tokenize and truncate rows, and count rows and tokens.
 
-If the template rewrites earlier turns once later turns follow, a row is unfolded into several examples. Each example is
+If the template rewrites earlier turns when later turns follow, a row is unfolded into several examples. Each example is
 truncated separately. If some examples of a row do not fit, they are left out, and their tokens count as truncated.
 """
 
@@ -52,7 +52,7 @@ def in_chunks(
 
     Args:
         rows: rows of the data.
-        encode: function that encodes a chunk of rows; it raises `InvalidRowError` if one of them cannot be encoded.
+        encode: function that encodes a chunk of rows; it raises `InvalidRowError` if a row cannot be encoded.
     """
     iterator = iter(rows)
     while chunk := list(islice(iterator, CHUNK_ROWS)):
@@ -104,7 +104,7 @@ def _finish_row(
     template: ChatTemplate,
     limits: LengthLimits,
 ) -> list[TokenizedRow | InvalidRow]:
-    """Truncate the examples of a row; return them, or one `InvalidRow`."""
+    """Return the truncated examples of a row, or one `InvalidRow`."""
     finished: list[TokenizedRow] = []
     lost: list[tuple[InvalidRowError, int, int]] = []
     for example, turns in examples:
@@ -213,7 +213,7 @@ class EncodedBlock:
         arrays: the valid rows.
         stats: counts of rows and tokens.
         invalid: invalid rows, without rows that an option excludes (`truncation: drop`).
-        end, fraction: as in `Block`.
+        end, fraction: see `Block`.
     """
 
     arrays: TokenArrays

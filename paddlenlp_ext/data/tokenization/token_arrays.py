@@ -25,7 +25,7 @@ class TokenArrays:
     Attributes:
         tokens: int32 [tokens].
         loss_mask: bool [tokens], true for target tokens.
-        offsets: int64 [rows + 1]; row i has the tokens from offsets[i] to offsets[i + 1].
+        offsets: int64 [rows + 1]; row i is tokens[offsets[i] : offsets[i + 1]].
         locations: int64 [rows, 3]: file index, line and column of each row.
         answers: int64 [rows, k], `TokenizedRow.answers` of each row. For fine-tuning, k is 2: `answer_start` and
             `last_turn`.
@@ -89,7 +89,7 @@ class TokenArrays:
             mapped = [np.load(folder / file_name_of(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{folder}: {error}; delete this directory") from error
-        arrays = cls(*map(np.asarray, mapped))  # plain arrays: slicing a np.memmap takes five times as long
+        arrays = cls(*map(np.asarray, mapped))  # slicing an array is five times as fast as a np.memmap
         if len(arrays.offsets) < 1 or arrays.offsets[-1] != len(arrays.tokens):
             raise ValueError(f"{folder}: the files have different lengths; delete this directory")
         return arrays

@@ -73,10 +73,11 @@ def truncate_turns(
     if total <= limits.max_length and longest_prompt <= limits.src_length:
         return TruncatedTurns(turns, 0)
     if limits.truncation in ("drop", "error"):
-        what = f"{total} tokens, max_length is {limits.max_length}"
+        what = f"{total} tokens, more than max_length {limits.max_length}"
         if longest_prompt > limits.src_length:
-            what = f"a prompt of {longest_prompt} tokens, src_length is {limits.src_length}"
-        raise InvalidRowError(TOO_LONG, f"the row has {what}", by_policy=limits.truncation == "drop")
+            what = f"a prompt of {longest_prompt} tokens, more than src_length {limits.src_length}"
+        message = f"the row has {what}; raise the limit, or set truncation: right"
+        raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
     num_removed_answers = 0
     if limits.truncation == "right":
         remaining = _truncate_right(turns, template, limits)
@@ -102,7 +103,10 @@ def split_text(tokens: list[int], limits: LengthLimits) -> list[list[int]]:
         InvalidRowError: the text is too long, and `truncation` is "drop" or "error".
     """
     if len(tokens) > limits.max_length and limits.truncation in ("drop", "error"):
-        message = f"the text has {len(tokens)} tokens, max_length is {limits.max_length}"
+        message = (
+            f"the text has {len(tokens)} tokens, more than max_length {limits.max_length}; raise max_length, or set "
+            "truncation: right"
+        )
         raise InvalidRowError(TOO_LONG, message, by_policy=limits.truncation == "drop")
     step = limits.max_length - 1
     return [tokens[start : start + limits.max_length] for start in range(0, max(len(tokens) - 1, 1), step)]
@@ -147,7 +151,7 @@ def _truncate_left(
         for index, (turn, cap) in enumerate(zip(turns, caps, strict=True))
     ]
     if (length := sum(turn.length for turn in remaining)) > limits.max_length:
-        message = f"the last turn takes {length} tokens, more than max_length {limits.max_length}; raise max_length"
+        message = f"the last turn has {length} tokens, more than max_length {limits.max_length}; raise max_length"
         raise InvalidRowError(NO_ROOM, message)
     return remaining, num_answers - len(conversation.answers)
 
@@ -190,8 +194,8 @@ def _truncate_prompt(
     if text.content is None:
         raise InvalidRowError(
             NO_ROOM,
-            "the template rewrites the message before the answer, so it cannot be truncated; raise src_length "
-            "or max_length",
+            "the template rewrites the message before the answer, so the message cannot be truncated; raise "
+            "src_length or max_length",
         )
     continues = template.pieces_continue
     pieces = [text.head, text.content, text.tail]

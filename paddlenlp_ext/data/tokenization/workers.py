@@ -110,7 +110,7 @@ class BlockEncoder(Generic[BlockResultT]):
                 yield ahead.popleft().result()
         except BrokenProcessPool as error:
             raise ValueError(
-                "a process that tokenizes was killed, perhaps for lack of memory; lower dataset_num_proc or "
+                "a tokenization process was killed, possibly because memory ran out; lower dataset_num_proc or "
                 "dataloader_num_workers"
             ) from error
 
@@ -123,7 +123,8 @@ def _begin_worker(encoder: Callable[[Block], Any], parent: int) -> None:
     global _worker_encoder
     _worker_encoder = encoder
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers already use all processors
-    # Signals of a terminal or batch system reach all processes; the parent finishes its step first, then ends the pool.
+    # A terminal or batch system signals all processes. Workers ignore the signal, because the parent finishes its
+    # step first, and then stops the pool.
     handle_stop_signals(signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # sent by the pool to end its workers
     threading.Thread(target=_exit_with_parent, args=(parent,), daemon=True).start()

@@ -135,5 +135,5 @@ def test_collate_pairs_makes_every_answer_token_a_target_once(seed, in_one_pack,
 
 
 def test_collate_pairs_with_a_pair_too_long_names_its_row():
-    with pytest.raises(ValueError, match="rows 5 take 7 positions"):
+    with pytest.raises(ValueError, match="rows 5 have 7 positions"):
         collate_pairs([[PAIR]], pad_to_length=6)

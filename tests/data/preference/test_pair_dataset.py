@@ -108,7 +108,7 @@ def test_load_preference_dataset_reads_rated_answers_for_kto_only(load, tmp_path
     assert rows.num_answers.tolist() == [2, 1] and rows[1].is_desirable == (False,)
     assert rows[0].is_desirable == (True, False)
     assert rows[1].length == len(rows[1].tokens) - 1 == rows.lengths[1]
-    with pytest.raises(ValueError, match=r"train\.jsonl:2: the row has one answer, and loss_type: ipo compares two"):
+    with pytest.raises(ValueError, match=r"train\.jsonl:2: the row has one answer, but loss_type: ipo compares two"):
         load(PAIR, RATED, loss_type="ipo")
 
 
@@ -239,7 +239,7 @@ def test_load_preference_dataset_keeps_what_a_template_writes_after_a_shortened_
 @pytest.mark.parametrize("truncation", ["drop", "error"])
 def test_load_preference_dataset_with_a_long_row_drops_or_refuses_it(load, truncation):
     if truncation == "error":
-        with pytest.raises(DataError, match=r":2:1: too long: .* a prompt of \d+ tokens, max_prompt_len is 50"):
+        with pytest.raises(DataError, match=r":2:1: too long: .* a prompt of \d+ tokens, more than max_prompt_len 50"):
             load(PAIR, LONG, max_length=60, src_length=50, truncation=truncation)
         return
     rows = load(PAIR, LONG, max_length=60, src_length=50, truncation=truncation)

@@ -108,7 +108,7 @@ def test_load_reward_dataset_reports_rows_that_it_cannot_compare(load):
         load(PAIR, rated, {**PAIR, "margin": "1"}, {**PAIR, "margin": True}, {**PAIR, "margin": float("inf")})
     first, *others = caught.value.problems
     assert (
-        "has one answer, but a reward model needs a chosen and a rejected one" in first.message
+        "has one answer, but a reward model needs a chosen and a rejected answer" in first.message
         and first.location.line == 2
     )
     assert [(problem.location.line, "margin is not a number" in problem.message) for problem in others] == [

@@ -142,12 +142,12 @@ def test_csv_reader_of_damaged_lines_locates_each(tmp_path):
     (tmp_path / "rows.csv").write_bytes(b'src,tgt\na,b\na,b,c\n"a"x,b\n\na\n\xe4,b\nc,d\n"e,f\n')
     rows = list(open_reader(tmp_path / "rows.csv").rows())
     found = [(row.location.line, getattr(row, "message", None)) for row in rows]
-    quote = 'write " around the value, and " in it as ""'
+    quote = "quote the value, and double the quotes in it"
     assert found == [
         (2, None),
-        (3, '3 values for the 2 columns src, tgt; write " around a value that contains a comma'),
+        (3, "3 values for the 2 columns src, tgt; quote values that contain a comma"),
         (4, f"',' expected after '\"'; {quote}"),
-        (6, '1 values for the 2 columns src, tgt; write " around a value that contains a comma'),
+        (6, "1 values for the 2 columns src, tgt; quote values that contain a comma"),
         (7, None),
         (8, None),
         (9, f"unexpected end of data; {quote}"),

@@ -316,7 +316,7 @@ def test_load_dataset_from_the_left_keeps_the_messages_of_the_last_question(load
     assert "yyy" not in text and "sunny" in text and "# Tools" in text
     ((_, answer, question),) = load(value, name=name, max_length=len(full.tokens) - 100, truncation="left").prompts()
     assert (answer, question) == ("six", Q2["content"])
-    with pytest.raises(DataError, match="the last turn takes"):
+    with pytest.raises(DataError, match="the last turn has"):
         load(value, name=name, max_length=100, src_length=5000, truncation="left")
 
 

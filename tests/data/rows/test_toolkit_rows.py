@@ -127,7 +127,7 @@ REFUSED = {
     "tool choice": ({"messages": [USER, ANSWER], "tool_choice": "required"}, "tool_choice is not passed"),
     "parallel calls": (
         {"messages": [USER, ANSWER | {"tool_calls": [CALL, CALL]}], "parallel_tool_calls": False},
-        "the answer has several tool calls, and parallel_tool_calls is false",
+        "the answer has several tool calls, but parallel_tool_calls is false",
     ),
     "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only assistant messages may have it"),
     "two thoughts": (
@@ -154,7 +154,7 @@ REFUSED = {
     ),
     "llama-factory v1 reasoning of the user": (
         {"messages": [parts("user", "why", kind="reasoning"), ANSWER]},
-        "type 'reasoning', not \"text\"; only assistant messages may have it",
+        "type 'reasoning', not \"text\"; only assistant messages may have this type",
     ),
     "llama-factory v1 image": (
         {"messages": [parts("user", "1.jpg", kind="image_url"), ANSWER]},

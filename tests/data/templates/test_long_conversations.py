@@ -68,7 +68,9 @@ def test_render_of_many_turns_renders_each_message_a_bounded_number_of_times(nam
 @pytest.mark.parametrize("name", ["thinking", "marked"])
 def test_render_of_more_turns_than_a_rewriting_template_allows_says_so(name, monkeypatch):
     monkeypatch.setattr(jinja_renderer, "MAX_WORK_PER_ROW", 10_000)
-    with pytest.raises(InvalidRowError, match=r"too many turns for the chat template; split it into several rows"):
+    with pytest.raises(
+        InvalidRowError, match=r"too many turns for the chat template; split the conversation into several rows"
+    ):
         template_named(name).render(conversation_of("ua" * 100))
 
 

@@ -121,10 +121,10 @@ def test_truncate_turns_left_with_a_long_answer_raises(plain):
 
 def test_truncate_turns_drop_and_error_name_the_limit(plain):
     for truncation, by_policy in (("drop", True), ("error", False)):
-        with pytest.raises(InvalidRowError, match="a prompt of 11 tokens, src_length is 10") as caught:
+        with pytest.raises(InvalidRowError, match="a prompt of 11 tokens, more than src_length 10") as caught:
             truncate(ONE, plain, 10, 99, truncation)
         assert caught.value.by_policy is by_policy
-        with pytest.raises(InvalidRowError, match="22 tokens, max_length is 21"):
+        with pytest.raises(InvalidRowError, match="22 tokens, more than max_length 21"):
             truncate(ONE, plain, 11, 21, truncation)
 
 

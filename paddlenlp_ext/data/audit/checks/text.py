@@ -18,8 +18,8 @@ _MOJIBAKE = re.compile(
     f"|(?:[ÐÑ]{_CONTINUATION}){{2}}|(?:[ÎÏ]{_CONTINUATION}){{3}}|(?:[ã-é]{_CONTINUATION}{{2}}){{2}}"
 )
 # Control characters except tab, line feed and carriage return; separators of lines and paragraphs; zero-width spaces,
-# word joiners and byte order marks; bidirectional embeddings, overrides and isolates. Joiners and direction marks are
-# part of correct text in some scripts.
+# word joiners and byte order marks; bidirectional embeddings, overrides and isolates. The pattern leaves out zero-width
+# joiners and direction marks, which are part of correct text in some scripts.
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u200b\u2028\u2029\u202a-\u202e\u2060\u2066-\u2069\ufeff]")
 _REPLACEMENT = re.compile("\ufffd")
 _MARKERS = re.compile(
@@ -45,7 +45,7 @@ _REPEATED_RATIO = 0.06
 
 
 @check(
-    "special token in the text", ERROR, "remove the token from the text: the model reads it as a part of the template"
+    "special token in the text", ERROR, "remove the token from the text: the model treats it as a part of the template"
 )
 def special_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     """Yield special tokens of the tokenizer that occur in texts."""

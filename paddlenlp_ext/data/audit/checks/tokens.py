@@ -19,7 +19,7 @@ _LAST_TOKENS = 12
 CONTEXT_REMEDY = "lower max_length, or extend the context with use_long_sequence_strategies"
 
 
-@check("invalid row", ERROR, "fix the row; training stops at it, or drops it with bad_rows: drop")
+@check("invalid row", ERROR, "fix the row; training stops at invalid rows, or drops them with bad_rows: drop")
 def invalid_row(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield rows that cannot be read or violate their format."""
     if row.dropped is not None and not row.dropped.num_target_tokens:
@@ -60,12 +60,12 @@ def target_truncated(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("beyond the context", WARNING, CONTEXT_REMEDY)
 def beyond_context(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield rows with more positions than the model's context; of a pair, the prompt and the longer answer count."""
+    """Yield rows that exceed the model's context; the length of a pair is its prompt plus the longer answer."""
     for example in row.examples:
         first, *answers = (len(tokens) for _, tokens, _ in example.parts)
         length = first + max(answers, default=0) - 1
         if info.max_context is not None and length > info.max_context:
-            yield Hit(f"{length} positions, {info.max_context} in the context: {excerpt(row.text)}")
+            yield Hit(f"{length} positions, but the context has {info.max_context}: {excerpt(row.text)}")
             return
 
 
@@ -114,7 +114,7 @@ def missing_end(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
             return
 
 
-@check("unknown token", WARNING, "use a tokenizer that knows the characters, or remove them")
+@check("unknown token", WARNING, "use a tokenizer that supports the characters, or remove the characters")
 def unknown_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     """Yield text that the tokenizer replaces with its unknown token."""
     for example in row.examples:
@@ -134,7 +134,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     if row.is_plain_text:  # examples of a split text overlap by one token
         pieces = [np.concatenate([pieces[0], *(tokens[1:] for tokens in pieces[1:])])]
     decoded = _normalized("\n".join(map(info.decode, pieces)))
-    # Examples end with the last target, and templates may write tool results as JSON.
+    # Messages after the last target are not in the tokens, and templates may convert tool results to JSON.
     last = max((index for index, part in enumerate(row.parts) if part.is_target), default=-1)
     for part in row.parts[: last + 1]:
         text = _normalized(_THOUGHT.sub("", part.text))
@@ -143,7 +143,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space, in Unicode form NFKC, because tokenizers may change spaces and characters."""
+    """Return a text in Unicode form NFKC without white space; tokenizers may normalize characters and change spaces."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
