@@ -20,6 +20,7 @@ MAX_JSON_BYTES = 1 << 28
 """Size limit of JSON files; the largest valid files, weight indices of large models, have a few megabytes."""
 MAX_JSON_VALUES = 1 << 23
 """Limit on the number of commas, `[` and `{` in a JSON file; each value takes up to 100 bytes of memory."""
+_NOT_OF_MODEL = "the file is damaged, or does not belong to a model; restore the file or choose another one"
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -33,10 +34,10 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     if path.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; it is damaged or does not belong to a model")
+        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES >> 20} MiB; {_NOT_OF_MODEL}")
     data = path.read_bytes()
     if sum(map(data.count, (b",", b"[", b"{"))) > MAX_JSON_VALUES:
-        raise ValueError(f"{path}: more than {MAX_JSON_VALUES:,} values; it is damaged or does not belong to a model")
+        raise ValueError(f"{path}: more than {MAX_JSON_VALUES:,} values; {_NOT_OF_MODEL}")
     try:
         content = read_document(decode_utf8(data))
     except JsonError as error:
@@ -83,8 +84,8 @@ def check_writable(folder: Path, place: str) -> None:
 def atomic_folder(target: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a draft folder, which is flushed to disk and renamed to `target` when the block succeeds.
 
-    An existing `target` is replaced. After an exception, the draft is removed and `target` is unchanged. After a kill
-    or a power failure, the draft may remain as `.NAME.incomplete`, and the old folder as `.NAME.replaced`. The next
+    An existing `target` is replaced. After an exception, the draft is removed and `target` is unchanged. If the process
+    is killed, the draft may remain as `.NAME.incomplete`, and the old folder as `.NAME.replaced`. The next
     `atomic_folder` of this target removes the draft, and restores the old folder if `target` is missing.
 
     Raises:
@@ -130,7 +131,7 @@ def sole_writer(target: Path) -> Iterator[None]:
     lock = FileLock(sibling(target, "lock"))
     if not lock.acquire():
         raise ValueError(
-            f"{target}: {lock.holder()} is writing this path; wait until the process ends, or choose another path"
+            f"{target}: {lock.holder()} is writing to this path; wait until the process ends, or choose another path"
         )
     try:
         yield

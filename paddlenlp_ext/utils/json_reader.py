@@ -29,7 +29,7 @@ _HINTS = (
     (re.compile(r"//|/\*"), "JSON has no comments; delete this one"),
     (re.compile(r"#"), "JSON has no comments that begin with #; delete this one"),
     (re.compile(r"'"), "JSON strings need double quotes"),
-    (re.compile(r"(True|False)\b"), "true and false are in lower case in JSON"),
+    (re.compile(r"(True|False)\b"), "write true or false in lower case"),
     (re.compile(r"(None|nil|undefined)\b"), "write null for a missing value"),
     (re.compile(r"[-+]?(NaN|nan|Infinity|inf)"), _NO_NAN),
     (re.compile(r"[-+]?\.\d|\+\d"), "a JSON number begins with a digit or with - and a digit, as in 0.5"),
@@ -38,7 +38,7 @@ _HINTS = (
 
 
 IN_MEMORY = "<rows>"
-"""File name in the locations of rows that are passed in memory; the line of a location is then the row number."""
+"""File name in the locations of rows that are passed in memory; the line of such a location is the row index from 0."""
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 The operating system releases a lock when the process that holds the lock ends for any reason, so a lock cannot be
 stale. The lock file contains a description of the process for error messages. Forked children close the lock file, so
 that a child does not keep the lock after the parent has ended. `flock` also works between machines on NFS 4. On NFS 3,
-it works between machines unless the file system is mounted with `nolock` or `local_lock`.
+`flock` works between machines unless the file system is mounted with `nolock` or `local_lock`.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ def compute_prompt_lengths(
     document_lengths: Sequence[Sequence[int]] | None = None,
     document_parents: Sequence[Sequence[int | None]] | None = None,
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the prompt length of each document; a document without target tokens has prompt length 0.
+    """Return the prompt length of each document; 0 for a document without target tokens and without continuations.
 
     The prompt of a document ends with the position that predicts the first token of the last answer.
 

@@ -30,7 +30,7 @@ class Registry(Generic[T]):
     def register(self, *names: str) -> Callable[[Entry], Entry]:
         """Return a decorator that registers an object under one or more names, which must be unused."""
 
-        def enter(entry: Entry) -> Entry:  # with T, editors would lose the type of a decorated class
+        def enter(entry: Entry) -> Entry:  # T would hide the type of a decorated class
             for name in names:
                 assert name not in self._entries, f"{self.kind} {name!r} is registered twice"
                 self._entries[name] = cast(T, entry)

@@ -103,7 +103,7 @@ def _output_has_no_reader() -> bool:
 
 
 def _discard_output() -> None:
-    """Redirect a standard stream to /dev/null if flushing fails; Python would report the error again at exit."""
+    """Redirect a standard stream to /dev/null if flushing fails; otherwise Python reports the error again at exit."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -116,7 +116,8 @@ def _discard_output() -> None:
 def _follow_launcher() -> None:
     """Ask Linux to send SIGTERM to this process when its launcher dies.
 
-    Paddle's launcher for gloo does not handle SIGTERM, so its child processes would continue after its death.
+    Paddle's launcher for gloo does not handle SIGTERM: when SIGTERM ends the launcher, the processes that it started
+    continue to run.
     """
     if "PADDLE_CURRENT_ENDPOINT" in os.environ and sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

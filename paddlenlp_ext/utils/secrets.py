@@ -15,8 +15,9 @@ _NOT_TEXT = re.compile(r"-?[\d.]+(e-?\d+)?|true|false|null|none", re.IGNORECASE)
 def without_secrets(value: Any, name: str = "") -> Any:
     """Return a copy of a JSON value in which secrets are replaced with "(hidden)".
 
-    A string is a secret if its key contains "secret", "passw", "credential" or a word that ends with "token" or "key".
-    User names and passwords in URLs are also secrets. Numbers, such as the value of `max_new_tokens`, are not secrets.
+    A string is a secret if its key contains "secret", "passw", "credential", or a word that ends with "token(s)" or
+    "key(s)". User names and passwords in URLs are also secrets. Numbers, such as the value of `max_new_tokens`, are not
+    secrets.
 
     Args:
         value: a JSON value.

@@ -105,7 +105,7 @@ def kept_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def default_stop_signals() -> Iterator[None]:
-    """Let the system end the process at a stop signal within the block.
+    """Restore the default action of stop signals, the end of the process, within the block.
 
     Some Paddle functions hold the interpreter lock, so a handler in Python could not run until they return.
     """
@@ -127,7 +127,7 @@ def keyboard_interrupts() -> Iterator[None]:
 def stop_program(number: int, frame: FrameType | None) -> NoReturn:
     """Handle the first signal outside of training: print a line and leave the program within three seconds.
 
-    The process also ends if a library catches the exception. During an import, the process ends immediately, because
+    The process also ends if a library catches `ProgramStopped`. During an import, the process ends immediately, because
     modules such as Paddle's print their own messages when an exception interrupts their import.
 
     Raises:

@@ -16,7 +16,7 @@ _REPAIRABLE = {
         "the file is larger than the file system or the limit of this process (ulimit -f) allows",
         f"raise the limit {_ELSEWHERE}",
     ),
-    errno.EROFS: ("the file system is read-only", "make it writable or choose another folder"),
+    errno.EROFS: ("the file system is read-only", "make the file system writable, or choose another folder"),
     errno.EACCES: ("permission denied", "change the permissions or choose another path"),
     errno.EPERM: ("the operation is not permitted", "change the permissions or choose another path"),
     errno.ELOOP: ("the path is a loop of symbolic links", "remove the link"),
@@ -50,7 +50,7 @@ def explain(error: Exception, path: str | os.PathLike[str] | None = None) -> str
     if isinstance(error, StorageError):
         return str(error)
     if isinstance(error, ValueError) and "embedded null" in str(error):
-        return f"{_place(path, error)}: a path has a NUL character; remove it"
+        return f"{_place(path, error)}: a path has a NUL character; remove the character"
     if isinstance(error, RuntimeError):
         for words, (problem, remedy) in _OF_PATHLIB.items():
             if str(error).startswith(words):

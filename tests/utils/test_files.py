@@ -107,7 +107,7 @@ def test_atomic_folder_flushes_every_file_before_it_appears(tmp_path, monkeypatc
         ("[" * 100_000, r":1:1: damaged, not JSON \(lists and objects are nested too deeply"),
         ('{"n": ' + "1" * 5000 + "}", r":1:1: damaged, not JSON \(a whole number of 5000 digits"),
         ("{} " * 9, ": larger than 0 MiB"),
-        ('{"n": [' + "[]," * 30 + "[]]}", ": more than 20 values; it is damaged"),
+        ('{"n": [' + "[]," * 30 + "[]]}", ": more than 20 values; the file is damaged"),
     ],
 )
 def test_read_json_object_of_a_bomb_raises_with_the_file(content, message, tmp_path, monkeypatch):
