@@ -51,8 +51,8 @@ def measure_generation(name: str, target: Target) -> Difference:
             chosen_S, best_S = logits_SV[np.arange(len(answer)), answer], logits_SV.max(axis=1)
             at = int(np.argmax(best_S - chosen_S))
             place = (
-                f"prompt {number}, token {at + 1} is {answer[at]}: its logit is {chosen_S[at]:.6g}, the largest logit "
-                f"{best_S[at]:.6g}"
+                f"prompt {number}, token {at + 1} is {answer[at]}: the token's logit is {chosen_S[at]:.6g}, but the "
+                f"largest logit is {best_S[at]:.6g}"
             )
             largest = max(largest, Difference(float((best_S - chosen_S)[at] / np.abs(logits_SV).max()), place))
     return largest

@@ -30,7 +30,7 @@ def backend_section(choices: Sequence[Choice], absent: Sequence[Target]) -> str:
     }
     capability = ".".join(map(str, AbsentGpu().compute_capability))
     notes = [
-        "The column cpu bfloat16 applies to weights and gradients, because on a CPU activations are float32 even in "
+        'The column "cpu bfloat16" applies to weights and gradients, because on a CPU activations are float32 even in '
         "bfloat16 runs."
     ]
     if absent:

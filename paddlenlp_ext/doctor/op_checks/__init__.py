@@ -31,7 +31,7 @@ def _measure(op: DispatchedOp, backend: str, target: Target) -> Difference | Non
     case = OP_CASES.get(op.name)
     with op.restricted_to(backend) as used:
         actual = _results(case, target, target.dtype)
-    assert used.chosen or used.unavailable_reason, f"the case of {op.name} does not call it"
+    assert used.chosen or used.unavailable_reason, f"the test case of {op.name} does not call the op"
     return relative_difference(actual, reference_results(op.name, target.dtype)) if used.chosen else None
 
 
