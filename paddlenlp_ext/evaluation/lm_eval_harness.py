@@ -156,6 +156,8 @@ class LMEvalModel:
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Return the text that the model generates after each context, up to the first stop string.
 
+        Contexts that are too long are truncated from the left.
+
         Args:
             requests: requests with `args` (context, generation options).
             disable_tqdm: ignored.

@@ -38,7 +38,8 @@ class TaskOptions(OptionGroup):
     """Options of one task.
 
     Raises:
-        ValueError: an option is missing or invalid, has no effect in a task of this kind, or contradicts another.
+        ValueError: an option is missing or invalid, has no effect in a task of this kind, or contradicts another
+            option.
     """
 
     task: str | None = option(None, choices=tuple(METRICS), help="kind of task")
