@@ -205,7 +205,7 @@ class Collate(Protocol):
     """Interface of the function that collates a micro-batch."""
 
     def __call__(self, micro_batch: Sequence[Sequence[int]], epoch: int | None = None) -> Any:
-        """Collate packs of row indices. The epoch seeds PoSE's position ids; without it, they are consecutive."""
+        """Collate packs of row indices; `epoch` seeds the random position ids of PoSE (None: consecutive ids)."""
         ...
 
 

@@ -3,9 +3,9 @@
 1. Rows are grouped by the hash of their first 32, 64, 96, ... tokens, as long as a group has at least two rows. The
    groups form a tree. For example, the root is the system prompt of all rows, and its children are the few-shot
    examples of each task.
-2. From the deepest groups upward, the rows of a group leave its subgroups for the group if this saves more positions.
-   A row has only one prefix, because a document that continues a prefix cannot be continued
-   (ops/attention/document_layout.py).
+2. From the deepest groups upward: if one prefix for an entire group saves more positions than the prefixes of the
+   subgroups, the rows of the subgroups move to the group. A row has only one prefix, because a document that continues
+   a prefix cannot be continued (ops/attention/document_layout.py).
 3. The prefix of a group is the longest common prefix of the tokens of its rows; hashes only propose the groups. The
    prefix ends before the first position with a label.
 
@@ -144,7 +144,7 @@ def _block(arrays: TokenArrays, rows: np.ndarray, depth: int) -> np.ndarray:
     """Return tokens `depth` to `depth` + 31 of each row, int32 [rows, 32]; entries after a row's end are arbitrary."""
     starts, last = arrays.offsets[rows] + depth, len(arrays.tokens) - BLOCK
     if len(starts) and starts.max() <= last:
-        return np.lib.stride_tricks.sliding_window_view(arrays.tokens, BLOCK)[starts]  # four times as fast as take
+        return np.lib.stride_tricks.sliding_window_view(arrays.tokens, BLOCK)[starts]  # 4 x as fast as take
     return np.take(arrays.tokens, starts[:, None] + np.arange(BLOCK), mode="clip")
 
 

@@ -33,11 +33,11 @@ def parse_weights(written: str, names: Sequence[str]) -> tuple[float, ...]:
     try:
         weights = [float(part) for part in written.split(",")]
     except ValueError:
-        raise ValueError(f'train_dataset_prob: {written!r} is not a list of numbers; write "0.7,0.3"') from None
+        raise ValueError(f'train_dataset_prob: {written!r} is not a list of numbers; write e.g. "0.7,0.3"') from None
     if len(weights) != len(names):
         raise ValueError(
             f"train_dataset_prob: {len(weights)} weight{'s' * (len(weights) != 1)} for {len(names)} dataset"
-            f"{'s' * (len(names) != 1)} in dataset_name_or_path ({', '.join(names)}); write one weight for each"
+            f"{'s' * (len(names) != 1)} in dataset_name_or_path ({', '.join(names)}); write one weight per dataset"
         )
     if not all(weight > 0 and math.isfinite(weight) for weight in weights):
         raise ValueError(

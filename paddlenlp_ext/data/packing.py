@@ -58,14 +58,14 @@ class PackingPlan:
 
     Args:
         lengths: int [rows], number of positions of every row (`TokenizedDataset.lengths`).
-        batch_size: number of packs in a micro-batch; the last micro-batch of an epoch may hold fewer.
+        batch_size: number of packs in a micro-batch; the last micro-batch of an epoch may have fewer packs.
         packing: "none" (one row per pack), "in_order" (rows keep their order; the first row that does not fit closes
             the pack) or "greedy" (rows are chosen to fill packs).
         capacity: number of positions of a pack; required unless `packing` is "none".
         seed: seed of the shuffled order, combined with the epoch.
         shuffle: whether to shuffle rows; False: the order of the files, for evaluation.
-        order: function that returns the row indices of an epoch in reading order, which may contain a row more than
-            once. None: every row once, shuffled if `shuffle` is set.
+        order: function that returns the row indices of an epoch in reading order; a row may occur more than once.
+            None: every row once, shuffled if `shuffle` is set.
         packs_per_step: number of packs of an optimizer step over all devices; greedy packing gives the packs of a step
             similar costs.
         lead: number of leading packs that complete the step begun in the previous window of a stream.

@@ -160,7 +160,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
 
 
 def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) -> dict[str, Any]:
-    """Return the settings and dataset properties that determine the data order, by the names that checkpoints store."""
+    """Return the settings and dataset properties that determine the data order, as {name in the checkpoint: value}."""
     return {
         "seed": config.train.seed,
         "per_device_train_batch_size": config.train.per_device_train_batch_size,

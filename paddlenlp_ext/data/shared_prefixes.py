@@ -12,7 +12,7 @@ Example of three rows with a prefix of three tokens (`*` marks target tokens):
 
 The prefix is a document that the remainders of the rows continue (ops/attention/document_layout.py). The prefix ends
 before the first position with a label, because a position has one label, and rows may have different labels there. Rows
-share the positions of a prefix only if the rows are adjacent in a pack, so `bundle_rows` groups them before packing.
+share the positions of a prefix only if the rows are adjacent in a pack, so `bundle_rows` groups the rows.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class SharedPrefixes:
         return np.append(self.lengths, 0)[self.groups[rows]]
 
     def repeated(self, packs: Iterable[Sequence[int]]) -> np.ndarray:
-        """Return the prefix length, int64, of each row that follows a row with the same prefix in its pack."""
+        """Return the prefix length, int64, of each row whose predecessor in the pack has the same prefix."""
         found = [np.zeros(0, np.int64)]
         for pack in packs:
             groups = self.groups[np.asarray(pack)]
@@ -103,7 +103,7 @@ class SharedPrefixes:
         return int(saved_positions(groups, lengths[rows], self.lengths, capacity).sum())
 
     def join(self, pack: Sequence[EncodedRow]) -> list[EncodedRow | PrefixedRows]:
-        """Join the rows of a pack that follow each other and have the same prefix."""
+        """Join adjacent rows of a pack that have the same prefix."""
         joined: list[EncodedRow | PrefixedRows] = []
         for group, members in itertools.groupby(pack, key=lambda row: int(self.groups[row.row_index])):
             rows = tuple(members)

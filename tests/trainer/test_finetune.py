@@ -73,7 +73,7 @@ def test_finetune_with_do_predict_evaluates_the_test_rows_after_training(run_fol
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({}, r"no 'test' split; it has none; add one of .*test\.json, .* or set do_predict to false"),
+        ({}, r"no 'test' split; the dataset has none; add one of .*test\.json, .* or set do_predict to false"),
         ({"dataset_name_or_path": "train.json", "do_eval": False}, "do_predict: needs test rows, and .* use a folder"),
         ({"dataset_name_or_path": "inflection"}, "do_predict: inflection has no test rows"),
     ],

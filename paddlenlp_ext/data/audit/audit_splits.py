@@ -22,14 +22,14 @@ NEAR = Kind("near-duplicate", WARNING, "remove one of the rows, unless the repet
 LEAK = Kind(
     "dev row in train", ERROR, "remove the row from one of the splits, so that metrics measure answers to new questions"
 )
-PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless its answer differs")
+PROMPT_LEAK = Kind("dev question in train", WARNING, "remove the row from one of the splits, unless the answers differ")
 RARE_LANGUAGE = Kind("rare language", NOTE, "check the rows: nearly all other rows are in another language")
 UNKNOWN_FIELD = Kind(
     "field without effect", NOTE, "rename or remove the field; docs/reference/data_formats.md lists the known fields"
 )
 TRAIN = "train"
 """Name of the split of training rows."""
-ACCOUNT = Kind("account", ERROR, "report a bug with the data files: the audit and training count differently")
+ACCOUNT = Kind("account", ERROR, "report a bug and attach the data files: audit and training count differently")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
 """A language with at most 2 % of the rows is rare if the split has at least 50 rows, 90 % of them in one language."""
 
@@ -57,7 +57,8 @@ def audit_splits(
 ) -> AuditReport:
     """Audit the splits of a run.
 
-    Only the duplicate search needs memory for every row, for at most `duplicates.MAX_ROWS` rows.
+    Memory use grows with the number of rows only in the duplicate search, which compares at most `duplicates.MAX_ROWS`
+    rows.
 
     Args:
         splits: the splits, training rows first.

@@ -150,7 +150,7 @@ class AuditedRow:
                 yield Hit(excerpt(part.text, match.start(), match.end()), part.path)
 
     def target_spans(self) -> Iterator[list[np.ndarray]]:
-        """Yield the spans of target tokens of each part of each example; the parts of a pair include its answers."""
+        """Yield the list of target spans of each part of each example; a preference pair has a part for each answer."""
         for example in self.examples:
             for _, tokens, mask in example.parts:
                 edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(np.int8)))

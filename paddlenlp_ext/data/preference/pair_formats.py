@@ -105,7 +105,7 @@ def _ranked_answer(rest: dict[str, Any], earlier: Any, response: Any, index: int
         return {**rest, "tgt": response}, {("tgt",): ("response", index)}
     earlier = [] if earlier in (None, "") else earlier
     if not isinstance(earlier, list) or len(earlier) != len(rest["src"]) - 1:
-        message = f"src has {len(rest['src'])} questions; tgt needs the answers to all but the last one"
+        message = f"src has {len(rest['src'])} questions; tgt needs the answers to all questions except the last"
         raise InvalidRowError(UNEQUAL_LISTS, message, ("tgt",))
     return {**rest, "tgt": [*earlier, response]}, {("tgt", len(earlier)): ("response", index)}
 

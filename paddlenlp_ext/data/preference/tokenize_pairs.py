@@ -205,7 +205,7 @@ class PreferenceEncoder(RowEncoder):
         if limits.truncation == "left":
             room = min(room, (limits.max_length - in_answers) // copies)
             if room < 1:
-                message = f"the answers take {in_answers} of {limits.max_length} tokens; raise max_length"
+                message = f"the answers have {in_answers} tokens and leave no space for a prompt; raise max_length"
                 raise InvalidRowError(NO_ROOM, message)
         if len(encoded.prompt) > room:
             encoded = replace(encoded, prompt=_shorter_prompt(encoded, answers, self.template, room))

@@ -56,7 +56,7 @@ class ArrowReader(FileReader):
 
 
 def _validated(batch: Any) -> Any:
-    """Return a record batch after checking its offsets and indices; with wrong ones, pyarrow reads out of bounds.
+    """Return a record batch after validation; pyarrow itself does not check offsets and indices when it reads values.
 
     Raises:
         pyarrow.ArrowInvalid: offsets or indices lie outside their buffers, or text is not UTF-8.

@@ -38,8 +38,8 @@ class RenamedBlock(Block):
             twice = [name for name in row.value if name not in self.mapping and names.count(name) > 1]
             if twice:
                 message = (
-                    f"column_mapping writes {', '.join(twice)}, which the row already has; remove this field from the "
-                    "row, or its column from column_mapping"
+                    f"column_mapping renames a column to {', '.join(twice)}, but the row already has this field; "
+                    "remove the field from the row, or the column from column_mapping"
                 )
                 yield InvalidRow(row.location, "column written twice", message)
             else:

@@ -88,7 +88,7 @@ def _check_no_dev_split(config: DataConfig) -> None:
         except MissingSplitError:
             continue
         raise ValueError(
-            f"dev_ratio: {name} has a dev split; leave dev_ratio out, or set dataset_name_or_path to the file of the "
+            f"dev_ratio: {name} has a dev split; remove dev_ratio, or set dataset_name_or_path to the file of the "
             "training rows"
         )
 
@@ -108,7 +108,7 @@ def _open_configured(config: DataConfig, split: str, is_stream: bool) -> list[Re
         if not names:
             needed = "eval_dataset_path: not set, and" if split == "dev" else "do_predict: needs test rows, and"
             remedy = (
-                "set it to a file or folder, set dev_ratio to hold out rows, or set do_eval to false"
+                "set eval_dataset_path to a file or folder, set dev_ratio to hold out rows, or set do_eval to false"
                 if split == "dev"
                 else "use a folder with test.json, or set do_predict to false"
             )
@@ -291,7 +291,7 @@ def _find_folder(dataset_name_or_path: str) -> Path:
     if not downloaded.is_dir():
         raise ValueError(
             f"dataset_name_or_path: {ADVERTISE_GEN} is not distributed with the package, and neither "
-            f"{folder.absolute()} nor {downloaded} exists; docs/reference/data_formats.md says where to get it"
+            f"{folder.absolute()} nor {downloaded} exists; docs/reference/data_formats.md says where to download it"
         )
     return downloaded
 

@@ -25,7 +25,8 @@ class Rows(Protocol):
 class InMemoryReader(Reader):
     """Reader of rows in memory; a cursor is the index of the next row.
 
-    The line of a location is the index of the row. Null values are left out of the rows of a `datasets.Dataset`.
+    The line of a location is the index of the row, from 0. Null values are left out of the rows of a
+    `datasets.Dataset`.
 
     Args:
         rows: the rows.

@@ -39,4 +39,4 @@ def choose_split(split: str, names: Collection[str], place: str) -> str:
             return found[0]
     others = ", ".join(name for group in SPLITS[split] for name in group if name != split)
     accepted = f" (also accepted: {others})" if others else ""
-    raise MissingSplitError(f"{place}: no {split!r} split{accepted}; it has {', '.join(names) or 'none'}")
+    raise MissingSplitError(f"{place}: no {split!r} split{accepted}; the dataset has {', '.join(names) or 'none'}")

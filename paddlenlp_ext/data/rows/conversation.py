@@ -122,7 +122,7 @@ class Conversation:
 
     @property
     def turn_starts(self) -> list[int]:
-        """Index of the first message of each turn, except the first turn."""
+        """Indices of the first messages of all turns except the first turn."""
         pairs = enumerate(itertools.pairwise(self.messages[self._num_leading_systems :]), self._num_leading_systems + 1)
         return [index for index, (before, message) in pairs if message.role == USER and before.role != USER]
 

@@ -109,7 +109,7 @@ class Refusal:
 
 RATINGS = Refusal(
     ("label", "kto_tag"),
-    "is not true, and a bad answer cannot be trained on",
+    "is not true, but fine-tuning uses only good answers",
     "remove the row, or the field if it does not rate the answer",
     accepted=(*EMPTY, True),
 )
@@ -294,7 +294,7 @@ def markdown_table() -> str:
     add(
         TEXT.fields,
         f'row in the format "{TEXT.name}"',
-        "read; if a row has both, only `src`",
+        "read; if a row has both fields, only `src` is read",
     )
     for row_format in (MESSAGES, SHAREGPT, PROMPT):
         add(row_format.message, f'message of a row in the format "{row_format.name}"', "read")

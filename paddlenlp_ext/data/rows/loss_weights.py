@@ -78,5 +78,5 @@ def check_no_weights(part: dict[str, Any], path: FieldPath) -> None:
     for name in LOSS_WEIGHTS:
         if part.get(name) is not None:
             raise InvalidRowError(
-                NOT_SUPPORTED, f"{name} of a content part is not supported; set it on the message", (*path, name)
+                NOT_SUPPORTED, f"{name} of a content part is not supported; set the field on the message", (*path, name)
             )

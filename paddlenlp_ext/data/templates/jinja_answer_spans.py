@@ -13,8 +13,8 @@ A long conversation would need renderings of its whole length for every answer. 
 therefore derived from renderings of a few turns at a time (`_located_in_windows`), provided that the concatenated
 renderings equal the text of the conversation.
 
-Some templates rewrite an answer when later messages follow; Qwen3, for example, drops earlier reasoning. Such an answer
-is a target only in a separate example, which ends with the answer.
+Some templates rewrite an answer when later messages follow; Qwen3, for example, drops earlier reasoning. A rewritten
+answer is a target only in a separate example, which ends with the answer.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Renderings:
     def _located_in_windows(self, count: int) -> dict[int, tuple[int, int]] | None:
         """Return the result of `located`, derived from renderings of windows of the conversation.
 
-        A window has `_WINDOW` answers and as many earlier answers. The result is None if an answer of a window cannot
-        be located, or the texts of the windows differ from the text of the first `count` messages.
+        A window has `_WINDOW` answers and the same number of earlier answers. The result is None if an answer of a
+        window cannot be located, or the texts of the windows differ from the text of the first `count` messages.
         """
         text, spans, end = self.text(count), dict[int, tuple[int, int]](), 0
         answers = self.answers[: bisect.bisect_left(self.answers, count)]
@@ -244,7 +244,7 @@ class Renderings:
         return self._texts[key]
 
     def charge_example(self, count: int) -> None:
-        """Count the work of encoding the text of the first `count` messages, if they are not the whole conversation."""
+        """Count the work of encoding the first `count` messages, unless the conversation has only `count` messages."""
         if count < len(self.messages):
             self._work += len(self.text(count)) // _ENCODED_CHARS
             check_work(self._work)

@@ -26,7 +26,7 @@ _SECONDS_BETWEEN_CHECKS = 0.01
 WORK_PER_ENTRY = 128
 """Work for an entry of a container whose contents are read, and for a character of a string that becomes a list."""
 WORK_PER_ITEM = 16
-"""Work for an item that is copied to another container or yielded; both containers share its contents."""
+"""Work for an item that is copied to another container or yielded; the contents of the item are not copied."""
 MAX_BITS = 1 << 10
 """Maximum number of bits of an integer."""
 _CHARS_PER_PRINTED = 12

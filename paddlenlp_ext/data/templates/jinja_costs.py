@@ -320,7 +320,7 @@ def operator_cost(operator: str, left: Any, right: Any) -> int:
 
 
 def format_cost(text: str, mark: str, values: Iterable[Any]) -> int:
-    """Return the work of filling a format string, whose fields start with `mark`, including their widths and values.
+    """Return the work of filling a format string, including widths and values; each field starts with `mark`.
 
     Raises:
         TemplateLimitError: a field has a large or computed width.

@@ -56,7 +56,7 @@ def check_all_written(renderer: Renderer, conversation: Conversation, kwargs: Ma
     all_written = set(_LABELS.findall(renderer.text_of(labelled, kwargs)))
     for label in labels:
         if label.text not in (all_written if label.answer is None else written[label.answer]):
-            remedy = "remove it, or use another chat template"
+            remedy = "remove this content, or use another chat template"
             raise InvalidRowError(REFUSED, f"the chat template does not write {label.what}; {remedy}", label.path)
 
 

@@ -100,7 +100,7 @@ class Renderer:
         self._source(kwargs)
         for name in kwargs:
             if name in _RESERVED or not re.search(rf"\b{re.escape(name)}\b", self.text):
-                raise ValueError(f"the chat template has no variable {name!r}; remove it")
+                raise ValueError(f"the chat template has no variable {name!r}; remove the variable")
 
     def _source(self, kwargs: Mapping[str, Any]) -> str:
         """Return the template source; if it calls `strftime_now`, prepend a macro that returns a fixed date.

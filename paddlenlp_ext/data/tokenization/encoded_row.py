@@ -20,7 +20,7 @@ class Document:
         first_position: offset in the position ids of the row at which the document starts.
         parent: index, among the documents of the row, of the document that this document continues and attends to;
             None: the document attends only to itself.
-        answer: index of the answer in the document, among the answers of a row of preference data; -1: none.
+        answer: index of the document's answer among the answers of a preference row; -1: the document has no answer.
     """
 
     input_ids: np.ndarray

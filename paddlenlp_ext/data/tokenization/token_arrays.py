@@ -89,7 +89,7 @@ class TokenArrays:
             mapped = [np.load(folder / file_name_of(name), mmap_mode="r", allow_pickle=False) for name in names]
         except (OSError, ValueError, EOFError) as error:
             raise ValueError(f"{folder}: {error}; delete this directory") from error
-        arrays = cls(*map(np.asarray, mapped))  # slicing an array is five times as fast as a np.memmap
+        arrays = cls(*map(np.asarray, mapped))  # np.asarray, because slicing a np.memmap is slow
         if len(arrays.offsets) < 1 or arrays.offsets[-1] != len(arrays.tokens):
             raise ValueError(f"{folder}: the files have different lengths; delete this directory")
         return arrays

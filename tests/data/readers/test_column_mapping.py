@@ -77,5 +77,5 @@ def test_load_dataset_with_an_unusable_column_mapping_names_the_columns(mapping,
 
 def test_load_dataset_of_a_row_with_a_column_and_its_new_name_locates_it(options, tokenizer, tmp_path):
     (tmp_path / "my.jsonl").write_text("\n".join(map(json.dumps, [RENAMED[0], {**RENAMED[1], "src": "x"}])))
-    with pytest.raises(DataError, match=r"my.jsonl:2.*column_mapping writes src, which the row already has"):
+    with pytest.raises(DataError, match=r"my.jsonl:2.*column_mapping renames a column to src, but the row already has"):
         load_dataset(options(tmp_path / "my.jsonl", column_mapping=MAPPING), "train", tokenizer)

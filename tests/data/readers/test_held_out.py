@@ -78,7 +78,7 @@ def test_open_dataset_with_dev_ratio_and_a_dev_split_fails(tmp_path: Path):
     write_rows(tmp_path / "data" / "dev.json")
     for path in (str(tmp_path / "data"), "inflection"):
         for split in ("train", "dev"):
-            with pytest.raises(ValueError, match=r"dev_ratio: .* has a dev split; leave dev_ratio out"):
+            with pytest.raises(ValueError, match=r"dev_ratio: .* has a dev split; remove dev_ratio"):
                 rows_of(path, split)
 
 

@@ -126,7 +126,7 @@ def test_encode_with_a_template_that_drops_parts_names_them(load_text):
     ).replace("+ '\n' }}{% endfor %}", "+ '\n' }}{% endif %}{% endfor %}")
     template = load_text(without_system)
     template.encode(parse_row(ROWS["two"]))
-    with pytest.raises(InvalidRowError, match="does not write a system message; remove it"):
+    with pytest.raises(InvalidRowError, match="does not write a system message; remove this content"):
         template.encode(parse_row(ROWS["system_one"]))
     without_thoughts = load_text(
         CHATML.replace("+ message['content'] +", "+ message['content'].split('</think>')[-1] +")

@@ -11,7 +11,7 @@ from paddlenlp_ext.data.audit.findings import ERROR, NOTE, WARNING, excerpt
 from paddlenlp_ext.data.rows.conversation import ASSISTANT, USER
 from paddlenlp_ext.data.templates.plain import PlainTemplate
 
-# Characters that cp1252 and Latin-1 show for the continuation bytes 0x80 to 0xbf of UTF-8.
+# Characters to which cp1252 and Latin-1 decode the continuation bytes 0x80 to 0xbf of UTF-8.
 _CONTINUATION = "[\x80-\xbf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ]"
 _MOJIBAKE = re.compile(
     f"(?<![A-ZÀ-Þ])[ÂÃ]{_CONTINUATION}|â[€‚„]{_CONTINUATION}?|ðŸ{_CONTINUATION}"
@@ -54,7 +54,7 @@ def special_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 @check("marker of another template", WARNING, "remove the marker, or write the turns as messages")
 def other_marker(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
-    """Yield markers of well-known chat templates that are not special tokens of this tokenizer."""
+    """Yield markers of well-known chat templates, except special tokens of the run's tokenizer."""
     for part in row.parts:
         for match in _MARKERS.finditer(part.text):
             if not info.special.fullmatch(match[0]):
@@ -114,7 +114,7 @@ def empty_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     return (Hit(excerpt(row.text), part.path) for part in questions(row) if not part.text.strip())
 
 
-@check("question without answer", NOTE, "add the answer: messages after the last answer are left out")
+@check("question without answer", NOTE, "add the answer: messages after the last answer are not used for training")
 def unanswered_question(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield the last message of a row if it is a user message."""
     for part in row.parts[-1:]:
