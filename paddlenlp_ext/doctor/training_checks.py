@@ -69,7 +69,7 @@ def training_runs() -> dict[str, Run]:
 def training_checks(target: Target) -> list[Check]:
     """Return one check per run that applies to a target.
 
-    A check whose run has `is_method` is late, except on the first CPU target and on the first GPU target.
+    Checks of runs with `is_method` are late, except on the first CPU target and on the first GPU target.
     """
     is_second, limit = target not in (CPU_TARGETS[0], GPU_TARGETS[0]), LIMITS[target.dtype]
     return [

@@ -11,7 +11,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def describe_system() -> list[tuple[str, str]]:
-    """Return ("system", operating system and Python version), and (name, version) of each installed package."""
+    """Return ("system", operating system and Python), and (name, version) of each installed package in `PACKAGES`."""
     system = f"{platform.system()} {platform.release()} {platform.machine()}, Python {platform.python_version()}"
     versions = ((name, _version(name)) for name in PACKAGES)
     return [("system", system), *((name, version) for name, version in versions if version is not None)]

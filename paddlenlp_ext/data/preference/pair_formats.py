@@ -68,7 +68,7 @@ RATED = tuple(
 Places = dict[FieldPath, FieldPath]
 """Path in a fine-tuning row -> path of the same value in the preference row."""
 Split = Iterator[tuple[dict[str, Any], Places, bool]]
-"""Fine-tuning row of each answer, its places, and whether the answer is chosen or rated as good."""
+"""Fine-tuning row of each answer, its `Places`, and whether the answer is chosen or rated as good."""
 
 
 def _split_ranked(row: dict[str, Any]) -> Split:

@@ -26,7 +26,7 @@ from paddlenlp_ext.data.rows.loss_weights import LOSS_WEIGHTS
 TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "response", "completion")
 """Fields with questions or answers."""
 KWARGS = ("enable_thinking", "reasoning_effort", "documents")
-"""Fields of a row that set chat template variables of the same names."""
+"""Fields of a row that set the chat template variables with the same names."""
 TOOLS = ("tools", "functions")
 """Fields of a row with tool specifications; `functions` is the older name in OpenAI's format."""
 CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
@@ -84,9 +84,9 @@ CONVERSATION_FORMATS = (SRC_TGT, MESSAGES, SHAREGPT, ALPACA, QUERY, PROMPT, ADVE
 PART = ("type", "text", "value")
 """Fields of a content part, an item in the list `content` of a message."""
 EMPTY = (None, "", [], {})
-"""Values with which a field counts as not set."""
+"""Values that count as not set, such as null or an empty string."""
 NOTHING = (*EMPTY, "[]", False)
-"""Values with which a field does not enable its feature."""
+"""Values that do not enable the feature of a field, such as false or an empty list."""
 _ANYWHERE = "row, message, part of `content`"
 
 

@@ -142,7 +142,7 @@ class DataStats:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> DataStats:
-        """Return the statistics in the JSON values of `to_json`."""
+        """Return the statistics from the JSON values that `to_json` wrote."""
         attributes = {key: name for name, key in _STORED_KEYS.items()}
         values = {"num_lost_target_tokens": None, **values}
         counts = {attributes.get(key, key): value for key, value in values.items() if key != "examples"}
