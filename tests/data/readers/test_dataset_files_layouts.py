@@ -62,7 +62,10 @@ def test_find_files_in_a_folder_returns_the_split(names, split, found, folder):
     [
         (["dev.json", "validation.json"], "more than one eval split: dev and validation; set eval_dataset_path"),
         (["data/dev-00000-of-00001.json", "dev.json"], "'dev' exists more than once"),
-        (["dev-00000-of-00003.json", "dev-00002-of-00003.json"], r"2 files dev-\*-of-\*, but 3 according to their"),
+        (
+            ["dev-00000-of-00003.json", "dev-00002-of-00003.json"],
+            r"2 files dev-\*-of-\*, but 3 are expected according to their",
+        ),
         (["train.json"], "no 'dev' split .*validation, valid, val, eval, test.*add one of .*/dev.json"),
     ],
 )

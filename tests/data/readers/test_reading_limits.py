@@ -86,7 +86,9 @@ def test_arrow_reader_of_compressed_columns_beyond_the_limit_raises_before_decom
     if compression is None:
         assert len(list(open_reader(path).rows())) == 10_000
     else:
-        with pytest.raises(ValueError, match=f"{path}: the compressed columns expand to more than 0 GiB; save them"):
+        with pytest.raises(
+            ValueError, match=f"{path}: the compressed columns expand to more than 0 GiB; save the dataset"
+        ):
             list(open_reader(path).rows())
     monkeypatch.setattr(arrow, "_MAX_EXPANDED_BYTES", 180_000)
     assert len(list(open_reader(path).rows())) == 10_000
