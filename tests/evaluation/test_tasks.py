@@ -148,7 +148,7 @@ def test_generation_of_training_rows_asks_through_the_template(encoder, tmp_path
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"src": "a"}, "the row has no answer"),
+        ({"src": "a"}, "the row has no reference answer"),
         ({"src": "a", "tgt": "four"}, "a reference answer contains no number"),
         ({"src": "a", "tgt": "of 7 apples: four"}, "a reference answer contains no number"),
     ],
