@@ -6,7 +6,8 @@
     copy_to_group        identity      all-reduce
     reduce_from_group    all-reduce    identity
 
-`exchange_rows` is an all-to-all of rows. Its backward pass sends the gradients of the rows in the opposite direction.
+`exchange_rows` is an all-to-all of rows. The backward pass of `exchange_rows` sends the gradients of the rows in the
+opposite direction.
 
 All ranks of a group must call these functions in the same order, in the forward pass and in the backward pass.
 Gradients and parameter values are sent in buckets of at most 64 MiB.

@@ -5,9 +5,9 @@ saves only this slice for the backward pass.
 
     embedding -> split -> [ norm -> all-gather -> attention or MLP -> reduce-scatter -> + ] x N -> norm -> gather
 
-The all-gather before a sharded layer and the reduce-scatter after it replace the all-reduce of tensor parallelism, with
-the same communication volume. All slices have the same length: the end of the sequence is padded, and the padding is
-removed after the all-gather.
+The all-gather before a sharded layer and the reduce-scatter after the layer replace the all-reduce of tensor
+parallelism. The communication volume does not change. All slices have the same length: the end of the sequence is
+padded, and the padding is removed after the all-gather.
 
 Shapes: B batch, S positions, P positions per slice, D hidden.
 """

@@ -162,7 +162,7 @@ class CppLayers:
         return library.pointer(scale)
 
     def _set_stored(self, reserved: ReservedPositions) -> None:
-        """Set the addresses of the cached keys and values of each layer, which change when the cache grows."""
+        """Set the addresses of the cached keys and values of each layer; the addresses change when the cache grows."""
         self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
         for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
             _, kv_heads, to.capacity, size = keys.shape

@@ -44,7 +44,7 @@ _KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
 _LONGEST = "longest_answer"
 """Key that `_complete` adds: the sequence length up to which the model needs no scaling."""
 _GATE_AND_UP = "gate_and_up_size"
-"""Key that `_complete` adds: the sum of the output sizes of gate and up, which GGUF files store."""
+"""Key that `_complete` adds: the sum of the output sizes of gate and up. GGUF files store this sum."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -79,7 +79,7 @@ class ReservingCache(KeyValueCache):
     @property
     @abstractmethod
     def has_positions(self) -> bool:
-        """True if every layer has stored positions, which `reserve` requires."""
+        """True if every layer has stored positions; `reserve` may be called only then."""
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

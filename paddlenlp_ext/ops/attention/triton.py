@@ -145,7 +145,7 @@ def _problem(layout: AttentionLayout, scale: float, options: ScoreOptions, input
 
 
 def _walk(layout: AttentionLayout, table: TileSizes, problem: Problem, of_keys: bool = False) -> Walk:
-    """Return the tile sizes of a kernel, and the tile lists, which are built once per layout."""
+    """Return the tile sizes and the tile lists of a kernel; the lists are built once per layout."""
     from paddlenlp_ext.ops.attention.kernels.inputs import Walk, sizes_for
 
     sizes = sizes_for(table, problem)

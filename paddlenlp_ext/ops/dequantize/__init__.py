@@ -65,7 +65,7 @@ def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Return the dequantized rows `first` to `last` - 1, [last - first, in], which must be a chunk of `row_blocks`."""
+    """Return the dequantized rows `first` to `last` - 1, [last - first, in]; they must be a chunk of `row_blocks`."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
         shifts_RG = block_shifts(weight)[first:last]
@@ -82,4 +82,5 @@ dequantize_op = DispatchedOp(
     plain_cpu=(dequantize_rows_plain_cpu, on_cpu),
     reference=dequantize_rows_reference,
 )
-"""Op whose backends take (weight, first, last, dtype); a backend may ignore `dtype` and return float32."""
+"""Op that dequantizes rows. Arguments of a backend: (weight, first, last, dtype). A backend may return float32 for any
+`dtype`."""

@@ -33,7 +33,7 @@ int8_input_gradient_op = DispatchedOp(
     cpp=(int8_input_gradient_cpp, library.usable_in_fp32_or_bf16),
     reference=int8_input_gradient_reference,
 )
-"""Op of the input gradient, whose backends take (gradient [..., out], weight)."""
+"""Op that computes the input gradient. Arguments of a backend: (gradient [..., out], weight)."""
 
 
 def int8_linear(x: paddle.Tensor, weight: QuantizedWeight, bias: paddle.Tensor | None = None) -> paddle.Tensor:

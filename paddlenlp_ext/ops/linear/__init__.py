@@ -15,7 +15,7 @@ linear_input_gradient_op = DispatchedOp(
     cpp=(linear_input_gradient_cpp, library.with_products(library.usable_in_fp32_or_bf16)),
     reference=linear_input_gradient_reference,
 )
-"""Op of the input gradient (dL/dy) W without autograd, whose backends take (gradient [..., out], weight)."""
+"""Op that computes (dL/dy) W, the input gradient, without autograd. Arguments of a backend: (gradient, weight)."""
 
 
 def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:

@@ -77,11 +77,12 @@ quantized_grouped_linear_op = DispatchedOp(
     cpp=(quantized_grouped_linear_cpp, library.with_products(library.usable)),
     reference=quantized_grouped_linear_reference,
 )
-"""Op of x W[g]^T, whose backends take (x [N, I], stack, starts) and return one output per fused projection."""
+"""Op that computes x W[g]^T. Arguments of a backend: (x [N, I], stack, starts). A backend returns one output per fused
+projection."""
 
 quantized_grouped_input_gradient_op = DispatchedOp(
     "quantized grouped linear's gradient",
     cpp=(quantized_grouped_input_gradient_cpp, library.with_products(library.usable)),
     reference=quantized_grouped_input_gradient_reference,
 )
-"""Op of the input gradient, whose backends take (gradients of the fused projections, stack, starts)."""
+"""Op that computes the input gradient. Arguments of a backend: (gradients of the fused projections, stack, starts)."""

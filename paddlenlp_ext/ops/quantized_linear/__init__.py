@@ -78,9 +78,9 @@ quantized_input_gradient_op = DispatchedOp(
     cpp=(quantized_input_gradient_cpp, library.with_products(library.usable_in_fp32_or_bf16)),
     reference=quantized_input_gradient_reference,
 )
-"""Op of the input gradient (dL/dy) W, whose backends take (gradient [..., out], weight)."""
+"""Op that computes the input gradient (dL/dy) W. Arguments of a backend: (gradient [..., out], weight)."""
 
 
 def quantized_linear_op(algo: str) -> DispatchedOp:
-    """Return the op of x W^T for a quantization format, whose backends take (x [..., in], weight)."""
+    """Return the op that computes x W^T for a quantization format. Arguments of a backend: (x [..., in], weight)."""
     return _INTEGER if algo.startswith("weight_only") else _FOUR_BIT

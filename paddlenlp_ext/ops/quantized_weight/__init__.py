@@ -52,7 +52,7 @@ class QuantizedWeight:
 
     @property
     def is_plain(self) -> bool:
-        """True if the weight has neither zero points nor reordered columns, which some kernels do not support."""
+        """True if the weight has no zero points and no reordered columns; some kernels support only such weights."""
         return self.zeros is None and self.order is None
 
     @property
