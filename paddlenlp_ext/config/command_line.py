@@ -39,10 +39,10 @@ def parse_arguments(
         argv: the arguments after the program's name.
         options: the accepted arguments.
         usage: first lines of the help text.
-        compat: arguments of PaddleNLP's program that are not implemented; their neutral values are accepted.
+        compat: entries for arguments of PaddleNLP's program that are not implemented.
 
     Returns:
-        Field of each passed argument -> value, and notes for the user.
+        A dict from the field of each passed argument to its value, and notes for the user.
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
@@ -74,9 +74,9 @@ def parse_arguments(
 def read_command_line(argv: Sequence[str], table: OptionTable) -> CommandLine:
     """Split the arguments into files and settings.
 
-    Settings are `--key value` or `--key=value`. The value of a boolean key is optional (`--lora`), and the key can be
-    negated (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. `null` unsets a
-    key.
+    Settings are `--key value` or `--key=value`. A boolean key needs no value (`--lora`), and can be negated
+    (`--no_lora`). `-` and `_` are equivalent in keys, and a unique prefix of a key is accepted. The value `null` unsets
+    a key.
     """
     line = CommandLine()
     arguments = list(argv)
@@ -125,7 +125,7 @@ def _is_switch(key: str, table: OptionTable) -> bool:
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
     """Return whether the word after `--key` is the value of the key, and not a file."""
     if not value_is_optional:
-        # An unknown key also takes a value, which would otherwise be reported as a missing file.
+        # Read the word after an unknown key as its value; as a file, the word would be reported as missing.
         return bool(table.find(key)) or not word.endswith(FILE_SUFFIXES)
     takes_text = str in table.options[table.find(key)[0]].kinds
     return (

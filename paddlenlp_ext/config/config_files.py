@@ -14,7 +14,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FILE_SUFFIXES = (".json", *YAML_SUFFIXES)
 """Suffixes of configuration files; a file with any other suffix is read as JSON."""
 MAX_BYTES = 1 << 20
-"""Size limit of configuration files; the largest shipped file has a few kilobytes."""
+"""Maximum size of a configuration file in bytes; the largest shipped file has a few kilobytes."""
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:

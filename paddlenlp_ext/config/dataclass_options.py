@@ -108,12 +108,12 @@ def option(
         minimum, maximum: inclusive bounds of a number, or of each number in a list.
         above, below: exclusive bounds of a number, or of each number in a list.
         choices: allowed strings, or allowed elements of a list.
-        flags: allowed words of a string whose words are separated by spaces.
+        flags: allowed words of a string; spaces separate the words.
         aliases: other names of the key.
         winning_aliases: other names that take precedence over the key in the same file.
         synonyms: other name of a choice -> the choice.
-        key: the key in the file; None: the name of the field, in an adapter method after `<switch>_`.
-        arguments: other names of the field as an argument of an adapter config; no keys.
+        key: name of the key; None: name of the field, with the prefix `<switch>_` in an adapter method.
+        arguments: other names of the field in the constructor of an adapter config; these names are not keys.
     """
     limits = Limits(
         minimum=minimum,
@@ -168,8 +168,8 @@ class Option:
 class OptionGroup:
     """Base class of dataclasses whose fields are options; the constructor checks types and limits.
 
-    A string is converted to a tuple if the option is a tuple; "a,b" has two elements if the option has choices. A
-    synonym is replaced with its choice.
+    A string is converted to a tuple if the type of the option is a tuple; if the option also has choices, commas
+    separate the elements. A synonym is replaced with its choice.
 
     Raises:
         ValueError: a value has the wrong type or is outside the limits.
@@ -208,7 +208,7 @@ class OptionGroup:
 
 @functools.cache
 def declared_options(group: type) -> tuple[Option, ...]:
-    """Return the options of a dataclass, without a section."""
+    """Return the options of a dataclass, with `section` set to ""."""
     return tuple(options_of(group, ""))
 
 
@@ -341,7 +341,7 @@ def _from_json(option: Option, written: Any) -> Any:
 
 
 def _listed(option: Option, written: Any) -> Any:
-    """Return the elements of a list, split a string of choices at commas, and wrap another string in a list."""
+    """Return a list unchanged, split a string of choices at commas, and wrap any other string in a list."""
     if not isinstance(written, str):
         return written
     return [word.strip() for word in written.split(",")] if option.limits.choices is not None else [written]
@@ -379,7 +379,7 @@ def _elements(value: Any) -> list[Any]:
 
 def _hint(option: Option, written: Any) -> str:
     if isinstance(written, dict) and option.kinds.isdisjoint((dict, Mapping)):
-        return "; the file is flat, and this value cannot be an object"
+        return "; configuration files are flat, so this value cannot be an object"
     if isinstance(written, str) and not {bool, int, float}.isdisjoint(option.kinds):
         value = _from_word(option, written)
         if isinstance(value, bool) and written not in ("true", "false"):

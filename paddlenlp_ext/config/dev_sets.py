@@ -26,7 +26,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
-    """Return the dev sets of a run: name -> path. The name of the only dev set is "".
+    """Return the dev sets of a run: name -> path. The name of a single unnamed dev set is "".
 
     Raises:
         ValueError: two dev sets have the same name, or a name or path is missing or invalid.
@@ -67,7 +67,7 @@ class BestMetric:
     """Metric that selects the best evaluation.
 
     Attributes:
-        dev_set: name of the dev set; "" for the only dev set.
+        dev_set: name of the dev set; "" for a single unnamed dev set.
         metric: name of the metric.
         greater_is_better: whether greater values are better.
     """
@@ -97,7 +97,7 @@ class BestMetric:
 
 
 def best_metric(train: TrainConfig, names: Sequence[str] = ("",)) -> BestMetric:
-    """Return the metric that `metric_for_best_model` names, by default of the first dev set.
+    """Return the metric that `metric_for_best_model` names; without the name of a dev set, the first dev set is used.
 
     Args:
         train: `config.train`.

@@ -31,7 +31,7 @@ def _processor_flags() -> frozenset[str]:
 
 
 def _gpus_hidden() -> bool:
-    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, because it is empty or begins with an invalid entry."""
+    """Return whether CUDA_VISIBLE_DEVICES hides all GPUs, because the variable is empty or begins with -1."""
     return os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() in ("", "-1")
 
 

@@ -21,7 +21,7 @@ class ArgumentLocation(Location):
 
 @dataclass(frozen=True)
 class Problem:
-    """Problem in a configuration; `key` is the name that the user wrote, or "" if no single key is at fault."""
+    """Problem in a configuration; `key` is the name or alias of the key at fault, or "" if there is none."""
 
     key: str
     message: str
@@ -84,11 +84,12 @@ class Report:
     """Problems and notes about a configuration's keys.
 
     Attributes:
-        location_of: function that returns the location of a key's value; None if the key is not set.
-        default_location: location of problems with keys that are not set: the last file, or the command line.
+        location_of: function that maps a key to the location of its value, or to None if the key is not set.
+        default_location: location for problems with keys that are not set: the last file, or the command line without a
+            file.
         problems: problems found so far.
         notes: information for the user, such as a key without effect.
-        invalid_keys: keys with a problem; rules skip these keys.
+        invalid_keys: keys with a problem; rules about these keys are skipped.
     """
 
     location_of: Callable[[str], Location | None] = _never_set

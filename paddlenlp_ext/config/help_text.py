@@ -28,7 +28,7 @@ BASIC_KEYS = (
     *("logging_steps", "evaluation_strategy", "save_strategy", "save_steps", "resume_from_checkpoint"),
     *("dry_run", "preview_data"),
 )
-"""Keys that most runs set, in the order of `--help`; a program lists the basic keys that it reads."""
+"""Basic keys in the order of `--help`: keys that most runs set. A program lists only the basic keys that it reads."""
 
 Keys = Mapping[str, Mapping[str, Any]]
 """Key -> its schema (config/key_schema.py)."""
@@ -93,11 +93,10 @@ def help_text(keys: Keys, usage: str, with_idle: bool = False) -> str:
     for title, members in _sections(active, set(basic)).items():
         lines += ["", f"{title}:", *_entries(active, members)]
     for title, members in _sections(idle, set()).items() if with_idle else ():
-        what = "read as other keys, or explained" if "x-toolkit" in idle[members[0]] else "not used by this program"
+        what = "translated, ignored or rejected" if "x-toolkit" in idle[members[0]] else "not used by this program"
         lines += ["", f"{title}, {what}:", *_entries(idle, members)]
     if idle and not with_idle:
-        note = f"--help_all also lists {len(idle)} keys of PaddleNLP and other toolkits that have no effect here."
-        lines += ["", note]
+        lines += ["", f"--help_all lists {len(idle)} more keys, which this program translates, ignores or rejects."]
     if idle:
         lines += ["`pnx help KEY` explains one key, and docs/configuration.md has tables of all keys."]
     return "\n".join(lines) + "\n"

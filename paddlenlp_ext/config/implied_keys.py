@@ -1,8 +1,8 @@
-"""Set the keys that other keys imply, as PaddleNLP does, with a note for each change.
+"""Set the keys that other keys imply, with a note for each change.
 
     flash_mask: true, zero_padding unset   ->  zero_padding: true, and a note
 
-The values change before the rules between keys are checked and before `run_config.json` is written.
+The values change before the rules in config/validation are checked and before `run_config.json` is written.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _expand_rslora_plus(value: Values) -> Iterator[Adjustment]:
 
 
 _RECOMPUTES = {True: ("recompute",), "unsloth": ("recompute", "offload_recompute_inputs")}
-"""Value of `use_gradient_checkpointing` in transformers, PEFT and Unsloth -> keys that do the same."""
+"""Value of `use_gradient_checkpointing` in transformers, PEFT and Unsloth -> keys with the same effect."""
 
 
 def _recompute_for_gradient_checkpointing(value: Values) -> Iterator[Adjustment]:
@@ -144,7 +144,7 @@ def _use_one_process(value: Values) -> Iterator[Adjustment]:
         written = " and ".join(f"{key} {degree}" for key, degree in degrees.items())
         reason = (
             f"{written} {'are' if len(degrees) > 1 else 'is'} set to 1, because there is one process; "
-            f"python -m paddle.distributed.launch --nproc_per_node {prod(degrees.values())} starts several"
+            f"to start several, run python -m paddle.distributed.launch --nproc_per_node {prod(degrees.values())}"
         )
         yield Adjustment(dict.fromkeys(degrees, 1), reason, tuple(degrees))
 
@@ -152,7 +152,7 @@ def _use_one_process(value: Values) -> Iterator[Adjustment]:
 def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
     if value("device") == "gpu" or (value("device") == "auto" and has_gpu()):
         return
-    reason = "{} has no effect: on the CPU the optimizer state is in host memory already"
+    reason = "{} has no effect: on the CPU, the optimizer state is already in host memory"
     if value("offload_optim"):
         yield Adjustment({"offload_optim": False}, reason.format("offload_optim"), ("offload_optim", "device"))
     stages = [word for word in value("sharding").split() if word != "offload"]

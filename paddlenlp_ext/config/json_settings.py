@@ -19,7 +19,7 @@ _STRING_OR_LAST_COMMA = re.compile(rf"{_STRING}|(?<=[^\s,\[{{:])(?P<blank>\s*,)(
 
 
 def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> None:
-    """Append the settings of a JSON text to `settings`; an error leaves the settings before the error.
+    """Append the settings of a JSON text to `settings`; after an error, `settings` has the settings before the error.
 
     Raises:
         JsonError: the text is not JSON, is not one object, or has a value that `read_value` rejects.
@@ -46,11 +46,11 @@ def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> 
             raise expected("',' or '}'", text, at)
     at = skip_space(text, at + 1)
     if at != len(text):
-        raise JsonError("more text after the closing '}'", text, at)
+        raise JsonError("more text after the closing '}'; remove it", text, at)
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """Replace the matches of the group `blank` with spaces, which keeps all locations."""
+    """Replace matches with the group `blank` by spaces, so that line and column numbers stay the same."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["blank"] else match[0], text)
 
 

@@ -1,6 +1,6 @@
 """Describe the keys of a program as a JSON schema (2020-12): for editors, `--help` and `pnx help`.
 
-docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, so that `--help` need not import Paddle.
+docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, so that `--help` does not import Paddle.
 
 | annotation of a key | meaning |
 |---|---|
@@ -8,11 +8,11 @@ docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, 
 | `x-type` | type and limits in words |
 | `x-aliases` | other names of the key |
 | `x-methods` | switches of the adapter methods that have the key |
-| `x-with` | keys that share a rule with the key |
+| `x-with` | other keys of the rules that check the key (config/validation) |
 | `x-no-effect-if` | conditions under which the key has no effect |
 | `x-idle` | true: the key has no effect in the program |
 | `x-toolkit` | true: a key of another toolkit |
-| `x-means` | value of a toolkit key, as text -> equal keys and values of this project |
+| `x-means` | text of a toolkit key's value -> keys and values of this project with the same meaning |
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from paddlenlp_ext.config.validation.training import reasons_without_effect
 
 Schema = dict[str, Any]
 _TYPES = {bool: ("boolean", "integer"), int: ("integer",), float: ("number",), str: ("string",), dict: ("object",)}
-"""Type of an option -> JSON types of its values; a boolean is also written as 0 or 1."""
+"""Type of an option -> JSON types of its values; 0 and 1 are also accepted for a boolean."""
 
 
 def program_schema(program: Program, methods: Mapping[str, type]) -> Schema:
-    """Return the schema of the files of a program.
+    """Return the JSON schema of a program's configuration files.
 
     Args:
         program: the program.
@@ -106,7 +106,7 @@ def _type_and_limits(option: Option) -> str:
 
 
 def _accepted(entry: CompatKey | None, option: Option) -> Schema:
-    """Return the keyword for the accepted values of an unavailable key; empty if any value is accepted."""
+    """Return the `enum` of the accepted values of a key that is not fully implemented; {} if any value is accepted."""
     if entry is None or entry.outcome == "no effect" or entry.needs is not None:
         return {}
     neutral = [value for value in entry.neutral if value is not None]
@@ -123,7 +123,7 @@ def _from_text(value: str) -> Any:
 
 
 def _values(option: Option) -> Schema:
-    """Return the keywords of JSON schema for the values of an option, including null."""
+    """Return the JSON schema keywords for the values of an option, including null."""
     if object in option.kinds:
         return {}
     limits, is_list = option.limits, not option.kinds.isdisjoint((list, tuple))
@@ -152,7 +152,7 @@ def _values(option: Option) -> Schema:
 
 
 def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
-    """Return the keywords for choices as a value, as list elements or as values of an object."""
+    """Return the JSON schema keywords for a choice, a list of choices or an object whose values are choices."""
     if is_list:
         return {"anyOf": [{"enum": [*choices, None]}, {"type": "array", "items": {"enum": choices}}]}
     if Mapping in option.kinds:
@@ -163,7 +163,7 @@ def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
 
 @cache
 def _keys_in_rules() -> dict[str, set[str]]:
-    """Return key -> keys that share a rule with it."""
+    """Return key -> other keys of the rules that check the key."""
     found: dict[str, set[str]] = {}
     for keys in keys_of_rules():
         for key in keys:

@@ -20,7 +20,7 @@ class OptionTable:
         options: key -> option, in the order of the help text.
         keys: key or alias -> key.
         compat: key -> entry, for keys of PaddleNLP and of other toolkits that are not fully implemented.
-        toolkit: keys and aliases of other toolkits, which have no abbreviations.
+        toolkit: keys and aliases of other toolkits, which cannot be abbreviated.
     """
 
     options: dict[str, Option]
@@ -37,7 +37,7 @@ class OptionTable:
         object.__setattr__(self, "keys", keys)
 
     def find(self, written: str) -> list[str]:
-        """Return the key with this name or alias; otherwise all keys with this prefix."""
+        """Return the key whose name or alias is `written`; otherwise all keys with the prefix `written`."""
         if written in self.keys:
             return [self.keys[written]]
         spellings = [spelling for spelling in self.keys if spelling not in self.toolkit and written]
@@ -67,7 +67,7 @@ def program_options(options: Iterable[Option], compat: Iterable[CompatKey] = ())
 
 
 def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTIONS) -> KnownKeys:
-    """Return the options of a run.
+    """Return the table of a program's options.
 
     Args:
         methods: switch -> config class, for every adapter method.
@@ -88,7 +88,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
             options.setdefault(option.key, option)
             method_keys.setdefault(option.key, []).append(switch)
     compat = {}
-    # Skip PaddleNLP's entry for a key that an adapter method, or a section of this program alone, declares.
+    # Skip PaddleNLP's entries for keys of adapter methods, and for keys that the sections of run_finetune.py lack.
     shared = {option.key for name, section in SECTIONS.items() for option in options_of(section, name)}
     claimed = {spelling for option in options.values() for spelling in option.spellings if spelling not in shared}
     for entry in COMPAT_KEYS:
@@ -103,7 +103,7 @@ def known_keys(methods: Mapping[str, type], sections: Mapping[str, type] = SECTI
 
 
 def _add_toolkit_keys(options: dict[str, Option], compat: dict[str, CompatKey]) -> frozenset[str]:
-    """Add the keys of other toolkits whose counterparts are in `options`, and return them."""
+    """Add the keys of other toolkits whose counterparts are in `options`, and return the added keys."""
     declared = {spelling for option in options.values() for spelling in option.spellings}
     renamed = {key: here for key, here in RENAMED_KEYS.items() if key not in declared and here in options}
     for key, here in renamed.items():

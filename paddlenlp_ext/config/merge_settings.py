@@ -74,7 +74,7 @@ class ParseState:
         winning = self.table.options[key].winning_aliases
         winners = [setting for setting in (earlier, later) if setting.key in winning]
         if len(winners) != 1:
-            message = f"{later.key} and {earlier.key} are one key with different values; keep one of them"
+            message = f"{later.key} and {earlier.key} are names of the same key, but have different values; keep one"
             self._report(later.key, key, message, later.location)
             return False
         loser = earlier if winners[0] is later else later
@@ -88,7 +88,7 @@ class ParseState:
             return
         self.settings[option.key] = setting
         if option.section == "command" and not setting.from_command_line:
-            message = f"{setting.key} belongs on the command line: --{setting.key}"
+            message = f"{setting.key} is accepted only on the command line; pass --{setting.key}"
             self.report.problems.append(Problem(setting.key, message, setting.location))
             return
         try:
@@ -106,7 +106,7 @@ class ParseState:
         match = nearest(setting.key, self.table.keys, _MIN_SIMILARITY)
         if abbreviated:
             shown = ", ".join(abbreviated[:_MOST_SHOWN]) + (", ..." if len(abbreviated) > _MOST_SHOWN else "")
-            message += f" abbreviates several keys: {shown}; write one of them in full"
+            message += f" is an abbreviation of several keys: {shown}; write one of them in full"
         elif match is not None:
             # Mark the intended key as invalid, so that no rule reports it as missing.
             self.report.invalid_keys.add(self.table.keys[match])

@@ -1,4 +1,4 @@
-"""Names of the evaluation metrics, which `metric_for_best_model` accepts."""
+"""Names of the evaluation metrics that `metric_for_best_model` accepts."""
 
 from __future__ import annotations
 

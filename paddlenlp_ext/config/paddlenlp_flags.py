@@ -32,7 +32,7 @@ class CompatFlags:
         """Return the message about the flag `word` of `key`."""
         if word in self.unavailable:
             return f"{key}: {word} is not available: {self.unavailable[word]}; leave it out"
-        return f"{key}: {word} {'is always on' if word in self.always else 'has no effect: the results are the same'}"
+        return f"{key}: {word} {'is always on' if word in self.always else 'does not change the results'}"
 
 
 def _flags(

@@ -1,10 +1,10 @@
-"""PaddleNLP's keys that are not implemented, but that its configuration files may contain.
+"""Keys of PaddleNLP's configuration files that are not, or not fully, implemented here.
 
 paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries. An entry describes one or more keys
 (`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section declares the
 keys.
 
-A key that an adapter method declares is skipped. Delete the entries of a feature when the feature is implemented.
+Entries for keys that an adapter method declares are skipped. When a feature is implemented, delete its entries.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ Outcome = Literal["not yet", "not here", "no effect"]
 
 @dataclass(frozen=True)
 class CompatKey:
-    """Key of PaddleNLP or of another toolkit that is not implemented.
+    """Key of PaddleNLP or another toolkit, without a full implementation here.
 
     Attributes:
         key: the key.
         neutral: values that change nothing; the first value is the default.
-        reason: end of the message, such as a replacement.
+        reason: reason or remedy, at the end of the message.
         kind: type of the key (object: any value); None if a section declares the key.
-        outcome: effect of any other value: "not yet" and "not here" are errors, "no effect" is a note.
-        needs: switch of the key's feature; if the switch is on, only the switch is reported.
-        sets: value, as text -> equal keys and values of this project (toolkit_keys.json).
+        outcome: effect of a value that is not neutral: "not yet" and "not here" are errors, "no effect" is a note.
+        needs: switch of the feature that the key belongs to; if the switch is on, only the switch is reported.
+        sets: text of a value -> keys and values of this project with the same meaning (toolkit_keys.json).
     """
 
     key: str
@@ -43,7 +43,7 @@ class CompatKey:
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def translation(self, value: Any) -> Mapping[str, Any] | None:
-        """Return the equal keys and values of this project for a value; None if there are none."""
+        """Return the keys and values of this project with the same meaning as `value`; None without a translation."""
         return self.sets.get(value if isinstance(value, str) else json.dumps(value))
 
     def option(self) -> Option:
@@ -72,7 +72,7 @@ _TYPES = {"bool": bool, "int": int, "float": float, "str": str, "bool or str": b
 
 
 def compat_keys(group: Iterable[Mapping[str, Any]]) -> Iterator[CompatKey]:
-    """Return the keys that the entries of a JSON file describe."""
+    """Yield the keys that the entries of a JSON file describe."""
     for entry in group:
         kind, rest = _TYPES[entry["type"]], {name: entry[name] for name in ("needs", "sets") if name in entry}
         for key in entry["keys"]:

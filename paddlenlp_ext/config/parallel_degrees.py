@@ -56,7 +56,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
             f"{describe_degrees(requested)} need {needed} processes, but {processes} "
             f"{'was' if processes == 1 else 'were'} started "
             f"(python -m paddle.distributed.launch --nproc_per_node {product} ...); "
-            f"nearest for {processes} processes: {nearest_degrees(requested, processes)}"
+            f"nearest valid degrees: {nearest_degrees(requested, processes)}"
         )
     replicas, expert = processes // (tensor * pipeline), max(1, options.expert_parallel_degree)
     if replicas % expert:
@@ -80,10 +80,13 @@ def describe_degrees(degrees: Degrees) -> str:
 
 
 def nearest_degrees(requested: Degrees, processes: int, max_tensor: int | None = None) -> Degrees:
-    """Return the valid degrees nearest to the requested degrees, by ratio; a tie selects the larger tensor degree.
+    """Return the valid degrees nearest to the requested degrees; a tie selects the larger tensor degree.
+
+    The distance is the sum of the absolute logarithms of the ratios between valid and requested degrees.
+
 
     Args:
-        requested: degrees whose product does not divide `processes`.
+        requested: degrees of the configuration.
         processes: the world size.
         max_tensor: maximum tensor degree; None: no maximum.
     """

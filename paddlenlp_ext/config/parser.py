@@ -51,7 +51,7 @@ def load_run_config(
         defaults: defaults that replace the defaults of the sections.
 
     Raises:
-        ConfigError: all problems, each with its location.
+        ConfigError: the configuration has problems; the message lists all problems with their locations.
         SystemExit: after `--help`.
     """
     known, usage = known_keys(peft_methods, sections), USAGE.format(program)
@@ -82,7 +82,7 @@ def run_config_from(
         sections: name -> class, for every section of the program.
 
     Raises:
-        ConfigError: all problems, each with its key.
+        ConfigError: the configuration has problems; the message lists all problems with their keys.
     """
     known = known_keys(peft_methods, sections)
     if isinstance(config, Mapping):
@@ -190,7 +190,7 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
 
 
 def _unavailable_keys(method: type) -> Mapping[str, str]:
-    """Return key -> reason, for the keys of the refined method that this method rejects."""
+    """Return key -> reason, for keys of the base method that a variant rejects."""
     return getattr(method, "unavailable_keys", {})
 
 
@@ -211,7 +211,7 @@ def _adapter_choice(state: ParseState, known: KnownKeys, switch: str | None) -> 
 
 
 def _derive_defaults(sections: dict[str, Any]) -> None:
-    """Set defaults that depend on other keys or on the machine."""
+    """Replace defaults that depend on other keys or on the machine, such as `device: auto`."""
     model, precision = sections["model"], sections["precision"]
     if model.tokenizer_name_or_path is None:
         sections["model"] = replace(model, tokenizer_name_or_path=model.model_name_or_path)

@@ -31,7 +31,7 @@ class Program:
 
 
 def _without(keys: frozenset[str]) -> frozenset[str]:
-    """Return the keys of the quantization program's sections that are not in `keys`."""
+    """Return the keys of run_quantization.py's sections, without `keys`."""
     sections = QUANTIZATION_SECTIONS.items()
     return frozenset(option.key for name, section in sections for option in options_of(section, name)) - keys
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 REFINED_OPS = ("attention_column_ln", "attention_row_ln", "flash_attn", "mlp_column_ln", "mlp_row_ln")
-"""Regions of a decoder layer whose outputs can be saved: q, k and v projections; output projection; attention; gate
-and up projections; down projection."""
+"""Regions of a decoder layer whose outputs can be saved, in order: q, k and v projections; output projection;
+attention; gate and up projections; down projection."""
 
 
 def parse_refined(text: str) -> dict[str, int]:
-    """Parse "mlp_row_ln:5,flash_attn:-1" to region -> number of first layers that save the region's output; -1: all.
+    """Parse the value of `refined_recompute`, such as "mlp_row_ln:5,flash_attn:-1".
+
+    Returns:
+        Region -> number of layers that save the output of the region, counted from the first layer; -1: all layers.
+
 
     Raises:
         ValueError: a region is unknown or repeated, or the number of layers is not an integer of at least -1.

@@ -1,7 +1,7 @@
 """Check the packages of trackers before the slow import of Paddle.
 
-The complete check of the configuration needs Paddle, because adapter methods declare keys. This check reads only
-`report_to`, and ignores all other problems.
+The complete check imports the adapter methods, which declare keys, and with them Paddle. The check of the trackers
+reads only `report_to`, and ignores all other problems.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def check_requested_trackers(argv: Sequence[str]) -> None:
         return
     try:
         names = convert(table.options["report_to"], written[-1].value, written[-1].from_command_line)
-    except ValueError:  # the complete check reports it
+    except ValueError:  # the complete check reports the invalid value
         return
     for name in chosen_trackers(names):
         if not is_installed(TRACKER_MODULES[name]):

@@ -92,7 +92,7 @@ def method_options(switch: str, method: type) -> list[Option]:
 
 
 def switches_of(switch: str, method: type) -> list[str]:
-    """Return the switches that select a method, such as `lora` and `pissa`: a refined method comes first."""
+    """Return the switches that select a method; a variant has two, the base method first: `lora`, `pissa`."""
     refined = getattr(method, "refines", None)
     return [switch] if refined is None else [refined, switch]
 

@@ -8,7 +8,7 @@ from typing import Any
 from paddlenlp_ext.utils.json_reader import Location
 
 SCHEMA_KEY = "$schema"
-"""Key with the path of a JSON schema for editors, which every configuration may have; it has no effect."""
+"""Optional key of every configuration: the path of a JSON schema for editors. The key does not change the run."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Read the settings of a flat YAML file by the core schema of YAML 1.2: `3e-4` is a number, `no` is a string.
 
-PyYAML parses the text, but this module converts plain scalars, by section 10.3.2 of https://yaml.org/spec/1.2.2. (By
-PyYAML's rules of YAML 1.1, `no` is false and `3e-4` is a string.) Aliases and tags are errors.
+PyYAML parses the text, and this module converts plain scalars by section 10.3.2 of https://yaml.org/spec/1.2.2.
+PyYAML itself would apply YAML 1.1, where `no` is false and `3e-4` is a string. Aliases and tags are errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?")
 _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _SYNTAX_HINTS = (
-    ("'\\t'", "a tab; indent with spaces, because YAML does not accept tabs there"),
+    ("'\\t'", "a tab where YAML accepts only spaces; replace it with spaces"),
     ("found unhashable key", "this key is not a string"),
     ("mapping values are not allowed here", "a second ':' in this line; put a string with ': ' into quotes"),
     ("could not find expected ':'", "expected ':' after a key"),
@@ -33,20 +33,20 @@ _SYNTAX_HINTS = (
     ("found unknown escape character", r"a backslash begins an escape sequence; use single quotes, or \\"),
     ("cannot start any token", "this character cannot begin a value; put the string into quotes"),
 )
-"""Words of a message of PyYAML -> the message for the user."""
+"""Words in an error message of PyYAML -> message for the user."""
 
 
 def read_yaml_settings(text: str, origin: Location, settings: list[Setting]) -> None:
     """Append the settings of a YAML text to `settings`.
 
     Raises:
-        JsonError: the text is not YAML, is not one mapping, has aliases or tags, or has a value that JSON rejects.
+        JsonError: the text is not YAML, is not one mapping, has aliases or tags, or has a value that JSON lacks.
     """
     nodes = _compose(text)
     if not nodes:
         raise JsonError("the file is empty; write one `key: value` per line", text, len(text))
     if len(nodes) > 1:
-        raise JsonError("a second document begins here (---); keep one", text, nodes[1].start_mark.index)
+        raise JsonError("a second document begins here (---); keep one document", text, nodes[1].start_mark.index)
     (root,) = nodes
     if not isinstance(root, yaml.MappingNode):
         raise JsonError("the file must contain one `key: value` per line", text, root.start_mark.index)
@@ -88,7 +88,9 @@ def _check_events(text: str) -> None:
         if isinstance(event, yaml.AliasEvent):
             raise JsonError("aliases (*name) are not accepted; write the value again", text, event.start_mark.index)
         if depth > MAX_DEPTH:
-            raise JsonError("lists and objects are nested too deeply", text, event.start_mark.index)
+            raise JsonError(
+                f"lists and objects are nested more than {MAX_DEPTH} levels deep", text, event.start_mark.index
+            )
 
 
 def _key(node: yaml.Node, text: str) -> str:
@@ -135,4 +137,4 @@ def _check_tag(node: yaml.Node, text: str) -> None:
     """Check that the user wrote no tag, such as `!!python/object`."""
     at = node.start_mark.index
     if text.startswith("!", at):
-        raise JsonError("tags (!name) are not accepted; write the value alone", text, at)
+        raise JsonError("tags (!name) are not accepted; write the value without the tag", text, at)

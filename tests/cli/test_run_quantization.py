@@ -116,12 +116,12 @@ def test_adapter_over_a_model_in_a_packed_layout_trains_and_merges(folder, tmp_p
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "no method is on; set one of do_ptq, do_gptq, do_awq to true"),
-        (["--do_gptq", "--do_awq"], "do_gptq and do_awq are on; set one of"),
+        ([], "no quantization method is on; set one of do_ptq, do_gptq, do_awq to true"),
+        (["--do_gptq", "--do_awq"], "do_gptq and do_awq are both true; keep one"),
         (["--do_gptq"], "do_gptq needs dataset_name_or_path, which is not set"),
         (["--do_ptq", "--smooth"], "smooth: True is not available yet .*only weights"),
-        (["--do_ptq", "--weight_layout", "awq", "--quant_type", "weight_only_int8"], "awq stores 4-bit weights"),
-        (["--do_ptq", "--weight_quantize_algo", "nf4"], "weight_quantize_algo applies to training; set quant_type"),
+        (["--do_ptq", "--weight_layout", "awq", "--quant_type", "weight_only_int8"], "awq stores only 4-bit weights"),
+        (["--do_ptq", "--weight_quantize_algo", "nf4"], "weight_quantize_algo applies only to training"),
         (["--do_ptq", "--quant_type", "a8w8"], "a8w8.* is not one of: weight_only_int4, weight_only_int8"),
     ],
 )

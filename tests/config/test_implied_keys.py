@@ -50,8 +50,8 @@ ADJUSTED = [
     (
         {"tensor_parallel_degree": 8},
         {"tensor_parallel_degree": 1},
-        "tensor_parallel_degree 8 is set to 1, because there is one process; python -m paddle.distributed.launch "
-        "--nproc_per_node 8 starts several",
+        "tensor_parallel_degree 8 is set to 1, because there is one process; to start several, run python -m "
+        "paddle.distributed.launch --nproc_per_node 8",
     ),
     (
         {"tensor_parallel_degree": 2, "pipeline_parallel_degree": 4},

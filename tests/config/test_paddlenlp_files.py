@@ -33,7 +33,7 @@ def test_file_of_another_program_names_what_is_not_available(tmp_path, name):
         "is not used here",
         "needs model_name_or_path",
         "needs dataset_name_or_path",
-        "are one key",
+        "are names of the same key",
     )
     assert all(any(word in problem.message for word in words) for problem in found)
 

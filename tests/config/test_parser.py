@@ -118,14 +118,16 @@ def test_chat_template_kwargs_are_an_object_in_files_and_on_the_command_line(tmp
 
 def test_abbreviation_of_several_keys_is_refused(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"save_st": 5}))
-    assert found.message.endswith("abbreviates several keys: save_steps, save_strategy; write one of them in full")
+    assert found.message.endswith(
+        "is an abbreviation of several keys: save_steps, save_strategy; write one of them in full"
+    )
     (found,) = problems(write(tmp_path, SMALLEST), "--", "5")
     assert found.message == "unknown key ''; --help lists the keys"
 
 
 def test_abbreviation_that_differs_from_its_key_is_refused(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"logging_steps": 3, "logging_ste": 4}))
-    assert "logging_ste and logging_steps are one key with different values" in found.message
+    assert "logging_ste and logging_steps are names of the same key" in found.message
 
 
 @pytest.mark.parametrize("wins", [True, False])
@@ -159,7 +161,7 @@ def test_aliases_load_as_their_key(tmp_path):
     both = SMALLEST | {"intokens": True, "zero_padding": True}
     assert load(write(tmp_path, both)).data.zero_padding
     (found,) = problems(write(tmp_path, SMALLEST | {"flashmask": True, "flash_mask": False}))
-    assert found.line == 7 and "flash_mask and flashmask are one key" in found.message
+    assert found.line == 7 and "flash_mask and flashmask are names of the same key" in found.message
     first = write(tmp_path, SMALLEST | {"intokens": True}, "a.json")
     assert not load(first, write(tmp_path, {"zero_padding": False}, "b.json")).data.zero_padding
 

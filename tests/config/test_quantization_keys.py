@@ -76,7 +76,7 @@ def test_quantized_base_without_adapter_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"weight_quantize_algo": "weight_only_int8", "weight_double_quant": True}, "it applies to nf4 and fp4"),
+        ({"weight_quantize_algo": "weight_only_int8", "weight_double_quant": True}, "it applies only to nf4, fp4"),
         ({"weight_quantize_algo": "nf4", "weight_double_quant_block_size": 64}, "weight_double_quant is false"),
         ({"weight_double_quant": True}, "weight_quantize_algo is off"),
     ],

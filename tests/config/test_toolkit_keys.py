@@ -186,7 +186,7 @@ def test_key_without_effect_is_noted():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"max_length": 100, "cutoff_len": 200}, "cutoff_len and max_length are one key with different values"),
+        ({"max_length": 100, "cutoff_len": 200}, "cutoff_len and max_length are names of the same key"),
         ({"recompute": False, "gradient_checkpointing": True}, "gradient_checkpointing means recompute: true"),
         ({"lora": False, "finetuning_type": "lora"}, "finetuning_type and lora contradict each other"),
         ({"use_muon": True, "use_adam_mini": True}, "use_muon and use_adam_mini contradict each other"),

@@ -71,7 +71,7 @@ BROKEN = {
     "output_dir: @a": (1, 13, "quotes"),
     "lora_target_modules: [q, k": (1, 27, "ends inside"),
     "seed: \x07": (1, 7, "U+0007"),
-    "a: " + "[" * 20_000: (1, 4 + MAX_DEPTH - 1, "deeply"),
+    "a: " + "[" * 20_000: (1, 4 + MAX_DEPTH - 1, "nested"),
 }
 
 

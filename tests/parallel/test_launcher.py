@@ -65,7 +65,7 @@ def test_launch_with_degrees_that_do_not_divide_raises_at_once(command, run_fold
     assert time.perf_counter() - started < 60
     message = (run_folders / "log" / "workerlog.0").read_text()
     assert "tensor_parallel_degree 3 need 3 processes, but 2 were started" in message
-    assert "nearest for 2 processes: tensor_parallel_degree 2" in message
+    assert "nearest valid degrees: tensor_parallel_degree 2" in message
     assert not (run_folders / "out").exists()
 
 

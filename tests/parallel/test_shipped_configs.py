@@ -117,7 +117,7 @@ def refusal(method: str, keys: dict[str, object], processes: int) -> str | None:
         return "use sharding: stage1, or pipeline_parallel_degree: 1"
     if method == "mora" and "tensor_parallel_degree" in keys:
         nearest = complete_degrees(ParallelConfig(**{**keys, "tensor_parallel_degree": 1}), processes)
-        return f"; nearest for {processes} processes: {nearest}"
+        return f"; nearest valid degrees: {nearest}"
     if method == "reft" and "sequence_parallel" in keys:
         return "cannot be combined with sequence_parallel"
     return None

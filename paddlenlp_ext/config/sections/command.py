@@ -16,5 +16,8 @@ class CommandConfig(OptionGroup):
         False, help="check the rows, write data_audit.html into output_dir, and exit before training"
     )
     preview_data: int = option(
-        0, minimum=0, aliases=("show_data",), help="print this many rows as the model sees them, and exit"
+        0,
+        minimum=0,
+        aliases=("show_data",),
+        help="print this many tokenized rows with their target tokens marked, and exit",
     )

@@ -23,12 +23,12 @@ class DataConfig(OptionGroup):
     train_dataset_prob: str | None = option(
         None, help="mixing weights of the training datasets in dataset_name_or_path, such as 0.7,0.3"
     )
-    task_name: str | None = option(None, help="name of a configuration of the hub dataset")
+    task_name: str | None = option(None, help="name of the configuration (subset) of a hub dataset")
     column_mapping: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='columns to rename to fields of a row format, such as {"question": "src", "answer": "tgt"}'
+        None, help='columns to rename to the fields of a row format, such as {"question": "src", "answer": "tgt"}'
     )
     dataset_num_proc: int | None = option(
-        None, minimum=1, help="on Linux: number of processes that tokenize a dataset; unset: up to one per processor"
+        None, minimum=1, help="on Linux: number of processes that tokenize a dataset; unset: at most one per processor"
     )
     eval_dataset_path: tuple[str, ...] | Mapping[str, Any] | None = option(
         None,
@@ -42,8 +42,8 @@ class DataConfig(OptionGroup):
         help="training rows to hold out as eval rows: a fraction below 1, or an approximate number of rows; a hash of "
         "the content selects the rows",
     )
-    src_length: int = option(1024, minimum=1, help="maximum tokens of a prompt")
-    max_length: int = option(2048, minimum=2, help="maximum tokens of a row (prompt and answer) or pack")
+    src_length: int = option(1024, minimum=1, help="maximum number of tokens in a prompt")
+    max_length: int = option(2048, minimum=2, help="maximum number of tokens in a row (prompt and answer) or pack")
     truncation: str = option(
         "right",
         choices=("right", "left", "drop", "error"),
@@ -59,25 +59,25 @@ class DataConfig(OptionGroup):
         help="treatment of invalid rows: stop with an error (or: raise), or drop the row (or: skip)",
     )
     chat_template: str | None = option(
-        None, help="file with a chat template; unset: the tokenizer's own; none: no template"
+        None, help="file with a chat template; unset: the template of the tokenizer; none: no template"
     )
     chat_template_kwargs: dict[str, Any] | None = option(  # noqa: RUF009 (the default is null)
-        None, help='variables of the chat template, such as {"enable_thinking": false}; rows may override them'
+        None, help='variables for the chat template, such as {"enable_thinking": false}; rows may override variables'
     )
     learn_empty_think: bool = option(
         False, help="train on the empty reasoning block that a template writes before an answer"
     )
-    mask_reasoning: bool = option(False, help="do not train on the reasoning of answers")
+    mask_reasoning: bool = option(False, help="exclude the reasoning in answers from the loss")
     zero_padding: bool = option(
         False, winning_aliases=("intokens",), help="pack consecutive rows into sequences of at most max_length tokens"
     )
     greedy_zero_padding: bool = option(
-        False, help="with zero_padding: combine rows that fill a pack, instead of consecutive rows"
+        False, help="with zero_padding: choose rows whose lengths fill a pack, instead of consecutive rows"
     )
     share_prefix: bool = option(
         False,
-        help="with zero_padding: compute a prefix that rows share, such as a system prompt or few-shot examples, once "
-        "per pack; a pack then has more rows",
+        help="with zero_padding: compute the common prefix of rows, such as a system prompt or few-shot examples, once "
+        "per pack, so that a pack has more rows",
     )
     pad_to_multiple_of: int | None = option(
         None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"
@@ -92,7 +92,9 @@ class DataConfig(OptionGroup):
         minimum=0,
         help="with lazy: number of processes that tokenize in the background; 0: tokenize in the training process",
     )
-    autoregressive: bool = option(False, help="train on every token of src or text (plain language modelling)")
+    autoregressive: bool = option(
+        False, help="train on every token of the field src or text (plain language modelling)"
+    )
     use_pose_convert: bool = option(
         False, help="PoSE: skip position ids within each row, up to the model's context length"
     )
@@ -104,7 +106,8 @@ class DataConfig(OptionGroup):
         0.2,
         minimum=0,
         maximum=1,
-        help="stop if more than this fraction of the target tokens or rows is lost by truncation and dropped rows",
+        help="stop if more than this fraction of the rows is dropped, or if truncation and dropped rows remove more "
+        "than this fraction of the target tokens",
     )
 
     @property

@@ -1,4 +1,4 @@
-"""Section of the evaluation that generates answers: sampling options and metrics."""
+"""Section of the evaluation on generated answers: sampling options and metrics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationConfig(OptionGroup):
-    """`config.generation`: how answers are generated during evaluation."""
+    """`config.generation`: options of the evaluation on generated answers."""
 
     compute_metrics: str | None = option(
         None,
-        help="with eval_with_do_generation: function for further metrics: module.function, or file.py:function",
+        help="function that computes further metrics of generated answers: module.function or file.py:function",
     )
     eval_with_do_generation: bool = option(False, help="evaluate by generating answers (ROUGE, BLEU, exact match)")
     eval_labels: bool = option(
@@ -21,10 +21,13 @@ class GenerationConfig(OptionGroup):
     )
     save_generation_output: bool = option(False, help="write the generated answers to generated_output.json")
     max_new_tokens: int | None = option(
-        None, minimum=1, help="maximum tokens of an answer; unset: max_length - src_length"
+        None, minimum=1, help="maximum number of new tokens in an answer; unset: max_length - src_length"
     )
     top_k: int = option(1, minimum=0, help="number of most likely tokens to sample from; 1: greedy, 0: all tokens")
     top_p: float = option(
-        1.0, above=0, maximum=1, help="nucleus sampling: sample from the top tokens up to this total probability"
+        1.0,
+        above=0,
+        maximum=1,
+        help="nucleus sampling: sample from the most likely tokens whose total probability reaches this value",
     )
     temperature: float = option(1.0, above=0, help="softmax temperature of sampling")

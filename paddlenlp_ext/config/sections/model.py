@@ -31,7 +31,7 @@ NAME_SPELLINGS = {
     for name, short in names.items()
     for spelling in (short, f"{_MODULE}.{kind}.{name}")
 }
-"""Short name, or class path in PaddleNLP -> strategy_name."""
+"""Short name of a strategy, or its class path in PaddleNLP -> strategy_name."""
 BLOCKWISE_ALGORITHMS = ("nf4", "fp4", "nf4_symmetric")
 QUANTIZE_ALGORITHMS = ("weight_only_int8", "weight_only_int4", *BLOCKWISE_ALGORITHMS, "llm.int8", "a8w8")
 
@@ -50,11 +50,11 @@ class ModelConfig(OptionGroup):
     add_special_tokens: tuple[str, ...] | None = option(
         None, help="special tokens to add, such as chat markers; decoded answers omit special tokens"
     )
-    resize_vocab: bool = option(False, help="extend embedding and lm_head to all tokens of the tokenizer")
+    resize_vocab: bool = option(False, help="extend embedding and lm_head to the vocabulary size of the tokenizer")
     resize_to_multiple_of: int | None = option(
         None, minimum=1, help="round the number of rows of embedding and lm_head up to a multiple of this value"
     )
-    continue_training: bool = option(True, help="false: initialize random weights from config.json")
+    continue_training: bool = option(True, help="true: load the weights of the model; false: start from random weights")
     use_flash_attention: bool = option(
         False,
         aliases=("flash_attention",),
@@ -72,12 +72,15 @@ class ModelConfig(OptionGroup):
         help="quantize the frozen base weights (QLoRA); an object maps layer patterns to formats (null: not quantized)",
     )
     weight_blocksize: int = option(
-        64, minimum=2, aliases=("qlora_weight_blocksize",), help="nf4 and fp4: number of weights that share a scale"
+        64,
+        minimum=2,
+        aliases=("qlora_weight_blocksize",),
+        help="nf4 and fp4 formats: number of weights that share a scale",
     )
     weight_double_quant: bool = option(
         False,
         aliases=("qlora_weight_double_quant",),
-        help="nf4 and fp4: quantize the scales too (double quantization)",
+        help="nf4 and fp4 formats: quantize the scales too (double quantization)",
     )
     weight_double_quant_block_size: int = option(
         256,
@@ -87,24 +90,24 @@ class ModelConfig(OptionGroup):
     )
     int8_training: bool = option(
         False,
-        help="multiply with the frozen base weights in 8-bit integers (docs/precision.md); needs an adapter and a CPU; "
-        "without weight_quantize_algo, the base weights are stored in weight_only_int8",
+        help="compute matmuls with the frozen base weights in 8-bit integers (docs/precision.md); needs an adapter "
+        "and device: cpu; without weight_quantize_algo, the base weights are stored as weight_only_int8",
     )
     router_aux_loss_coef: float | None = option(
         None,
         minimum=0,
-        help="coefficient of the load-balancing loss of MoE models; 0: none; unset: the value in config.json",
+        help="coefficient of the load-balancing loss of MoE models; 0: off; unset: the value in config.json",
     )
     rslora_plus: bool = option(False, help="set rslora: true, lora_plus_scale: 4 and lora_alpha: 4")
     use_long_sequence_strategies: bool = option(
         False,
-        help="extend the context length of the model with the strategy strategy_name",
+        help="extend the context length of the model with the strategy that strategy_name selects",
     )
     strategy_type: str | None = option(
         None,
         choices=tuple(LONG_SEQUENCE_STRATEGIES),
         synonyms=TYPE_SPELLINGS,
-        help="kind of the strategy, with PaddleNLP's names; unset: derived from strategy_name",
+        help="kind of the long-sequence strategy; unset: derived from strategy_name",
     )
     strategy_name: str | None = option(
         None,

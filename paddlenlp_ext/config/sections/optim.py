@@ -20,7 +20,7 @@ OPTIMIZERS = {
     ),
     **dict.fromkeys(("adamw_bnb_8bit", "paged_adamw_8bit"), "adamw_8bit"),
 }
-"""Optimizer of transformers, with the same updates -> value of `optim`."""
+"""Name of an optimizer in transformers -> value of `optim` with the same updates."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +34,20 @@ class OptimConfig(OptionGroup):
         synonyms={"cosine_with_min_lr": "cosine"},
         help="learning rate schedule after warmup; cosine_with_min_lr means cosine with min_learning_rate",
     )
-    warmup_steps: int = option(0, minimum=0, help="steps of linear warmup; a value above 0 overrides warmup_ratio")
+    warmup_steps: int = option(
+        0, minimum=0, help="number of linear warmup steps; a value above 0 overrides warmup_ratio"
+    )
     warmup_ratio: float = option(0.0, minimum=0, maximum=1, help="fraction of total steps used for warmup")
     min_learning_rate: float = option(
         0.0,
         minimum=0,
-        help="learning rate at the end of the decay; inverse_sqrt approaches it, and constant schedules do not use it",
+        help="learning rate at the end of the decay; inverse_sqrt only approaches this value, and constant schedules "
+        "ignore this key",
     )
     decay_steps: int = option(
         0,
         minimum=0,
-        help="step at which the decay ends; 0: the last step; constant schedules and inverse_sqrt do not use it",
+        help="step at which the decay ends; 0: the last step; constant schedules and inverse_sqrt ignore this key",
     )
     num_cycles: float | None = option(
         None,
@@ -85,5 +88,5 @@ class OptimConfig(OptionGroup):
 
     @property
     def final_learning_rate(self) -> float:
-        """Return the learning rate at the end of the decay: `min_learning_rate`, or `lr_end` of a polynomial decay."""
+        """Return `min_learning_rate`; if it is 0 and the schedule is polynomial, return `lr_end`."""
         return self.min_learning_rate or (self.lr_end if self.lr_scheduler_type == "polynomial" else 0.0)

@@ -32,7 +32,9 @@ class ParallelConfig(OptionGroup):
     pipeline_parallel_config: str = option(
         "", flags=_FLAGS["pipeline_parallel_config"], help="PaddleNLP's flags for pipeline parallelism"
     )
-    virtual_pp_degree: int = option(1, minimum=1, help="chunks of layers per stage (interleaved schedule)")
+    virtual_pp_degree: int = option(
+        1, minimum=1, help="number of layer chunks per pipeline stage (interleaved schedule)"
+    )
     pp_recompute_interval: int = option(1, minimum=0, help="recompute every n-th layer of a pipeline")
     sharding: str = option(
         "",
@@ -44,7 +46,7 @@ class ParallelConfig(OptionGroup):
         -1,
         minimum=-1,
         winning_aliases=("sharding_degree",),
-        help="number of devices that the state is sharded over; -1: all remaining devices; 1: no sharding",
+        help="number of devices that ZeRO shards the state over; -1: all remaining devices; 1: no sharding",
     )
     sharding_parallel_config: str = option(
         "", flags=_FLAGS["sharding_parallel_config"], help="PaddleNLP's flags for sharding"

@@ -14,7 +14,7 @@ DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
 class PrecisionConfig(OptionGroup):
     """`config.precision`: the device, and the dtypes of weights and matmuls."""
 
-    device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one")
+    device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one, else the CPU")
     bf16: bool = option(False, help="compute in bfloat16")
     fp16: bool = option(
         False,
@@ -39,7 +39,7 @@ class PrecisionConfig(OptionGroup):
         32768.0,
         minimum=1,
         maximum=2.0**32,
-        help="with float16: initial loss scale; halved after an overflow, doubled after 2000 steps without overflow",
+        help="with float16: initial loss scale; an overflow halves the scale, 2000 steps without overflow double it",
     )
 
     @property

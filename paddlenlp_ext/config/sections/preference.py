@@ -42,14 +42,18 @@ class PreferenceConfig(OptionGroup):
         0.0, minimum=0, below=0.5, help="assumed probability that a pair is mislabeled (sigmoid, simpo, robust)"
     )
     simpo_gamma: float = option(0.5, minimum=0, help="simpo: target margin between the rewards of a pair")
-    dpop_lambda: float = option(50.0, minimum=0, help="dpop: weight of the penalty for a less likely chosen answer")
+    dpop_lambda: float = option(
+        50.0, minimum=0, help="dpop: weight of the penalty if a chosen answer becomes less likely than before training"
+    )
     desirable_weight: float = option(1.0, minimum=0, help="kto: weight of the loss on desirable answers")
     undesirable_weight: float = option(1.0, minimum=0, help="kto: weight of the loss on undesirable answers")
     pref_loss_ratio: float = option(1.0, minimum=0, help="weight of the preference loss (orpo: lambda of the paper)")
     sft_loss_ratio: float = option(
-        0.0, minimum=0, help="weight of the mean loss per token of the chosen answer; orpo: 0 means 1"
+        0.0, minimum=0, help="weight of the SFT loss (mean per token) on the chosen answer; orpo: 0 means 1"
     )
-    reference_free: bool = option(False, help="train without a reference model, as simpo and orpo do")
+    reference_free: bool = option(
+        False, help="train without a reference model; simpo and orpo never use a reference model"
+    )
     ref_model_update_steps: int = option(
         -1,
         minimum=-1,
@@ -71,7 +75,7 @@ class PreferenceConfig(OptionGroup):
 
     @property
     def keeps_reference(self) -> bool:
-        """Return whether the run copies the reference model's trained parameters (docs/internals/preference.md)."""
+        """Return whether the run stores a second copy of the trained parameters, for the reference model."""
         return self.follows_model or (self.has_reference and self.loss_type == "kto")
 
     @property
@@ -95,7 +99,10 @@ class PreferenceDataConfig(DataConfig):
     )
     src_length: int = option(2048, minimum=1, aliases=("max_prompt_len",), help="maximum tokens of a prompt")
     max_length: int = option(
-        4096, minimum=2, aliases=("max_seq_len",), help="maximum tokens of a prompt with all its answers, and of a pack"
+        4096,
+        minimum=2,
+        aliases=("max_seq_len",),
+        help="maximum number of tokens in a prompt with all its answers, or in a pack",
     )
 
     @property

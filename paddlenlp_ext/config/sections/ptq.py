@@ -26,7 +26,7 @@ class PTQConfig(OptionGroup):
     weight_quant_method: str = option(
         "groupwise",
         choices=("groupwise", "abs_max_channel_wise"),
-        help="one scale per group of group_size inputs, or one scale per row",
+        help="groupwise: one scale per group of group_size inputs; abs_max_channel_wise: one scale per output channel",
     )
     group_size: int = option(128, minimum=2, help="with groupwise: number of inputs that share a scale")
     sym: bool = option(True, help="symmetric quantization; false: a zero point for each group")
@@ -37,7 +37,7 @@ class PTQConfig(OptionGroup):
         0.01,
         above=0,
         aliases=("damp_percent",),
-        help="GPTQ: fraction of the mean of the Hessian's diagonal to add to the diagonal",
+        help="GPTQ: constant added to the diagonal of the Hessian, as a fraction of the diagonal's mean",
     )
     auto_clip: bool = option(True, help="AWQ: clip the range of a group if this lowers the error")
     skip_list_names: list[str] | None = option(  # noqa: RUF009 (as every option)
@@ -51,11 +51,11 @@ class PTQConfig(OptionGroup):
 
     @property
     def methods(self) -> list[str]:
-        """Switches of the methods that are on, without do_ptq if another method is on."""
+        """Switches of the enabled methods; `do_ptq` is omitted if another method is enabled."""
         refined = [switch for switch in ("do_gptq", "do_awq") if getattr(self, switch)]
         return refined or (["do_ptq"] if self.do_ptq else [])
 
     @property
     def num_batches(self) -> int:
-        """Number of calibration batches."""
+        """Number of calibration batches; 0 for rounding to nearest."""
         return {"do_gptq": self.gptq_step, "do_awq": self.awq_step}.get(self.methods[0], 0)

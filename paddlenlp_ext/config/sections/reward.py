@@ -9,7 +9,7 @@ from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 
 @dataclass(frozen=True, kw_only=True)
 class RewardConfig(OptionGroup):
-    """`config.reward`: the loss of a reward model, with the names of TRL's `RewardConfig` and PaddleNLP."""
+    """`config.reward`: the loss of a reward model; the keys have the names of TRL's `RewardConfig` and of PaddleNLP."""
 
     center_rewards_coefficient: float = option(
         0.0, minimum=0, help="weight of the squared sum of a pair's rewards, which centers rewards at 0"

@@ -21,20 +21,20 @@ class SafetyConfig(OptionGroup):
         "raise",
         choices=NAN_POLICIES,
         synonyms={"error": "raise"},
-        help="NaN or infinity in loss or gradients: raise an error, skip the step, or go back to the last good "
-        "checkpoint and skip the rows of the unstable steps (rollback)",
+        help="reaction to NaN or infinity in loss or gradients: raise an error, skip the step, or go back to the last "
+        "good checkpoint and skip the rows of the unstable steps (rollback)",
     )
     max_nan_steps: int = option(
         10,
         minimum=1,
-        help="maximum number of consecutive steps that nan_policy skips or rolls back",
+        help="with nan_policy skip or rollback: maximum number of consecutive steps with NaN or infinity",
     )
     loss_spike_sigma: float = option(
         6.0, minimum=0, help="warn if the loss is this many standard deviations above its running mean; 0: never"
     )
-    loss_spike_window: int = option(50, minimum=2, help="number of steps in the running mean")
+    loss_spike_window: int = option(50, minimum=2, help="number of steps in the running mean of the loss")
     skip_data_intervals: object | None = option(
-        None, help="steps to skip: pairs [first, last], counted from 1, such as [[100, 120]]"
+        None, help="steps whose data is skipped: pairs [first, last], counted from 1, such as [[100, 120]]"
     )
     max_train_time: float | str | None = option(
         None,

@@ -36,9 +36,9 @@ class TrainConfig(OptionGroup):
     evaluation_strategy: str = option(
         "no", choices=STRATEGIES, aliases=("eval_strategy",), help="when to evaluate; steps: every eval_steps steps"
     )
-    eval_on_start: bool = option(False, help="also evaluate before the first step, as step 0")
+    eval_on_start: bool = option(False, help="evaluate before the first step too, as step 0")
     eval_steps: int | None = option(None, minimum=0, help="steps between evaluations; unset or 0: logging_steps")
-    max_evaluate_steps: int = option(-1, minimum=-1, help="maximum batches per evaluation; -1: all")
+    max_evaluate_steps: int = option(-1, minimum=-1, help="maximum number of batches per evaluation; -1: all")
     save_strategy: str = option(
         "no", choices=STRATEGIES, help="when to save checkpoints; steps: every save_steps steps"
     )
@@ -51,7 +51,9 @@ class TrainConfig(OptionGroup):
     use_async_save: bool = option(
         False, help="flush and verify a checkpoint in the background, while training continues (docs/checkpoints.md)"
     )
-    load_best_model_at_end: bool = option(False, help="at the end, load the checkpoint with the best evaluation")
+    load_best_model_at_end: bool = option(
+        False, help="at the end of training, load the checkpoint with the best evaluation"
+    )
     metric_for_best_model: str | None = option(
         None,
         help=f"metric that selects the best checkpoint; unset: loss; one of {', '.join(METRICS)}, or a metric of "
@@ -62,7 +64,7 @@ class TrainConfig(OptionGroup):
         help="whether a greater metric is better; unset: false for losses, perplexity and unknown_labels, else true",
     )
     early_stopping: bool | None = option(
-        None, help="stop early when the metric no longer improves; unset: on if early_stopping_patience is set"
+        None, help="stop when metric_for_best_model no longer improves; unset: true if early_stopping_patience is set"
     )
     early_stopping_patience: int | None = option(
         None,
@@ -70,7 +72,7 @@ class TrainConfig(OptionGroup):
         help="stop after this many consecutive evaluations without improvement; unset: 4 with early_stopping",
     )
     early_stopping_threshold: float = option(
-        0.0, minimum=0, help="minimum improvement for early stopping; an improvement must exceed this value"
+        0.0, minimum=0, help="early stopping ignores an improvement that does not exceed this value"
     )
     seed: int = option(
         42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
@@ -87,7 +89,7 @@ class TrainConfig(OptionGroup):
     )
     refined_recompute: str = option(
         "",
-        help="outputs that recomputed layers save, each with a number of layers (-1: all), such as "
+        help="layer outputs that recompute still saves, each with a number of layers (-1: all), such as "
         "mlp_row_ln:5,flash_attn:-1",
     )
     no_recompute_layers: object | None = option(
@@ -120,7 +122,7 @@ class TrainConfig(OptionGroup):
 
     @property
     def patience(self) -> int | None:
-        """Return the number of consecutive evaluations without improvement that end the run; None: no limit."""
+        """Return the number of consecutive evaluations without improvement that stops the run; None: no limit."""
         if self.early_stopping is False or (self.early_stopping is None and self.early_stopping_patience is None):
             return None
         return self.early_stopping_patience or 4

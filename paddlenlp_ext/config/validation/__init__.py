@@ -1,4 +1,4 @@
-"""Rules between keys; the limits of a single key are declared in its `option(...)`."""
+"""Rules about keys and their combinations; the limits of a single key are declared in its `option(...)`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SECTION_COMPAT = {entry.key: entry for entry in SECTION_KEYS}
 def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Report) -> None:
     """Apply all rules, and add problems and notes to `report`.
 
-    A rule is skipped if an earlier rule rejected one of its keys.
+    A rule is skipped if one of its keys is already invalid.
     """
     arguments = {**sections, "adapter": adapter}
     for rules in (

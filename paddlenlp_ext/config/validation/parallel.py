@@ -54,8 +54,8 @@ def _check_adapter(
         return
     if why := excludes.get("tensor_parallel_degree"):
         report.error(
-            f"{switch} cannot be combined with tensor_parallel_degree {degrees.tensor}: {why}; nearest for "
-            f"{processes} processes: {nearest_degrees(degrees, processes, max_tensor=1)}",
+            f"{switch} cannot be combined with tensor_parallel_degree {degrees.tensor}: {why}; nearest valid degrees: "
+            f"{nearest_degrees(degrees, processes, max_tensor=1)}",
             "tensor_parallel_degree",
             switch,
         )

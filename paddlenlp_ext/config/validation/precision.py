@@ -18,7 +18,7 @@ training_rules = Rules()
 """Rules that also apply to a `Trainer` created in Python."""
 rules = Rules()
 BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quant_block_size")
-"""Keys of the blockwise formats nf4 and fp4."""
+"""Keys of the blockwise formats nf4, fp4 and nf4_symmetric."""
 
 
 @training_rules("bf16", "fp16", "fp16_opt_level", "device")
@@ -31,7 +31,8 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
         kind = "bf16" if precision.bf16 else "fp16"
         report.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
     elif precision.device == "cpu" and precision.fp16 and precision.compute_dtype == "bfloat16":
-        report.note("fp16 runs as bf16 on this processor, which has no float16 matmul; bf16: true is the same", "fp16")
+        message = "fp16 runs as bf16 on this processor, which has no float16 matmul; bf16: true has the same effect"
+        report.note(message, "fp16")
     elif precision.device == "cpu" and precision.fp16:
         report.note(
             "fp16 has no effect on this processor, which has neither float16 nor bfloat16 arithmetic: the run computes "
@@ -114,7 +115,7 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
         defaults = {option.key: option.default for option in options_of(ModelConfig, "model")}
         for key in BLOCKWISE_KEYS:
             if getattr(model, key) != defaults[key]:
-                report.note(f"{key} has no effect: it applies to nf4 and fp4 only", key)
+                report.note(f"{key} has no effect: it applies only to {', '.join(BLOCKWISE_ALGORITHMS)}", key)
 
 
 @rules("int8_training", "device", "do_train")
@@ -140,7 +141,7 @@ def _int8_products_are_possible(
         report.error("int8_training runs only on the CPU; set device: cpu, or leave int8_training out", "int8_training")
     for key in ("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"):
         if getattr(parallel, key) > 1:
-            report.error(f"int8_training is not available with {key}; leave one of them out", "int8_training", key)
+            report.error(f"int8_training is not available with {key}; leave one of the keys out", "int8_training", key)
 
 
 def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
@@ -158,6 +159,6 @@ def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report:
         report.error(f"device {device} is not available yet; use cpu or gpu", "device")
     elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
         report.note(
-            "use_flash_attention has no effect on the CPU: attention there gives the same result without a dense mask",
+            "use_flash_attention has no effect on the CPU, where attention always runs without a dense mask",
             "use_flash_attention",
         )

@@ -15,7 +15,7 @@ from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 
 row_rules = Rules()
-"""Rules about rows of preference data, in both programs that read them."""
+"""Rules about rows of preference data, for run_dpo.py and run_reward.py."""
 rules = Rules()
 """Rules about preference training."""
 reward_rules = Rules()
@@ -37,11 +37,11 @@ _USED_BY = {
     "desirable_weight": ("kto",),
     "undesirable_weight": ("kto",),
 }
-"""Key -> losses that the key changes."""
+"""Key -> losses that use the key."""
 
 
 def rules_of(sections: Collection[str]) -> tuple[Rules, ...]:
-    """Return the rules of a program with these sections."""
+    """Return the rules for a program with the given sections."""
     if "preference" in sections:
         return row_rules, rules
     return (row_rules, reward_rules) if "reward" in sections else (other_rules,)
@@ -80,23 +80,23 @@ def _rows_are_stored(data: PreferenceDataConfig, report: Report) -> None:
 
 @row_rules("autoregressive", "eval_with_do_generation", "use_pose_convert")
 def _rows_are_compared(data: PreferenceDataConfig, generation: GenerationConfig, report: Report) -> None:
-    reason = "this program reads preference data"
+    reason = "but this program reads preference data; leave the key out"
     if data.autoregressive:
-        report.error(f"autoregressive is for plain text, and {reason}; leave it out", "autoregressive")
+        report.error(f"autoregressive is for plain text, {reason}", "autoregressive")
     if data.use_pose_convert:
-        report.error(f"use_pose_convert is for rows with one answer, and {reason}; leave it out", "use_pose_convert")
+        report.error(f"use_pose_convert is for rows with one answer, {reason}", "use_pose_convert")
     if generation.eval_with_do_generation:
-        report.error(f"eval_with_do_generation: {reason}; leave it out", "eval_with_do_generation")
+        report.error(f"eval_with_do_generation is for rows with one answer, {reason}", "eval_with_do_generation")
 
 
 @rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
 def _best_metric_is_one_of_preferences(data: PreferenceDataConfig, train: TrainConfig, report: Report) -> None:
-    _require_metric(PREFERENCE_METRICS, "on preferences", data, train, report)
+    _require_metric(PREFERENCE_METRICS, "by pnx dpo", data, train, report)
 
 
 @reward_rules("metric_for_best_model", "eval_dataset_path", "evaluation_strategy")
 def _best_metric_is_one_of_rewards(data: PreferenceDataConfig, train: TrainConfig, report: Report) -> None:
-    _require_metric(REWARD_METRICS, "of reward models", data, train, report)
+    _require_metric(REWARD_METRICS, "by pnx reward", data, train, report)
 
 
 def _require_metric(
@@ -104,7 +104,7 @@ def _require_metric(
 ) -> None:
     metric = best_metric(train, dev_set_names(data)).metric
     if train.evaluation_strategy != "no" and metric not in ("loss", *known):
-        message = f"metric_for_best_model {metric} is not measured {where}; use loss, {', '.join(known)}"
+        message = f"metric_for_best_model {metric} is not measured {where}; use one of loss, {', '.join(known)}"
         report.error(message, "metric_for_best_model")
 
 
@@ -113,7 +113,7 @@ def _best_metric_is_not_one_of_preferences(data: DataConfig, train: TrainConfig,
     metric = best_metric(train, dev_set_names(data)).metric
     if train.evaluation_strategy != "no" and metric in (*PREFERENCE_METRICS, *REWARD_METRICS[1:]):
         command = "dpo" if metric in PREFERENCE_METRICS else "reward"
-        message = f"metric_for_best_model {metric} is measured on preferences, by pnx {command}; use loss"
+        message = f"metric_for_best_model {metric} is measured only by pnx {command}; use loss"
         report.error(message, "metric_for_best_model")
 
 
@@ -138,7 +138,8 @@ def _note_idle_keys(preference: PreferenceConfig, report: Report) -> None:
         if loss_type not in users and getattr(preference, key) != defaults[key]:
             report.note(f"{key} has no effect: it applies only to loss_type: {', '.join(users)}", key)
     if loss_type == "orpo" and report.is_set("beta") and preference.beta != defaults["beta"]:
-        report.note("beta only scales the logged rewards: the weight of ORPO's odds ratio is pref_loss_ratio", "beta")
+        message = "with loss_type: orpo, beta only scales the logged rewards; pref_loss_ratio weights the odds ratio"
+        report.note(message, "beta")
     if preference.ref_model_update_steps > 0 and not preference.has_reference:
         reason = "reference_free is true" if preference.reference_free else f"{loss_type} uses no reference model"
         report.note(f"ref_model_update_steps has no effect: {reason}", "ref_model_update_steps")

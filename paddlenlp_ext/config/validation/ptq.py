@@ -20,7 +20,7 @@ QUANTIZATION_KEYS = frozenset(
         *(option.key for section in (PTQConfig, DataConfig) for option in options_of(section, "")),
     }
 ) - {*_PACKING_KEYS, *_STREAM_KEYS, "eval_dataset_path", "dev_ratio", "audit", "max_lost_targets"}
-"""Keys that quantization uses; all other keys are about training."""
+"""Keys that run_quantization.py uses; all other keys are about training."""
 _ACTIVATION_KEYS = {
     entry.key: entry for entry in COMPAT_KEYS if entry.needs == "do_ptq" and entry.key not in QUANTIZATION_KEYS
 }
@@ -37,8 +37,12 @@ def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], re
     ptq: PTQConfig = sections["ptq"]
     switches = ("do_ptq", "do_gptq", "do_awq")
     if report.invalid_keys.isdisjoint(switches) and len(ptq.methods) != 1:
-        on = f"{' and '.join(ptq.methods)} are on" if ptq.methods else "no method is on"
-        report.error(f"{on}; set one of {', '.join(switches)} to true", *(ptq.methods or switches))
+        message = (
+            f"{' and '.join(ptq.methods)} are both true; keep one"
+            if ptq.methods
+            else f"no quantization method is on; set one of {', '.join(switches)} to true"
+        )
+        report.error(message, *(ptq.methods or switches))
         return
     needed = {"model_name_or_path": sections["model"].model_name_or_path, "output_dir": sections["train"].output_dir}
     if ptq.methods and ptq.methods != ["do_ptq"]:
@@ -48,12 +52,12 @@ def check_quantization(sections: Mapping[str, Any], given: Mapping[str, Any], re
             report.error(f"{ptq.methods[0]} needs {key}, which is not set", key)
     if sections["model"].weight_quantize_algo is not None:
         report.error(
-            "weight_quantize_algo applies to training; set quant_type, and start from the original model",
+            "weight_quantize_algo applies only to training; leave it out, and set quant_type to the new format",
             "weight_quantize_algo",
         )
     if ptq.weight_layout == "awq" and ptq.quant_type == "weight_only_int8":
         report.error(
-            "weight_layout: awq stores 4-bit weights; use compressed-tensors or gptq for weight_only_int8",
+            "weight_layout: awq stores only 4-bit weights; use compressed-tensors or gptq for weight_only_int8",
             "weight_layout",
             "quant_type",
         )

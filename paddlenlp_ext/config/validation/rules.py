@@ -1,4 +1,4 @@
-"""Register and apply rules between keys."""
+"""Register and apply rules about keys and their combinations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class AdapterChoice:
     Attributes:
         switch: switch of the method; None without an adapter.
         method: config class of the method; None without an adapter.
-        is_requested: whether the user set the switch of a method, even to an invalid value.
+        is_requested: whether the switch of a method is on or has an invalid value.
     """
 
     switch: str | None
@@ -37,7 +37,7 @@ class Rules:
         self._rules: list[tuple[tuple[str, ...], Rule]] = []
 
     def __call__(self, *keys: str) -> Callable[[Rule], Rule]:
-        """Register a rule about these keys."""
+        """Register a rule about `keys`."""
 
         def register(rule: Rule) -> Rule:
             self._rules.append((keys, rule))

@@ -25,7 +25,7 @@ def _intervals_and_time_can_be_parsed(safety: SafetyConfig, report: Report) -> N
 def _rollback_has_checkpoints(safety: SafetyConfig, train: TrainConfig, report: Report) -> None:
     if safety.nan_policy == "rollback" and train.save_strategy == "no":
         report.error(
-            "nan_policy: rollback needs checkpoints; set save_strategy: steps",
+            "nan_policy: rollback needs checkpoints; set save_strategy to steps or epoch",
             "nan_policy",
             "save_strategy",
         )

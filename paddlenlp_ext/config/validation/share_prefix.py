@@ -1,4 +1,4 @@
-"""Rules about `share_prefix`: the data that cannot share prefixes."""
+"""Rules about `share_prefix` and the options that it cannot be combined with."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ rules = Rules()
 @rules("share_prefix")
 def _rows_have_one_answer(data: DataConfig, report: Report) -> None:
     if data.share_prefix and isinstance(data, PreferenceDataConfig):
-        message = "share_prefix: this program reads preference data, whose prompts share_prompt shares; leave it out"
+        message = "share_prefix is not for preference data, where share_prompt shares prompts; leave share_prefix out"
         report.error(message, "share_prefix")
 
 
 def _refuse(key: str, value: bool, reason: str) -> None:
-    """Register the rule that `share_prefix` is an error if `key` has a value."""
+    """Register the rule that `share_prefix` is an error if `key` has the value `value`."""
 
     @rules("share_prefix", key)
     def rule(data: DataConfig, report: Report) -> None:
@@ -27,13 +27,13 @@ def _refuse(key: str, value: bool, reason: str) -> None:
             report.error(f"share_prefix: {reason}", "share_prefix", key)
 
 
-_refuse("zero_padding", False, "rows share a prefix within a pack; set zero_padding: true")
+_refuse("zero_padding", False, "only rows of the same pack share a prefix; set zero_padding: true")
 _refuse("lazy", True, "the rows of a stream are not compared before training; set lazy: false")
-_refuse("autoregressive", True, "every token of plain text is a target, and none can be shared; set it to false")
-_refuse("use_pose_convert", True, "PoSE gives each row other position ids in the prefix; set one of the two to false")
+_refuse("autoregressive", True, "all tokens of plain text are targets, which are not shared; set autoregressive: false")
+_refuse("use_pose_convert", True, "with PoSE, the position ids of a prefix vary by row; set use_pose_convert: false")
 
 
 @rules("share_prefix", "neftune")
 def _note_shared_noise(data: DataConfig, train: TrainConfig, report: Report) -> None:
     if data.share_prefix and train.neftune:
-        report.note("share_prefix: the rows of a pack with one prefix get the same noise on it (neftune)", "neftune")
+        report.note("neftune with share_prefix: rows that share a prefix also share the noise on the prefix", "neftune")

@@ -33,7 +33,7 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
     switches = ("do_train", "do_eval", "do_predict")
     on = [switch for switch in switches if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
-        report.error("there is nothing to do; set do_train or do_eval to true", "do_train", "do_eval")
+        report.error("there is nothing to do; set do_train, do_eval or do_predict to true", "do_train", "do_eval")
         return
     needed = {
         "model_name_or_path": model.model_name_or_path,
@@ -48,7 +48,7 @@ def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, re
 
 @rules("use_gradient_checkpointing")
 def _gradient_checkpointing_is_known(train: TrainConfig, report: Report) -> None:
-    if train.use_gradient_checkpointing:  # not true or "unsloth", which config/implied_keys.py replaces
+    if train.use_gradient_checkpointing:  # config/implied_keys.py has already replaced true and "unsloth"
         report.error(
             f"use_gradient_checkpointing: {train.use_gradient_checkpointing!r} is not true, false or unsloth; set "
             "recompute",
@@ -77,7 +77,7 @@ def _resume_needs_training(train: TrainConfig, report: Report) -> None:
 @run_rules("push_to_hub", "do_train")
 def _push_needs_training(train: TrainConfig, report: Report) -> None:
     if train.push_to_hub and not train.do_train:
-        message = "push_to_hub needs do_train: true; to upload the model of an earlier run: pnx push RUN"
+        message = "push_to_hub needs do_train: true; to upload the model of an earlier run, run pnx push RUN"
         report.error(message, "push_to_hub", "do_train")
 
 
@@ -110,7 +110,7 @@ def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
     # A note, not an error, because PaddleNLP's configs for LoKr and ReFT have such lengths.
     if data.src_length >= data.max_length:
         report.note(
-            f"src_length {data.src_length} leaves no tokens for the answer of a long row within max_length "
+            f"a prompt of src_length {data.src_length} tokens leaves no room for an answer within max_length "
             f"{data.max_length}; set src_length below max_length",
             "src_length",
             "max_length",
@@ -126,7 +126,7 @@ def _max_steps_is_not_zero(train: TrainConfig, report: Report) -> None:
 @rules("lazy", "max_steps")
 def _stream_has_a_number_of_steps(data: DataConfig, train: TrainConfig, report: Report) -> None:
     if data.is_stream and train.do_train and train.max_steps < 0:
-        report.error("lazy: the rows of a stream are not counted; set max_steps", "lazy", "max_steps")
+        report.error("lazy: the number of rows in a stream is unknown; set max_steps", "lazy", "max_steps")
 
 
 @rules("max_steps", "warmup_steps")
@@ -213,7 +213,7 @@ def _held_out_rows_can_be_counted(data: DataConfig, report: Report) -> None:
     if ratio > 1 and not float(ratio).is_integer():
         report.error(f"dev_ratio: {ratio:g} is neither a fraction below 1 nor a whole number of rows", "dev_ratio")
     elif ratio >= 1 and data.is_stream:
-        message = f"dev_ratio: {ratio:g} rows: the rows of a stream are not counted (lazy); set a fraction below 1"
+        message = f"dev_ratio: {ratio:g} is a number of rows, but lazy does not count rows; set a fraction below 1"
         report.error(message, "dev_ratio", "lazy")
 
 
@@ -257,7 +257,7 @@ def _recompute_options_can_be_parsed(train: TrainConfig, report: Report) -> None
 
 
 idle_rules = Rules()
-"""Rules that note keys without effect; run last, so that invalid keys get no note."""
+"""Rules that note keys without effect; applied last, so that invalid keys get no note."""
 _SAMPLING = ("top_k", "top_p", "temperature")
 
 
@@ -333,7 +333,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
 
 
 def reasons_without_effect() -> dict[str, list[str]]:
-    """Return key -> reasons why it may have no effect, such as "push_to_hub is false"."""
+    """Return key -> reasons why the key may have no effect, such as "push_to_hub is false"."""
     found: dict[str, list[str]] = {}
     for keys, _, _, reason in _IDLE:
         for key in keys:

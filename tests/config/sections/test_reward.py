@@ -63,7 +63,7 @@ def test_reward_metrics_select_the_best_model(tmp_path):
     assert load(**evaluation, metric_for_best_model="eval_margin").train.metric_for_best_model == "margin"
     assert load(**evaluation, metric_for_best_model="accuracy").train.greater_is_better
     found = refused(**evaluation, metric_for_best_model="rewards/margins")
-    assert "not measured of reward models; use loss, accuracy, margin" in found["metric_for_best_model"]
+    assert "not measured by pnx reward; use one of loss, accuracy, margin" in found["metric_for_best_model"]
     (problem,) = problems(write(tmp_path, SMALLEST | EVALUATION | {"metric_for_best_model": "margin"}), methods=METHODS)
     assert "pnx reward" in problem.message
 

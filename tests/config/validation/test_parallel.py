@@ -14,8 +14,8 @@ from tests.config.config_cases import SMALLEST, load, problems, write
     ("processes", "values", "words"),
     [
         (2, {"tensor_parallel_degree": 4}, "degree 4 need 4 processes, but 2 were started (python -m paddle.dist"),
-        (4, {"tensor_parallel_degree": 3}, "nearest for 4 processes: tensor_parallel_degree 4"),
-        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest for 6 processes: tensor_parallel_degree 1"),
+        (4, {"tensor_parallel_degree": 3}, "nearest valid degrees: tensor_parallel_degree 4"),
+        (6, {"sharding": "stage1", "sharding_parallel_degree": 4}, "nearest valid degrees: tensor_parallel_degree 1"),
         (2, {"tensor_parallel_degree": 2, "optim": "adamw_8bit"}, "optim: adamw_8bit needs unsharded parameters"),
         (
             2,
@@ -62,7 +62,7 @@ def test_compat_flags_are_noted_or_refused(tmp_path, monkeypatch):
                 assert found.key == key and f"{word} is not available: " in found.message
             else:
                 (note,) = [note for note in load(path).notes if note.startswith(key)]
-                words = "is always on" if word in flags.always else "has no effect: the results are the same"
+                words = "is always on" if word in flags.always else "does not change the results"
                 assert f"{key}: {word} {words}" in note
 
 

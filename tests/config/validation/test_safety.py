@@ -13,7 +13,7 @@ INVALID = [
     ({"skip_data_intervals": [[3, True]]}, "is not an interval"),
     ({"skip_data_intervals": "3-4"}, "'3-4' is not an interval"),
     ({"max_train_time": "12h"}, "max_train_time: '12h' is not a positive time"),
-    ({"nan_policy": "rollback"}, "nan_policy: rollback needs checkpoints; set save_strategy: steps"),
+    ({"nan_policy": "rollback"}, "nan_policy: rollback needs checkpoints; set save_strategy to steps or epoch"),
 ]
 
 

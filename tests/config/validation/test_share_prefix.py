@@ -17,10 +17,10 @@ SHARED = {"share_prefix": True, "zero_padding": True}
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"zero_padding": False}, "share_prefix: rows share a prefix within a pack; set zero_padding: true"),
+        ({"zero_padding": False}, "share_prefix: only rows of the same pack share a prefix; set zero_padding: true"),
         ({"lazy": True, "max_steps": 5}, "share_prefix: the rows of a stream are not compared"),
-        ({"autoregressive": True}, "share_prefix: every token of plain text is a target"),
-        ({"use_pose_convert": True}, "share_prefix: PoSE gives each row other position ids"),
+        ({"autoregressive": True}, "share_prefix: all tokens of plain text are targets"),
+        ({"use_pose_convert": True}, "share_prefix: with PoSE, the position ids of a prefix vary"),
     ],
     ids=lambda value: " ".join(value)[:30],
 )
@@ -35,10 +35,10 @@ def test_share_prefix_with_data_that_cannot_share_is_an_error(tmp_path, values, 
 def test_share_prefix_of_packed_rows_is_accepted_and_notes_shared_noise(tmp_path):
     assert load(write(tmp_path, SMALLEST | SHARED)).notes == []
     (note,) = load(write(tmp_path, SMALLEST | SHARED | {"neftune": True})).notes
-    assert "get the same noise on it (neftune)" in note
+    assert "rows that share a prefix also share the noise" in note
 
 
 def test_share_prefix_in_preference_training_is_an_error():
     config = RunConfig(preference=PreferenceConfig(), data=PreferenceDataConfig(share_prefix=True, zero_padding=True))
-    with pytest.raises(ConfigError, match="whose prompts share_prompt shares"):
+    with pytest.raises(ConfigError, match="share_prefix is not for preference data"):
         check_trainer_config(config)

@@ -66,9 +66,9 @@ CONTRADICTIONS = [
         'report_to: "comet" is not one of: none, all, visualdl, tensorboard, wandb, swanlab, mlflow',
     ),
     ({"report_to": "swanlab"}, "swanlab: needs the package swanlab, which is not installed; run: pip install"),
-    ({"lazy": True}, "lazy: the rows of a stream are not counted"),
+    ({"lazy": True}, "lazy: the number of rows in a stream is unknown"),
     ({"dev_ratio": 1.5}, "dev_ratio: 1.5 is neither a fraction below 1 nor a whole number of rows"),
-    ({"dev_ratio": 500, "lazy": True, "max_steps": 9}, "500 rows: the rows of a stream are not counted"),
+    ({"dev_ratio": 500, "lazy": True, "max_steps": 9}, "dev_ratio: 500 is a number of rows, but lazy"),
 ]
 
 
@@ -129,7 +129,7 @@ IDLE = [
     ({"greedy_zero_padding": True}, "greedy_zero_padding has no effect: zero_padding is false"),
     ({"warmup_steps": 9, "max_steps": 5}, "warmup_steps 9 is more than max_steps 5: the learning rate rises"),
     ({"sharding": "stage2"}, "sharding stage2 has no effect: there is one process"),
-    ({"src_length": 512, "max_length": 512}, "no tokens for the answer"),
+    ({"src_length": 512, "max_length": 512}, "leaves no room for an answer"),
     ({"unified_checkpoint": True}, "unified_checkpoint has no effect"),
     ({"eval_accumulation_steps": 16}, "eval_accumulation_steps has no effect"),
     ({"pipeline_parallel_config": "disable_p2p_cache_shape"}, "there is no pipeline"),
