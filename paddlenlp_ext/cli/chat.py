@@ -14,7 +14,7 @@ History = list[tuple[str, str]]
 
 
 class TextStream:
-    """Write generated tokens as text; a character is written once all its bytes are generated.
+    """Write generated tokens as text; a character is written as soon as all its bytes are generated.
 
     Args:
         decode: function from token ids to text.
@@ -56,7 +56,7 @@ def chat(
         model: the decoder.
         encode_prompt: function from a message and the earlier turns to prompt ids.
         decode: function from token ids to text.
-        source: stream of messages, by default standard input; on a terminal, `> ` is the prompt.
+        source: stream of messages, by default standard input; a terminal shows `> ` before each message.
         output: stream for the answers, by default standard output.
         options: further arguments of `generate`.
     """

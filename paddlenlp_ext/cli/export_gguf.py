@@ -38,9 +38,11 @@ class ExportGgufArguments(ModelArguments):
 
     output_file: str = option(MISSING, aliases=("out",), help="path of the .gguf file to write")
     outtype: str | None = option(
-        None, choices=OUTTYPES, help="type of the weight matrices; unset: f16. Norms, biases and routers are f32"
+        None, choices=OUTTYPES, help="type of the weight matrices; unset: f16; norms, biases and routers are always f32"
     )
-    adapter_only: bool = option(False, help="write only the adapter, in f32, to use with the base's GGUF file")
+    adapter_only: bool = option(
+        False, help="write only the adapter, in f32, for use with the GGUF file of the base model"
+    )
     overwrite: bool = option(False, help="replace an existing file")
     allow_pickle: bool = option(
         False, help="read the .pdparams or .bin file of an adapter that has no safetensors file"
@@ -114,7 +116,7 @@ def check_output_file(arguments: ExportGgufArguments, base: str) -> Path:
     if existing is not None and not (existing.is_file() and arguments.overwrite):
         raise ValueError(f"output_file {output}: {existing} exists; choose another name, or pass --overwrite true")
     if output.is_file() and output.resolve() == Path(base).expanduser().resolve():
-        raise ValueError(f"output_file {output}: writing there would replace the model; choose another name")
+        raise ValueError(f"output_file {output}: this file is the model to export; choose another name")
     return output
 
 
@@ -173,12 +175,12 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
     stored = read_adapter(adapter, arguments.allow_pickle)
     if overrides := stored.base_overrides(read_model_config(resolve_model(base))):
         raise ValueError(
-            f"adapter_only: {adapter} was trained with other values of {', '.join(overrides)} than its base model has, "
-            "and a GGUF adapter cannot store them; leave out --adapter_only to merge the adapter"
+            f"adapter_only: {adapter} changes {', '.join(overrides)} in the config of its base model, and a GGUF "
+            "adapter cannot store a config; leave out --adapter_only to merge the adapter"
         )
     if stored.quantization is not None:
         logger.warning(
-            "%s was trained on %s weights; on a GGUF base of another type, its answers differ slightly",
+            "%s was trained on %s weights; on a GGUF base of another type, answers differ slightly",
             *(adapter, stored.quantization.describe()),
         )
     adapted = PeftModel.from_files(AutoModelForCausalLM.from_pretrained(base), stored)
@@ -189,7 +191,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
 
 
 def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> None:
-    """Set the tokenizer's chat template, which the GGUF file stores, to `template` if it is in Jinja, else to None."""
+    """Store a Jinja template in the tokenizer, and thus in the GGUF file; store None for any other template."""
     from paddlenlp_ext.data.templates.jinja_template import JinjaTemplate
 
     if isinstance(template, JinjaTemplate):
@@ -206,7 +208,7 @@ def _use_template(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) ->
 
 
 def chat_delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) -> Any:
-    """Return the text that the chat template writes around messages, without bos; None if the text is not constant."""
+    """Return the constant text that the chat template writes around messages, without bos; None if this text varies."""
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import find_delimiters
     from paddlenlp_ext.checkpoint.gguf.ollama_tools import ChatMessage
     from paddlenlp_ext.data.rows.conversation import Conversation, Message, ToolCall
@@ -240,7 +242,7 @@ def chat_delimiters(tokenizer: PreTrainedTokenizerBase, template: ChatTemplate) 
     elif delimiters.tools is None and _writes_tools(write_chat):
         logger.warning(
             "the chat template does not write tools and calls as JSON, so the Modelfile's template has no tools, and "
-            "Ollama refuses requests with tools; llama.cpp uses the template in the GGUF file, which has them"
+            "Ollama refuses requests with tools; llama.cpp uses the template in the GGUF file, which supports tools"
         )
     return delimiters
 

@@ -17,8 +17,8 @@ def export_model(arguments: ExportArguments) -> str:
 
     Raises:
         ValueError: a model or adapter cannot be used, the adapter cannot be merged, `output_path` exists or cannot be
-            written, or the model is stored quantized and `quant_type` names another format; see
-            `static_graph.export.export_model`.
+            written, the model is stored quantized and `quant_type` names another format, or
+            `static_graph.export.export_model` raises a ValueError.
     """
     base, adapter = find_model_and_adapter(arguments)
     source, stored, _ = find_source(base, adapter)
@@ -35,6 +35,6 @@ def export_model(arguments: ExportArguments) -> str:
     quantize(model, arguments.quant_type)
     difference = export.export_model(model, folder, source, adapter_folder, arguments.model_prefix)
     return (
-        f"{folder}: static graph of {base}{'' if adapter is None else f' with {adapter}'}. On fixed prompts its "
-        f"logits differ from the model's by up to {difference:.2g} of the largest logit."
+        f"{folder}: static graph of {base}{'' if adapter is None else f' with {adapter}'}. On fixed prompts, "
+        f"logits of graph and model differ by up to {difference:.2g} of the largest logit."
     )

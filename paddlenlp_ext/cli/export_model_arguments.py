@@ -37,7 +37,7 @@ class ExportArguments(LoadArguments):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.model_prefix or Path(self.model_prefix).name != self.model_prefix:
-            raise ValueError(f"--model_prefix {self.model_prefix!r} is not a file name; write one without folders")
+            raise ValueError(f"--model_prefix {self.model_prefix!r} is not a file name; write a name without folders")
 
 
 _OPEN_SIZES = {
@@ -64,10 +64,10 @@ def _idle(values: dict[str, Any], reason: str) -> list[CompatKey]:
 
 _COMPAT = (
     *_idle(_OPEN_SIZES, "the exported program accepts any batch size and length"),
-    *_idle(_DECODING, "the program computes logits; pass it to predictor.py"),
+    *_idle(_DECODING, "the exported program only computes logits; pass the argument to predictor.py"),
     *kernel_keys("exported programs always decode with a KV cache and use Paddle's operators"),
-    CompatKey("mode", ("dynamic", "static"), "the export reads a dynamic model", str, "no effect"),
-    CompatKey("chat_template", (None,), "pass it to predictor.py", str, "not here"),
+    CompatKey("mode", ("dynamic", "static"), "the export always reads a dynamic model", str, "no effect"),
+    CompatKey("chat_template", (None,), "pass the argument to predictor.py", str, "not here"),
     CompatKey("prefix_path", (None,), "a trained prefix cannot be merged into the weights", str, "not here"),
     CompatKey("export_precache", (False,), "a trained prefix cannot be merged into the weights", bool, "not here"),
     CompatKey("cachekv_int8_type", (None, "None", ""), "leave it out", str),

@@ -18,8 +18,8 @@ _COMPAT = (
     CompatKey(
         "safe_serialization",
         (True,),
-        "weights are written as safetensors only, because a pickle can run code when it is read; leave the argument "
-        "out, because Paddle and transformers read safetensors",
+        "weights are written only as safetensors, because reading a pickle can run code; leave the argument out, "
+        "because Paddle and transformers read safetensors",
         bool,
         "not here",
     ),
@@ -96,7 +96,7 @@ def merge_arguments(
 def run_merge(arguments: MergeArguments) -> str:
     """Merge the adapter and compare logits, or copy the base if there is no adapter; return a summary.
 
-    The summary of a merge ends with the next commands.
+    The summary of a merge ends with commands that use the merged model.
 
     Args:
         arguments: result of `merge_arguments`.
@@ -128,7 +128,7 @@ def run_merge(arguments: MergeArguments) -> str:
         merge_base=cast("Literal['dequantized', 'original']", arguments.merge_into),
     )
     return (
-        f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts the adapter "
-        f"changes logits by up to {report.effect:.3g}; merged and unmerged logits differ by {report.difference:.3g}.\n"
+        f"{report.output}: {report.num_merged} layers merged into {report.merged_into}. On fixed prompts, the adapter "
+        f"changes logits by up to {report.effect:.3g}, and merging by up to {report.difference:.3g}.\n"
         + next_steps(report.output, "model")
     )

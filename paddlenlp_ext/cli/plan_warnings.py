@@ -12,9 +12,9 @@ from paddlenlp_ext.trainer.build_model import unshareable
 from paddlenlp_ext.trainer.lr_scheduler import build_schedule
 
 FEW_STEPS = 10
-"""A run with fewer optimizer steps than this changes its model little."""
+"""Number of optimizer steps below which a run changes the model only slightly."""
 LARGE_SAVING = 0.2
-"""Fraction of the positions above which shared prefixes are recommended."""
+"""Fraction of saved positions above which `share_prefix` is recommended."""
 
 
 def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
@@ -50,7 +50,7 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
 
 
 def prefix_warning(config: RunConfig, rows: TrainingRows | None, model: CausalLM | PeftModel) -> str | None:
-    """Return a recommendation of `share_prefix` if it saves many positions; None if it does not, or cannot be used."""
+    """Return a recommendation to set `share_prefix`; None if sharing saves few positions or cannot be used."""
     data = config.data
     if rows is None or isinstance(rows, TokenStream) or config.preference is not None or config.reward is not None:
         return None

@@ -153,7 +153,7 @@ def check_context(arguments: PredictorArguments, config: Mapping[str, Any]) -> N
     if longest is not None and total > longest:
         raise ValueError(
             f"--src_length {arguments.src_length} and --max_length {arguments.max_length} make {total} tokens, more "
-            f"than the model's context of {longest} (max_position_embeddings, scaled); lower one of them"
+            f"than the model's context of {longest} (max_position_embeddings, scaled); lower one of the lengths"
         )
 
 

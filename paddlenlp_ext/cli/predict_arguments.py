@@ -33,7 +33,7 @@ class PredictorArguments(ModelArguments):
     """Arguments of predictor.py; as in PaddleNLP, `max_length` counts new tokens only.
 
     Attributes:
-        unset_lengths: the fields among `src_length` and `max_length` that no argument set.
+        unset_lengths: `src_length` and `max_length`, if the command line does not set them.
     """
 
     prefix_path: str | None = option(
@@ -49,26 +49,30 @@ class PredictorArguments(ModelArguments):
         1024,
         minimum=1,
         aliases=("max_prompt_length",),
-        help="maximum tokens of a prompt; longer prompts are truncated",
+        help="maximum number of tokens in a prompt; longer prompts are truncated",
     )
     max_length: int = option(
-        1024, minimum=1, aliases=("max_new_tokens",), help="maximum number of new tokens of an answer"
+        1024, minimum=1, aliases=("max_new_tokens",), help="maximum number of new tokens in an answer"
     )
     total_max_length: int = option(
-        4096, minimum=1, aliases=("max_total_length",), help="maximum tokens of prompt and answer together"
+        4096, minimum=1, aliases=("max_total_length",), help="maximum number of tokens in prompt and answer together"
     )
     batch_size: int = option(1, minimum=1, help="number of prompts decoded together")
-    min_length: int = option(0, minimum=0, help="minimum number of new tokens of an answer")
+    min_length: int = option(0, minimum=0, help="minimum number of new tokens in an answer")
     system: str | None = option(None, help="system prompt of the chat, and of rows without a system prompt")
     decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
     num_beams: int = option(1, minimum=1, help="beam_search: number of beams, at least 2")
-    length_penalty: float = option(1.0, help="beam_search: a beam's score is divided by its length to this power")
+    length_penalty: float = option(
+        1.0, help="beam_search: exponent of the length by which the score of a beam is divided"
+    )
     top_k: int = option(0, help="top-k sampling: sample from the k most likely tokens; 0: from all tokens")
     top_p: float = option(
         0.7, help="nucleus sampling: sample from the fewest tokens whose total probability reaches this value"
     )
     temperature: float = option(0.95, help="softmax temperature; lower is more deterministic")
-    repetition_penalty: float = option(1.0, help="above 1: tokens that have occurred become less likely")
+    repetition_penalty: float = option(
+        1.0, help="penalty on tokens that have already occurred: above 1, these tokens become less likely"
+    )
     seed: int = option(0, help="random seed of sampling")
     json_schema: str | None = option(None, help="file with a JSON schema; every answer conforms to the schema")
     regex: str | None = option(None, help="regular expression that every answer matches from start to end")
@@ -100,7 +104,7 @@ class PredictorArguments(ModelArguments):
         return self.lora_path or self.prefix_path
 
     def fit_context(self, context: int | None) -> PredictorArguments:
-        """Return the arguments with lower defaults of `src_length` and `max_length` if they exceed a short context.
+        """Return the arguments; if their lengths exceed the context, lower the lengths that the user has not set.
 
         Args:
             context: maximum number of tokens of prompt and answer; None: no limit.
@@ -111,7 +115,9 @@ class PredictorArguments(ModelArguments):
         share = (context - sum(getattr(self, name) for name in written)) // len(self.unset_lengths)
         if share < 1:
             return self
-        get_logger().info("%s %d, because the context has %d tokens", " and ".join(self.unset_lengths), share, context)
+        get_logger().info(
+            "%s set to %d, because the context has %d tokens", " and ".join(self.unset_lengths), share, context
+        )
         return replace(self, **dict.fromkeys(self.unset_lengths, share))
 
     def decoding_options(self) -> dict[str, Any]:
@@ -181,7 +187,7 @@ def _compat_key(name: str, neutral: Any) -> CompatKey:
 
 
 _OTHER_KERNELS = {"inference_model": False, "block_attn": False, "append_attn": False, "block_size": 64}
-"""Arguments that select among PaddleNLP's CUDA kernels -> the default. The kernels give the same results."""
+"""Argument that selects a CUDA kernel of PaddleNLP -> its default. All kernels give the same results."""
 
 
 def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
@@ -191,7 +197,7 @@ def kernel_keys(reason: str) -> tuple[CompatKey, ...]:
 
 COMPAT_ARGUMENTS = (
     *(_compat_key(name, neutral) for name, neutral in _NEUTRAL_VALUES.items()),
-    *kernel_keys("it selects a CUDA kernel of PaddleNLP, and the answers are the same"),
+    *kernel_keys("it only selects a CUDA kernel of PaddleNLP"),
 )
 
 
@@ -243,11 +249,11 @@ def _note_unused_speculation(arguments: PredictorArguments) -> None:
 
 
 def _check_static(arguments: PredictorArguments) -> None:
-    merged = "is part of the exported model; leave it out"
+    merged = "cannot be used, because the exported model contains its adapter; leave it out"
     reasons = {
         "lora_path": merged,
         "prefix_path": merged,
-        "speculate_method": "needs logits of several positions, but an exported model computes only the last position",
+        "speculate_method": "needs logits of several positions, but exported models return only the last; leave it out",
     }
     for name, reason in reasons.items():
         if getattr(arguments, name) not in (None, *NO_VALUE):

@@ -20,7 +20,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 _BATCHES_PER_PART = 16
-"""Batches in a part. The prompts of a part are sorted by length, and its answers are written together."""
+"""Number of batches in a part. The prompts of a part are sorted by length, and the answers are written together."""
 _SECONDS_PER_LOG_LINE = 10.0
 
 logger = get_logger("paddlenlp_ext.predict")
@@ -50,7 +50,7 @@ def check_output_file(output_file: str | os.PathLike[str], data_file: str | os.P
     output, data = Path(output_file).expanduser(), Path(data_file).expanduser()
     if output.resolve() == data.resolve():
         raise ValueError(
-            f"--output_file {output_file} is the data file itself, whose rows would be lost; choose another"
+            f"--output_file {output_file} is the data file itself, whose rows would be lost; choose another file"
         )
     if output.is_dir():
         raise ValueError(f"--output_file {output_file} is a directory; name a file in it")

@@ -37,10 +37,10 @@ class RewardPredictorArguments(ModelArguments):
     output_file: str = option(
         "rewards.jsonl",
         aliases=("out",),
-        help='output file: the rows with an added field "rewards", in which the chosen answer comes first',
+        help='output file: the rows with an added field "rewards", the reward of the chosen answer first',
     )
     max_length: int = option(
-        4096, minimum=2, aliases=("max_total_length",), help="maximum tokens of a prompt with all its answers"
+        4096, minimum=2, aliases=("max_total_length",), help="maximum number of tokens in a prompt with all its answers"
     )
     batch_size: int = option(8, minimum=1, help="number of rows scored together")
 

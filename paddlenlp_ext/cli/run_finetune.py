@@ -31,7 +31,7 @@ def run_finetune(
     program: str = "run_finetune.py",
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Run a training program: read the configuration from files and command line, and run it.
+    """Read the configuration from files and the command line, and run a training program.
 
     Args:
         argv: the command line without the program's name.
@@ -98,7 +98,7 @@ def _audit_only(config: RunConfig) -> None:
             check_losses(split.rows.stats, config.data.max_lost_targets)
     if report.count(ERROR):
         page = Path(str(config.train.output_dir)) / PAGE
-        raise ValueError(f"data audit: {report.summary}; {page} lists them with their remedies")
+        raise ValueError(f"data audit: {report.summary}; {page} lists the findings with their remedies")
 
 
 def _dry_run(config: RunConfig) -> None:

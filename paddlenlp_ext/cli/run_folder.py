@@ -27,7 +27,7 @@ class RunFolder:
         path: the run's output_dir, or a folder with a model.
         weights: folder with the model or adapter: `path`, or its newest checkpoint if the run has not ended.
         adapter: type of the adapter, such as "LORA"; None if the run trained all weights.
-        base: name of the adapter's base model; None without an adapter, or if neither the adapter nor the run names it.
+        base: name of the adapter's base model; None without an adapter, or if no file names it.
         is_reward_model: True if the model scores answers, and cannot chat.
         settings: contents of run_config.json; empty without the file.
     """
@@ -87,7 +87,7 @@ def find_run(folder: str) -> RunFolder:
 def is_model_name(word: str) -> bool:
     """Return whether a word names a model rather than a folder: a built-in name, a .gguf file or a hub id.
 
-    A word is a path if it or its parent folder exists, or if it begins with `checkpoints`.
+    A word whose path or parent folder exists, or that begins with `checkpoints`, is a folder.
     """
     path = Path(word).expanduser()
     if word in BUILTIN_MODELS or path.suffix == ".gguf":
@@ -115,6 +115,6 @@ def newest_run() -> RunFolder:
 
 
 def _folder_of_weights(path: Path) -> Path | None:
-    """Return `path` if it has a model or an adapter, else the newest checkpoint that has one; None without any."""
+    """Return `path` if it has a model or adapter, else its newest checkpoint with a model or adapter, else None."""
     folders = [path, *reversed(list_checkpoints(path).values())]
     return next((each for each in folders if (each / _ADAPTER).is_file() or (each / _CONFIG).is_file()), None)

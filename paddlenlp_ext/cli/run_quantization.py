@@ -32,7 +32,7 @@ _FORMATS = ("float32", "bfloat16", "float16")
 
 
 def run_quantization(argv: Sequence[str]) -> None:
-    """Quantize a model: read the configuration from files and command line, and run it.
+    """Read the configuration from files and the command line, and quantize the model.
 
     Args:
         argv: the command line without the program's name.

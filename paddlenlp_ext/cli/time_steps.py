@@ -1,4 +1,4 @@
-"""Run the first two steps of a run, and estimate the time of the whole run; nothing is left in output_dir."""
+"""Run the first two steps of a run, and estimate the time of the whole run; output_dir is not written."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Clock(Callback):
 def time_steps(config: RunConfig) -> str:
     """Train two steps in a temporary folder, and describe the time of a step and of the run.
 
-    The second step is measured, because the first also allocates memory. The run is not evaluated or saved.
+    The second step is measured, because the first step also allocates memory. The run is not evaluated or saved.
 
     Raises:
         ValueError: the model or data cannot be used, the run does not train, or a launcher started several processes.

@@ -1,4 +1,4 @@
-"""Words that all commands understand: short names of arguments, and the folder of a run as first argument."""
+"""Parse words that all commands accept: short names of arguments, and the folder of a run as first argument."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from paddlenlp_ext.config.help_text import ALL_FLAGS, HELP_FLAGS
 
 SHORT_NAMES = {"-m": "--model", "-a": "--adapter", "-d": "--data", "-o": "--out"}
-"""Short name of an argument -> name that the parsers of the programs know."""
+"""Short name of an argument -> long name, which the parsers of the programs accept."""
 
 
 def with_long_names(argv: Sequence[str]) -> list[str]:
-    """Replace short names of arguments, also in the form `-m=VALUE`."""
+    """Replace the short names of arguments, as in `-m VALUE` and `-m=VALUE`, with their long names."""
     split = [word.partition("=") for word in argv]
     return [
         "".join((SHORT_NAMES[name], *rest)) if name in SHORT_NAMES else name + "".join(rest) for name, *rest in split
@@ -19,7 +19,7 @@ def with_long_names(argv: Sequence[str]) -> list[str]:
 
 
 def names(argv: Sequence[str], *keys: str) -> bool:
-    """Return whether a command line sets one of these keys."""
+    """Return whether a command line sets one of the keys `keys`."""
     written = {word[2:].partition("=")[0].replace("-", "_") for word in argv if word.startswith("--")}
     return not written.isdisjoint(keys)
 
@@ -35,7 +35,7 @@ def wants_all_keys(argv: Sequence[str]) -> bool:
 
 
 def take_first(argv: Sequence[str]) -> tuple[str | None, list[str]]:
-    """Return the first word, or None if it begins with "-" or is missing, and the remaining words."""
+    """Return the first word and the remaining words; if the first word begins with "-", return None and all words."""
     if argv and not argv[0].startswith("-"):
         return argv[0], list(argv[1:])
     return None, list(argv)

@@ -16,11 +16,11 @@ from paddlenlp_ext.utils.storage_errors import explained_errors
 
 _USAGE = """usage: pnx configs [WORDS] [--copy [DEST]]
 
-List the shipped configurations that have all WORDS in their path, method, model or keys, and what
-differs between them.
+List the shipped configurations that have all WORDS in their path, method, model or keys, and the
+settings that differ between them.
 
-  --copy [DEST]                 copy the only listed file to DEST, a file or a folder; by default to
-                                FAMILY_METHOD.json here. An existing file is not overwritten.
+  --copy [DEST]                 if one file is listed, copy it to DEST, a file or a folder; default:
+                                FAMILY_METHOD.json in the current folder. No file is overwritten.
 
 examples: pnx configs dpo lora; pnx configs smollm2/lora_argument --copy run.json
 """
@@ -80,7 +80,7 @@ def run(argv: Sequence[str]) -> None:
         print(table(found))
     else:
         config = _only(found, words)
-        print(f"{copy_config(config, destination)}: copied; start it with `pnx {config.command} FILE`")
+        print(f"{copy_config(config, destination)}: copied; start the run with `pnx {config.command} FILE`")
 
 
 def find_configs(words: Sequence[str]) -> list[ShippedConfig]:
@@ -102,7 +102,7 @@ def find_configs(words: Sequence[str]) -> list[ShippedConfig]:
     )
     if not found:
         missing = [word for word in words if not any(config.has(word) for config in configs)]
-        why = f"none has {' or '.join(map(repr, missing))}" if missing else "none has all of these words"
+        why = f"no file has {' or '.join(map(repr, missing))}" if missing else "no file has all of these words"
         raise ValueError(f"pnx configs {' '.join(words)}: {why}; `pnx configs` lists all {len(configs)} files")
     return named or found
 
@@ -145,11 +145,11 @@ def copy_config(config: ShippedConfig, destination: str) -> Path:
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], str | None]:
-    """Return the words, and the path after --copy: "" if there is none, None without --copy."""
+    """Return the words, and the path after --copy; the path is "" if --copy comes last, and None without --copy."""
     words = [word for word in argv if word != "--copy"]
     unknown = [word for word in words if word.startswith("-")]
     if unknown:
-        raise ValueError(f"pnx configs: {unknown[0]} is not an option; `pnx configs --help` lists them")
+        raise ValueError(f"pnx configs: {unknown[0]} is not an option; `pnx configs --help` lists the options")
     if "--copy" not in argv:
         return words, None
     place = list(argv).index("--copy")
@@ -159,7 +159,9 @@ def _split(argv: Sequence[str]) -> tuple[list[str], str | None]:
 def _only(found: Sequence[ShippedConfig], words: Sequence[str]) -> ShippedConfig:
     if len(found) > 1:
         names = ", ".join(config.name for config in found[:6]) + (", ..." if len(found) > 6 else "")
-        raise ValueError(f"pnx configs {' '.join(words)}: {len(found)} files ({names}); write the path of one of them")
+        raise ValueError(
+            f"pnx configs {' '.join(words)}: {len(found)} files match ({names}); write the path of one file"
+        )
     return found[0]
 
 

@@ -23,8 +23,8 @@ PROGRAMS = {"sft": "run_finetune", "dpo": "run_dpo", "reward": "run_reward", "qu
 """Command that reads a configuration -> its script in llm/."""
 _USAGE = """usage: pnx help KEY | WORDS | COMMAND [--all]
 
-Explain a key of configurations, also by the name that another toolkit gives it; find the keys
-whose names, descriptions and values have all WORDS; or print the help text of a command.
+Explain a key of configurations, by its name here or in another toolkit; find the keys whose names,
+descriptions and values contain all WORDS; or print the help text of a command.
 
   --all                         also find keys that have no effect
 
@@ -41,7 +41,7 @@ _INDENT = 14
 
 
 def run(argv: Sequence[str]) -> None:
-    """Explain the key or command that the arguments name, or list the keys with all words.
+    """Explain the key or command that the arguments name, or list the keys that contain all words.
 
     Raises:
         ValueError: no key has all words.
@@ -60,7 +60,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def explain(words: Sequence[str], with_idle: bool = False) -> str:
-    """Return the explanation of a key, or the list of the keys whose names or descriptions have all words.
+    """Return the explanation of a key, or the list of the keys whose names, descriptions or values contain all words.
 
     Args:
         words: a key, one of its other names, or words to look for.
@@ -143,7 +143,7 @@ def _page(entry: Mapping[str, Any]) -> str:
 
 
 def _find(words: Sequence[str], programs: dict[str, Keys], with_idle: bool) -> dict[str, str]:
-    """Return key -> description of the keys with all words; keys that have the words in their name come first."""
+    """Return key -> description of the keys that contain all words; keys with all words in their name come first."""
     found: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for keys in programs.values():
         for key, entry in keys.items():
@@ -160,7 +160,7 @@ def _list(found: dict[str, str]) -> str:
     for key, description in list(found.items())[:_MOST_FOUND]:
         lines += wrapped(description, 32, f"  {key}")
     if len(found) > _MOST_FOUND:
-        lines += ["", f"{len(found) - _MOST_FOUND} more keys; add a word"]
+        lines += ["", f"{len(found) - _MOST_FOUND} more keys; add a word to see fewer"]
     return "\n".join([*lines, "", "`pnx help KEY` explains one key"])
 
 

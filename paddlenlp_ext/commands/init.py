@@ -22,10 +22,13 @@ _COMMANDS = {"instructions": "sft", "chat": "sft", "preferences": "dpo"}
 _DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 _USAGE = """pnx init [-m MODEL] [-d DATA] [--goal GOAL] [--memory GB] [-o FILE.json] [--yes]
 
-Write the configuration of a LoRA run: steps, batch and learning rate fit the number of rows and the
-memory. Questions that no argument answers are asked; --yes takes their defaults.
+Write the configuration of a LoRA run whose steps and batches fit the data, whose learning rate fits
+the model, and that fits into the memory. The command asks for values that no argument sets; --yes
+accepts the defaults instead.
 
-  -m, --model                   model, -d, --data: training rows, -o, --out: file to write"""
+  -m, --model                   model
+  -d, --data                    training rows
+  -o, --out                     file to write"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +46,7 @@ class InitArguments(OptionGroup):
         None, above=0, help="memory in GB that the run may use; default: 90 % of the free memory"
     )
     out: str = option("run.json", help="file to write; its name is also the name of output_dir in ./checkpoints")
-    yes: bool = option(False, help="ask nothing, and take the defaults")
+    yes: bool = option(False, help="ask no questions, and accept the defaults")
 
 
 def run(argv: Sequence[str]) -> None:
@@ -106,7 +109,7 @@ def _ask(question: str, default: str, takes_default: bool) -> str:
         return input(f"{question} [{default}]: ").strip() or default
     except EOFError:
         raise ValueError(
-            "the questions need a terminal; pass --yes to take the defaults, see pnx init --help"
+            "the questions need a terminal; pass --yes to accept the defaults, or pass answers (pnx init --help)"
         ) from None
 
 

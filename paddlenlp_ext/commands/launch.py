@@ -31,12 +31,12 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
         else:
             raise ValueError(f"a value is missing after {_KEY}; write the number of processes")
     if not count.isdigit() or int(count) < 1:
-        raise ValueError(f"{_KEY} {count!r} is not a number of processes; write a number from 1")
+        raise ValueError(f"{_KEY} {count!r} is not a number of processes; write a whole number of at least 1")
     return int(count), rest
 
 
 def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> NoReturn:
-    """Replace this process by Paddle's launcher; on Windows, run the launcher and exit with its code.
+    """Replace this process with Paddle's launcher; on Windows, run the launcher and exit with its code.
 
     Without GPUs, the cores are divided evenly among the processes, unless the user has set OMP_NUM_THREADS.
 
@@ -44,10 +44,10 @@ def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool)
         command: name of the command, such as "sft".
         num_processes: number of processes. With GPUs, the launcher gives each process one GPU.
         argv: the command line after the command.
-        has_gpu: whether the processes communicate over NCCL; otherwise, they communicate over gloo.
+        has_gpu: whether there is a GPU. The processes communicate over NCCL with GPUs, and over gloo without GPUs.
     """
     require_paddle()
-    if not has_gpu:  # otherwise Paddle, which the launcher imports, sets the variable to 1
+    if not has_gpu:  # otherwise, Paddle, which the launcher imports, would set OMP_NUM_THREADS to 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
     words = launch_words(command, num_processes, argv, has_gpu)
     if sys.platform == "win32":

@@ -36,8 +36,8 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "schema": ("print the JSON schema of configurations for editors", "schema"),
     },
     "Look at runs": {
-        "report": ("write the page of a run, and print its verdict", "report"),
-        "compare": ("compare runs: results, curves, and what differs", "report:compare"),
+        "report": ("write the report page of a run, and print the verdict", "report"),
+        "compare": ("compare runs: results, curves and differences", "report:compare"),
     },
     "Use a model": {
         "chat": ("chat in the terminal", "use_model:chat"),
@@ -55,7 +55,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "completion": ("print a script for bash or zsh that completes commands", "completion"),
     },
 }
-"""Heading -> name of a command -> one-line summary, and its module in this package.
+"""Heading -> name of a command -> one-line summary of the command, and its module in this package.
 
 The module's function `run(argv)` runs the command; `module:function` names another function.
 """
@@ -100,7 +100,7 @@ def run(argv: Sequence[str]) -> None:
 
 
 def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the name of a command, or of a group whose help is wanted, and the other arguments.
+    """Return the name of a command, or of a group whose help is requested, and the other arguments.
 
     Raises:
         ValueError: there is no such command.
@@ -112,10 +112,12 @@ def split_command(argv: Sequence[str]) -> tuple[str, list[str]]:
     members = [name.partition(" ")[2] for name in COMMANDS if name.startswith(f"{argv[0]} ")]
     if not members:
         names = dict.fromkeys(name.partition(" ")[0] for name in COMMANDS)
-        raise ValueError(f"pnx has no command {argv[0]!r}{did_you_mean(argv[0], names)} `pnx --help` lists them")
+        raise ValueError(
+            f"pnx has no command {argv[0]!r}{did_you_mean(argv[0], names)} `pnx --help` lists the commands"
+        )
     if argv[1:] and argv[1] not in ("-h", "--help"):
         known = " or ".join(f"`pnx {argv[0]} {member}`" for member in members)
-        raise ValueError(f"pnx {argv[0]}: {argv[1]!r} is not one of its commands; use {known}")
+        raise ValueError(f"pnx {argv[0]} has no command {argv[1]!r}; use {known}")
     return argv[0], list(argv[1:])
 
 

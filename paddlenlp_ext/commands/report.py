@@ -1,4 +1,4 @@
-"""Commands `pnx report` and `pnx compare`: pages about the runs in folders. Paddle is not imported."""
+"""Commands `pnx report` and `pnx compare`: write pages about training runs. Paddle is not imported."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ def run(argv: Sequence[str]) -> None:
     parser.add_argument("run", type=Path, help=_RUN_HELP)
     parser.add_argument("-o", "--out", type=Path, help=f"page to write; unset: {PAGE_FILE} in the folder of the run")
     parser.add_argument(
-        "--before", type=Path, metavar="FOLDER", help="output_dir of an evaluation of the model before training"
+        "--before", type=Path, metavar="FOLDER", help="output_dir of a run that evaluated the model before training"
     )
     arguments = parser.parse_args(argv)
-    from rich.console import Console  # after the parser, so that --help is fast
+    from rich.console import Console  # imported after parsing, so that --help is fast
 
     from paddlenlp_ext.report.findings import find_all, verdict
     from paddlenlp_ext.report.run_page import render_run

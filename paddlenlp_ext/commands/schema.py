@@ -1,4 +1,4 @@
-"""Command `pnx schema`: print the JSON schema of configurations, with which editors complete and check keys."""
+"""Command `pnx schema`: print the JSON schema of configurations, so that editors complete and check keys."""
 
 from __future__ import annotations
 
@@ -31,6 +31,8 @@ def run(argv: Sequence[str]) -> None:
     unknown = [name for name in names if name not in PROGRAMS]
     if unknown or len(names) > 1:
         wrong = (unknown or names[1:])[0]
-        raise ValueError(f"pnx schema: {wrong!r}{did_you_mean(wrong, PROGRAMS)} Use one of {', '.join(PROGRAMS)}")
+        raise ValueError(
+            f"pnx schema: no schema for {wrong!r}{did_you_mean(wrong, PROGRAMS)} Use one of {', '.join(PROGRAMS)}"
+        )
     file = schema_file(names[0])
     print(file if "--path" in argv else file.read_text(encoding="utf-8"), end="\n" if "--path" in argv else "")

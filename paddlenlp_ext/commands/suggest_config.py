@@ -32,7 +32,7 @@ _SAVINGS: tuple[dict[str, Any], ...] = (
 
 
 def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: str) -> dict[str, Any]:
-    """Return the keys of a run.
+    """Return the configuration keys of a LoRA run.
 
     Args:
         model: name or path of the model.
@@ -74,7 +74,7 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
 def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, RunData]:
     """Load training and dev rows; return keys, configuration and rows.
 
-    Without a dev split, a tenth of the rows is held out. If that is not possible, there are no dev rows.
+    Without a dev split, a tenth of the rows is held out. If no rows can be held out, there are no dev rows.
     """
     with_dev = {**keys, "do_eval": True, "per_device_eval_batch_size": 8}
     for tried in (with_dev, {**with_dev, "dev_ratio": 0.1}):
@@ -88,7 +88,7 @@ def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, R
 
 
 def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
-    """Return the configuration of a run with these keys; `goal` selects the sections.
+    """Return the configuration of a run with the given keys; `goal` selects the sections.
 
     Raises:
         ConfigError: a key is invalid.
@@ -101,7 +101,7 @@ def _steps(num_rows: int, mean_length: float, max_length: int, has_dev: bool) ->
     """Return the keys of steps and intervals.
 
     A step has about a hundredth of the rows, but at least 8 and at most 32, and at least one pack. A run has three
-    epochs, or up to ten to reach 20 steps; but at most 200 steps on a CPU, and 2,000 on a GPU.
+    epochs, or up to ten epochs to reach 20 steps. The limit is 200 steps on a CPU, and 2,000 steps on a GPU.
     """
     rows_per_step = min(_MAX_ROWS_PER_STEP, max(_MIN_ROWS_PER_STEP, num_rows // 100))
     rows_per_pack = max(1.0, max_length / mean_length)
@@ -129,7 +129,7 @@ def _fitting(keys: dict[str, Any], data: RunData, goal: str, memory: float) -> d
     """Add the first of `_SAVINGS` with which the run fits into the memory.
 
     Raises:
-        ValueError: the run does not fit with any of them.
+        ValueError: the run does not fit into the memory with any of these keys.
     """
     needed = []
     for savings in _SAVINGS:
@@ -140,5 +140,5 @@ def _fitting(keys: dict[str, Any], data: RunData, goal: str, memory: float) -> d
             return {**keys, **savings}
     raise ValueError(
         f"{Path(keys['model_name_or_path']).name}: a LoRA run needs at least {min(needed):.1f} GB, more than the "
-        f"{memory:g} GB of --memory; use a smaller model"
+        f"{memory:g} GB of --memory; use a smaller model or more memory"
     )

@@ -61,7 +61,7 @@ def reward(argv: Sequence[str]) -> None:
 
 
 def plan(argv: Sequence[str]) -> None:
-    """Print rows, steps, trained parameters, memory and warnings of a run that is not started."""
+    """Print rows, steps, trained parameters, memory and warnings of a run, without starting the run."""
     what = "Print what a run would do: rows, steps, trained parameters and memory, with warnings."
     kind, rest = _split_kind(argv)
     words = [word for word in rest if word != "--time"]
@@ -76,8 +76,8 @@ def plan(argv: Sequence[str]) -> None:
 
 
 def data_show(argv: Sequence[str]) -> None:
-    """Print rows as the model sees them, with the tokens that are trained."""
-    what = "Print training rows as the model sees them, with the tokens that are trained."
+    """Print tokenized training rows with their target tokens marked."""
+    what = "Print tokenized training rows with their target tokens marked."
     kind, rest = _split_kind(argv)
     command = f"pnx data show [{'|'.join(_SECTIONS)}]"
     has_number = any(word.startswith(("--preview", "--show")) for word in rest)
@@ -116,12 +116,14 @@ def _split_kind(argv: Sequence[str]) -> tuple[str, list[str]]:
     if argv and argv[0] in _SECTIONS:
         return argv[0], list(argv[1:])
     if argv and not argv[0].startswith("-") and "." not in argv[0] and not Path(argv[0]).exists():
-        raise ValueError(f"{argv[0]!r} is neither {', '.join(_SECTIONS)} nor a file{did_you_mean(argv[0], _SECTIONS)}")
+        raise ValueError(
+            f"{argv[0]!r} is neither one of {', '.join(_SECTIONS)} nor a file{did_you_mean(argv[0], _SECTIONS)}"
+        )
     return "sft", list(argv)
 
 
 def with_data_files(argv: Sequence[str]) -> list[str]:
-    """Pass the files with rows at the beginning of a command line as `--data`; keep configuration files."""
+    """Pass files with rows at the beginning of a command line as `--data`; leave configuration files unchanged."""
     count = next((index for index, word in enumerate(argv) if word.startswith("-")), len(argv))
     rows = [word for word in argv[:count] if has_rows(word)]
     files = [word for word in argv[:count] if word not in rows]
@@ -131,8 +133,8 @@ def with_data_files(argv: Sequence[str]) -> list[str]:
 def has_rows(name: str) -> bool:
     """Return whether a file has rows rather than keys of a configuration.
 
-    A folder has rows, and so has a file with the suffix of a dataset, such as .jsonl or .csv. A .json file has rows if
-    it begins with a list, or if its first line is an object without a key of a configuration.
+    A folder has rows, and a file with the suffix of a dataset, such as .jsonl or .csv, has rows. A .json or YAML file
+    has rows if it begins with a list, or if its first line is an object without a key of a configuration.
     """
     path = Path(name).expanduser()
     if not path.is_file() or not name.endswith(FILE_SUFFIXES):

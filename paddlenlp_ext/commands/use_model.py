@@ -1,7 +1,7 @@
 """Commands that use a trained model: chat, predict, merge, export, quantize, eval and serve.
 
 A command takes the output_dir of a run as its first argument, finds the model and adapter there, and runs the program
-of llm/ that does the same.
+of llm/ for the same task.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from paddlenlp_ext.config.help_text import print_help, read_keys
 from paddlenlp_ext.utils.logging import get_logger
 
 _RUN = """  RUN                           output_dir of a training run, or a folder with a model or adapter
-  -m, --model                   a model instead of RUN
-  -a, --adapter                 its adapter"""
+  -m, --model                   model to use instead of RUN
+  -a, --adapter                 adapter of the model"""
 _ROWS = "  -d, --data                    rows, one JSON object per line"
-_NEW_TOKENS = "  --max-new-tokens              maximum number of new tokens of an answer"
+_NEW_TOKENS = "  --max-new-tokens              maximum number of new tokens in an answer"
 _OUT = "  -o, --out                     "
 
 _USAGES = {
@@ -223,7 +223,7 @@ def serve(argv: Sequence[str]) -> None:
 def _model_words(
     argv: Sequence[str], suffix: str | None = None, finds_newest: bool = False
 ) -> tuple[list[str], RunFolder | None]:
-    """Return the command line of the program, which names the model by `--model`, and the run; None without a run.
+    """Return the command line of the program, with the model as `--model`, and the run or None.
 
     Args:
         argv: the command line after the command.

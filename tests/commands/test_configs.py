@@ -17,7 +17,7 @@ def test_find_configs_finds_words_in_path_method_model_and_keys():
     assert {config.command for config in find_configs(["reward", "llama"])} == {"reward"}
     assert [config.name for config in find_configs(["smollm2/lora_argument"])] == ["smollm2/lora_argument.json"]
     assert all("gptq_step" in config.settings for config in find_configs(["gptq_step"]))
-    with pytest.raises(ValueError, match="none has 'xyzzy'"):
+    with pytest.raises(ValueError, match="no file has 'xyzzy'"):
         find_configs(["qwen", "xyzzy"])
 
 

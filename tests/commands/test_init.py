@@ -57,7 +57,7 @@ def test_init_without_a_terminal_names_the_flag(tmp_path, monkeypatch):
         raise EOFError
 
     monkeypatch.setattr("builtins.input", end)
-    with pytest.raises(ValueError, match="pass --yes to take the defaults"):
+    with pytest.raises(ValueError, match="pass --yes to accept the defaults"):
         pnx.run(["init"])
 
 

@@ -56,7 +56,7 @@ for command in {commands}:
     ("arguments", "message"),
     [
         (["docter"], "pnx has no command 'docter'; did you mean 'doctor'"),
-        (["xyzzy"], "pnx has no command 'xyzzy'. `pnx --help` lists them"),
+        (["xyzzy"], "pnx has no command 'xyzzy'. `pnx --help` lists the commands"),
     ],
 )
 def test_pnx_with_an_unknown_command_names_the_nearest(arguments, message):

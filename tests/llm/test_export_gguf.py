@@ -89,7 +89,7 @@ def test_export_gguf_writes_the_given_chat_template(script, base, tmp_path):
     [
         (("--output_file", "out.bin"), "output_file out.bin: must end in .gguf"),
         (("--output_file", "BASE"), "base.gguf exists; choose another name, or pass --overwrite true"),
-        (("--output_file", "BASE", "--overwrite", "true"), "writing there would replace the model"),
+        (("--output_file", "BASE", "--overwrite", "true"), "this file is the model to export"),
         (("--output_file", "a.gguf", "--outtype", "q4_k"), '"q4_k" is not one of: f32, f16, bf16, q8_0, q4_0, q4_1'),
         (("--output_file", "BASE/a.gguf"), "base.gguf is not a directory; choose another path"),
     ],
@@ -115,7 +115,7 @@ def test_export_gguf_replaces_no_modelfile_and_writes_into_no_active_run(script,
 def test_export_gguf_does_not_replace_the_base_that_an_adapter_names(script, base, adapter, capsys):
     before = base.read_bytes()
     assert run(script, "--model_name_or_path", adapter, "--output_file", base, "--overwrite", "true") == 2
-    assert "writing there would replace the model" in capsys.readouterr().err
+    assert "this file is the model to export" in capsys.readouterr().err
     assert base.read_bytes() == before
 
 
@@ -125,7 +125,7 @@ def test_export_gguf_adapter_only_over_a_base_with_another_config_raises(script,
     config.write_text(json.dumps({**json.loads(config.read_text()), "base_config_overrides": {"rope_theta": 5e5}}))
     arguments = ("--model_name_or_path", base, "--lora_path", tmp_path / "adapter", "--adapter_only", "true")
     assert run(script, *arguments, "--output_file", tmp_path / "a.gguf") == 2
-    assert "was trained with other values of rope_theta than its base" in capsys.readouterr().err
+    assert "changes rope_theta in the config of its base model" in capsys.readouterr().err
 
 
 def test_export_gguf_on_a_full_disk_names_the_file_and_leaves_nothing(script, base, tmp_path, capsys, monkeypatch):

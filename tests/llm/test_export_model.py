@@ -128,7 +128,10 @@ def test_export_model_by_a_launcher_of_two_processes_raises(base, tmp_path, monk
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--lora_path", "x"], "--mode static: --lora_path is part of the exported model; leave it out"),
+        (
+            ["--lora_path", "x"],
+            "--mode static: --lora_path cannot be used, because the exported model contains its adapter",
+        ),
         (["--speculate_method", "inference_with_reference"], "--speculate_method needs logits of several"),
         ([], "not an exported model: "),
     ],

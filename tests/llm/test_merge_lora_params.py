@@ -268,7 +268,7 @@ def test_merge_lora_params_user_error_is_one_line(
     )
     named = ("--model_name_or_path", base, "--lora_path")
     assert "no adapter here" in error_of(script, capsys, out, *named, base)
-    assert "weights are written as safetensors only, because a pickle can run code" in error_of(
+    assert "weights are written only as safetensors, because reading a pickle can run code" in error_of(
         script, capsys, out, *named, adapter, "--safe_serialization", "False"
     )
     assert "nothing to merge: pass --lora_path ADAPTER" in error_of(script, capsys, out)

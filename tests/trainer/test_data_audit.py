@@ -38,7 +38,9 @@ def write(folder, rows, name="train.json"):
 
 
 def test_audit_only_of_train_and_dev_names_the_rows_that_both_have(run, run_folders):
-    with pytest.raises(ValueError, match=r"data audit: 12 errors, 0 warnings, 0 notes; .*data_audit.html lists them"):
+    with pytest.raises(
+        ValueError, match=r"data audit: 12 errors, 0 warnings, 0 notes; .*data_audit.html lists the findings"
+    ):
         run(audit_only=True, do_eval=True, evaluation_strategy="no")
     report = json.loads((run_folders / "out" / "data_audit.json").read_text())
     assert [split["split"] for split in report["splits"]] == ["train", "dev"]
