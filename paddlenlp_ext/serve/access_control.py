@@ -19,7 +19,7 @@ class AccessCheck:
 
     Requests to /health need no key. The HTTP library limits the size of headers only if they arrive in several parts.
     With DNS rebinding, a web page can reach a server on its visitor's computer: the page's host name then resolves to
-    the loopback address, and the Host header contains the page's host name.
+    the loopback address. The Host header still contains the page's host name, so the request is rejected.
 
     Args:
         app: the application.
@@ -35,20 +35,21 @@ class AccessCheck:
 
     def _error(self, scope: Scope) -> ApiError | None:
         if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:
-            return ApiError(431, f"the headers have more than {MAX_HEADER_BYTES} bytes; send less", "headers_too_large")
+            return ApiError(431, f"the headers have over {MAX_HEADER_BYTES} bytes; send fewer", "headers_too_large")
         if scope["path"] == "/health":
             return None
         headers = Headers(scope=scope)
         if self._expected is None:
             host = headers.get("host", "")
-            return None if _is_local(host) else ApiError(403, f"the host {host[:60]!r} is not local", "host_not_local")
+            problem = f"the host {host[:60]!r} is not local; connect to localhost, or start the server with an API key"
+            return None if _is_local(host) else ApiError(403, problem, "host_not_local")
         if hmac.compare_digest(headers.get("authorization", "").encode("latin-1"), self._expected):
             return None
         return ApiError(401, "the API key is missing or wrong; send it as Authorization: Bearer KEY", "invalid_api_key")
 
 
 def _is_local(host: str) -> bool:
-    """Return whether a Host header has the name or a loopback address of this computer."""
+    """Return whether a Host header is localhost or a loopback address."""
     name = host.rpartition(":")[0] if host.rpartition(":")[2].isdigit() else host
     if name == "localhost":
         return True

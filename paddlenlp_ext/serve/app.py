@@ -94,7 +94,7 @@ class Service:
         found = await until_disconnected(request, self._readers.read(client, read, body))
         if found is None:
             return Response(status_code=STATUS_CLIENT_CLOSED)
-        del body  # free the memory, because the answer may take minutes
+        del body  # frees the memory, because the answer may take minutes
         return await self._generate(request, found, client)
 
     async def _body(self, request: Request) -> bytes:
@@ -103,7 +103,7 @@ class Service:
         if kind != _JSON_TYPE:
             raise ApiError(415, f"the content type is {kind[:60]!r}; send {_JSON_TYPE}", "unsupported_media_type")
         limit = self._limits.max_body_bytes
-        too_large = ApiError(413, f"the body has more than {limit} bytes; send less", "body_too_large")
+        too_large = ApiError(413, f"the body has more than {limit} bytes; send a smaller body", "body_too_large")
         if int(request.headers.get("content-length") or 0) > limit:
             raise too_large
         body = bytearray()
@@ -114,7 +114,8 @@ class Service:
                     if len(body) > limit:
                         raise too_large
         except TimeoutError:
-            raise ApiError(408, "the body was not received in time", "timeout") from None
+            problem = f"the body was not received within {self._limits.transfer_timeout:g} seconds"
+            raise ApiError(408, problem, "timeout") from None
         return bytes(body)
 
     async def _generate(self, request: Request, found: ReadRequest, client: str) -> Response:
@@ -185,7 +186,7 @@ def make_app(
     limits: Limits,
     api_key: str | None = None,
 ) -> ASGIApp:
-    """Return the application, which starts the engine's thread, and ends the thread after the last request."""
+    """Return the application; it starts the engine's thread at startup, and ends the thread at shutdown."""
     service = Service(catalog, readers, engine, limits)
 
     @asynccontextmanager

@@ -29,7 +29,7 @@ class ServeArguments(ModelArguments):
     lora_path: tuple[str, ...] | None = option(  # type: ignore[override]
         None,
         aliases=("adapter",),
-        help="adapters, each as NAME=FOLDER, or as FOLDER, whose last part is then the name that clients use",
+        help="adapters, each as NAME=FOLDER or FOLDER; clients use NAME, by default the last part of FOLDER",
     )
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
@@ -42,12 +42,14 @@ class ServeArguments(ModelArguments):
     max_batch_size: int = option(16, minimum=1, maximum=1024, help="maximum number of sequences decoded in one batch")
     max_waiting: int = option(256, minimum=1, help="maximum number of sequences that wait in the queue")
     max_total_length: int | None = option(
-        None, minimum=2, help="maximum tokens of prompt and answer together; unset: the context length of the model"
+        None,
+        minimum=2,
+        help="maximum number of tokens in prompt and answer together; unset: the context length of the model",
     )
     prompt_tokens_per_step: int = option(
         256,
         minimum=1,
-        help="maximum number of prompt tokens to prefill per step, before the running requests decode their next token",
+        help="maximum number of prompt tokens that a step prefills before the running requests decode a token",
     )
     max_body_bytes: int = option(2097152, minimum=1024, help="maximum size of a request in bytes")
     request_timeout: float = option(600.0, above=0, help="request timeout in seconds; a longer generation fails")

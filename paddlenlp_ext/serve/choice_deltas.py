@@ -23,7 +23,7 @@ class Delta:
         text: text to append.
         logprobs: log-probabilities of the tokens in this delta.
         num_tokens: number of generated tokens in this delta.
-        tool_calls: all tool calls of the choice, in the delta before the last.
+        tool_calls: all tool calls of the choice, in the last delta but one; empty in other deltas.
         finish_reason: "stop", "length" or "tool_calls" in the last delta of the choice, else None.
         prompt_logprobs: log-probabilities of the prompt, in the first delta of a choice that echoes the prompt.
         error: error that ended the choice.
@@ -75,7 +75,7 @@ class Choice:
         self._send(Delta(self._index, prompt_logprobs=tuple(logprobs)))
 
     def on_token(self, token: int, logprob: TokenLogprob | None) -> bool:
-        """Send the text of a token; return True if it completes a stop string."""
+        """Send the text of a token; return True if the text completes a stop string."""
         text, self._is_stopped = self._stops.add(self._decoder.add(token))
         shown = text if self._tool_calls is None else self._tool_calls.add(text)
         self._send(Delta(self._index, shown, () if logprob is None else (logprob,), num_tokens=1))

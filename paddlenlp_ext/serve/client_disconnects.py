@@ -15,11 +15,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paddlenlp_ext.utils.logging import get_logger
 
-STATUS_CLIENT_CLOSED = 499  # as in nginx; no one sees the status, because the client has left
+STATUS_CLIENT_CLOSED = 499  # as in nginx; the status is never sent, because the client has disconnected
 _SEND_BUFFER_BYTES = 1 << 16
-"""Size of a connection's send buffer in the kernel; Linux would let it grow to megabytes."""
+"""Size of a connection's send buffer in the kernel; by default, Linux lets the buffer grow to megabytes."""
 MAX_CONNECTIONS = 512
-"""Maximum number of open connections of a client, which could otherwise use up the file descriptors of the server."""
+"""Maximum number of open connections per client, so that no client uses up the file descriptors of the server."""
 logger = get_logger("paddlenlp_ext.serve")
 
 
@@ -63,18 +63,18 @@ class TimedConnection(H11Protocol):
         self._stop_stall_timer()
 
     def pause_writing(self) -> None:
-        """Stop sending while the write buffer is full, and start the timer of a stalled client."""
+        """Stop sending while the write buffer is full, and start the timer for a client that does not read."""
         super().pause_writing()
         self._stall_timer = self.loop.call_later(self._timeout, self._abort)
 
     def resume_writing(self) -> None:
-        """Continue sending, and stop the timer of a stalled client."""
+        """Continue sending, and stop the timer for a client that does not read."""
         super().resume_writing()
         self._stop_stall_timer()
 
     def _abort(self) -> None:
         logger.info("a client did not read its response in time and was disconnected")
-        reset_on_close = struct.pack("ii", 1, 0)  # a normal close would leave unread data in the kernel
+        reset_on_close = struct.pack("ii", 1, 0)  # a normal close would keep the unread data in kernel memory
         self.transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset_on_close)
         self.transport.abort()
 
@@ -84,7 +84,7 @@ class TimedConnection(H11Protocol):
             self._stall_timer = None
 
     def handle_events(self) -> None:
-        """Handle received bytes; stop the timer when the headers are complete, and start it after the response."""
+        """Handle received bytes; stop the timer after the headers, and restart the timer after the response."""
         super().handle_events()
         if self.conn.their_state is not h11.IDLE:
             self._stop_waiting()

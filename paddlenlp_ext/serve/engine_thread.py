@@ -33,7 +33,7 @@ class EngineThread:
     Args:
         engine: engine with continuous batching.
         max_waiting: maximum number of requests that wait for a place in the batch. If the queue is full, a client may
-            still use its share, so that the requests of another client cannot lock it out.
+            still add requests up to an equal share of the queue, so that no client can block the others.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:

@@ -27,7 +27,7 @@ class FairTurns:
 
     @asynccontextmanager
     async def turn(self, client: Hashable) -> AsyncIterator[None]:
-        """Wait for a turn, and hold the lock in the block.
+        """Wait for a turn, and hold the lock inside the `async with` block.
 
         Raises:
             TooManyWaitingError: the client has too many waiting requests.

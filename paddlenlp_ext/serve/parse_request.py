@@ -84,7 +84,7 @@ class ChatRequest(GenerationRequest):
     Attributes:
         conversation: the messages and tools.
         max_calls: maximum number of tool calls in an answer; None: no limit.
-        forced_tools: names of tools; the answer calls at least one of them. Empty: the answer may have no call.
+        forced_tools: tools from which the answer calls at least one; empty: the answer need not call a tool.
     """
 
     conversation: Conversation
@@ -144,7 +144,7 @@ def parse_completion(body: bytes, max_prompts: int) -> CompletionRequest:
         fields, max_tokens=_DEFAULT_COMPLETION_TOKENS if max_tokens is None else max_tokens, num_top=num_top
     )
     if best_of not in (None, common["num_choices"]):
-        raise invalid("best_of", "the server does not support this; leave it out, or set it to the value of n")
+        raise invalid("best_of", "only the value of n is supported; leave the field out, or send the value of n")
     return CompletionRequest(prompts=prompts, echo=echo, **common)
 
 
@@ -152,7 +152,7 @@ def _common(fields: Fields, **own: Any) -> dict[str, Any]:
     """Return the arguments of `GenerationRequest`; called last, because it rejects fields that have not been read."""
     model = fields.text("model")
     if model is None:
-        raise _missing("model", "the name of a model of /v1/models")
+        raise _missing("model", "the name of a model from /v1/models")
     for name in _IDENTIFIERS:
         fields.get(name)
     for name, accepted, remedy in _UNSUPPORTED:
@@ -260,7 +260,7 @@ def _forced_tools(choice: Any, tools: Sequence[str]) -> tuple[str, ...]:
         return ()
     if choice == "required":
         if not tools:
-            raise invalid("tool_choice", "there are no tools to call; send tools, or auto")
+            raise invalid("tool_choice", "there are no tools to call; send tools, or set tool_choice to auto")
         return tuple(tools)
     fields = Fields(choice, "tool_choice.") if isinstance(choice, dict) else None
     if fields is None or fields.get("type") != "function":
@@ -288,7 +288,7 @@ def _check_parts(messages: list[dict[str, Any]]) -> None:
 
 
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
-    """Return the prompts in `value`: a string, a list of strings, a list of token ids, or a list of such lists."""
+    """Return the prompts in `value`: a string, a list of token ids, or a list of strings and lists of token ids."""
     if value is None:
         raise _missing("prompt", "a text or token ids")
     if isinstance(value, str):

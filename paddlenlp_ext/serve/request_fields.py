@@ -1,4 +1,4 @@
-"""Typed access to the fields in the JSON body of a request; null counts as absent."""
+"""Typed access to the fields in the JSON body of a request; a field with the value null is absent."""
 
 from __future__ import annotations
 
@@ -98,14 +98,14 @@ class Fields:
         return Fields(value, f"{self._path}{name}.")
 
     def path_of(self, name: str) -> str:
-        """Return the name of a field with the names of the objects around it, for error messages."""
+        """Return the full name of a field for error messages: the names of the enclosing objects, then the name."""
         return self._path + name
 
     def require(self, name: str, accepted: Collection[Any], remedy: str) -> None:
         """Check that an unsupported field is absent or has one of the `accepted` values, which have no effect."""
         value = self.get(name)
         if value is not None and value not in accepted:
-            raise invalid(self._path + name, f"the server does not support this; {remedy}")
+            raise invalid(self._path + name, f"the server does not support this value; {remedy}")
 
     def check_all_read(self) -> None:
         """Reject fields that no method has read."""

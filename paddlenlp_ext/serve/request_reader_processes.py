@@ -3,8 +3,8 @@
     body of up to 16 KiB --> turns of the clients --> process
     larger body          --> turns of the clients --> process with low priority
 
-A large body therefore delays neither small bodies nor the engine. Each process has a limit of processor time
-per request, and on Linux a memory limit. A process that exceeds the time is killed and replaced.
+A large body therefore delays neither small bodies nor the engine. Each process has a limit on processor time
+per request, and on Linux a memory limit. A process that exceeds the time limit is killed and replaced.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
 MAX_SECONDS = 10.0
-"""Maximum processor time to read one request."""
+"""Maximum processor time in seconds to read one request."""
 _MAX_BYTES = 4 << 30
-"""Maximum memory that a process may allocate after its start, on Linux."""
+"""Maximum memory in bytes that a process may allocate after its start, on Linux."""
 _PROCESS_SIZE = Path("/proc/self/statm")
 _SMALL_BYTES = 1 << 14
 _MAX_SMALL, _MAX_LARGE = 1024, 32
-"""Maximum number of waiting requests of a client with small and with large bodies."""
+"""Maximum number of waiting requests per client, with small bodies and with large bodies."""
 _LOW_PRIORITY = 10
 Read = Callable[[RequestReader, bytes], ReadRequest]
 """Method of `RequestReader`."""
@@ -58,7 +58,7 @@ class ReaderProcesses:
 
     Args:
         reader: the reader, which the processes copy.
-        max_seconds: maximum processor time to read one request.
+        max_seconds: maximum processor time in seconds to read one request.
     """
 
     def __init__(self, reader: RequestReader, max_seconds: float = MAX_SECONDS) -> None:
@@ -69,10 +69,10 @@ class ReaderProcesses:
     async def read(self, client: Hashable, read: Read, body: bytes) -> ReadRequest:
         """Read a body when it is the client's turn.
 
-        If the caller is cancelled, a waiting body is dropped.
+        If the call is cancelled while the body waits, the body is dropped.
 
         Raises:
-            ApiError: the request is invalid, exceeds the budget, or too many requests of the client are waiting.
+            ApiError: the request is invalid or exceeds a limit, or too many requests of the client are waiting.
         """
         process = self._small if len(body) <= _SMALL_BYTES else self._large
         return await process.read(client, read, body)
@@ -114,12 +114,14 @@ class _ReaderProcess:
         except BrokenProcessPool:
             self.close()
             self._start()
-            logger.warning("a request of %d bytes exceeded the budget of its reader, which was replaced", len(body))
+            logger.warning(
+                "a request of %d bytes exceeded a limit of its reader process, which was replaced", len(body)
+            )
             raise _too_expensive(f"more than {self._max_seconds:g} seconds, or too much memory") from None
 
 
 def _too_expensive(what: str) -> ApiError:
-    return ApiError(400, f"reading the request took {what}; send a shorter one", "request_too_expensive")
+    return ApiError(400, f"reading the request took {what}; send a shorter request", "request_too_expensive")
 
 
 _process_reader: RequestReader | None = None
@@ -132,7 +134,10 @@ def _begin(reader: RequestReader, niceness: int) -> None:
     os.nice(niceness)
     _limit_memory()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    for each in (signal.SIGINT, signal.SIGTERM):  # both also reach the server, which finishes its requests first
+    for each in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # the server also receives both signals, and finishes its requests first
         signal.signal(each, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 

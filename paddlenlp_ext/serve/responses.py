@@ -1,4 +1,4 @@
-"""Format responses as OpenAI's API does: chat and text completions, stream chunks and errors."""
+"""Write responses in the format of OpenAI's API: chat and text completions, stream chunks and errors."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ ResponseFormat = ChatFormat | CompletionFormat
 
 
 async def full_response(running: RunningRequest, form: ResponseFormat) -> Response:
-    """Return the response when all choices have ended.
+    """Wait until all choices have ended, and return the response.
 
     Raises:
         ApiError: a choice failed, or the time limit is exceeded.
@@ -174,7 +174,7 @@ async def full_response(running: RunningRequest, form: ResponseFormat) -> Respon
     async for delta in running.deltas():
         by_choice[delta.choice].append(delta)
     num_new = sum(delta.num_tokens for deltas in by_choice for delta in deltas)
-    # Log-probabilities of thousands of tokens would block the event loop.
+    # Encode in a thread, because log-probabilities of thousands of tokens would block the event loop.
     choices = [await asyncio.to_thread(_encode_choice, form, *each) for each in enumerate(by_choice)]
     head, counts = json_bytes({**form.head, "object": form.kind}), json_bytes(usage(running.num_prompt_tokens, num_new))
     body = b'%b,"choices":[%b],"usage":%b}' % (head.removesuffix(b"}"), b",".join(choices), counts)
@@ -193,7 +193,7 @@ def json_bytes(value: Any) -> bytes:
 def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> JSONResponse:
     """Return the response to a failed request, with the headers for the status."""
     own = {"retry-after": "1"} if error.status == 429 else {}
-    if error.status in (408, 413, 431):  # closed, because the rest of the body is not read
+    if error.status in (408, 413, 431):  # close the connection, because the rest of the body is not read
         own["connection"] = "close"
     return JSONResponse(error.body(), error.status, {**(headers or {}), **own})
 

@@ -1,4 +1,4 @@
-"""One request while the engine generates its choices.
+"""State of one request while the engine generates its choices.
 
 The engine's thread sends deltas to the event loop through a queue:
 
@@ -74,7 +74,7 @@ class RunningRequest:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, delta)
 
     def cancel(self) -> None:
-        """Remove the choices that have not ended from the engine."""
+        """Cancel the engine requests of all choices."""
         for request in self.engine_requests:
             request.is_cancelled = True
 
@@ -94,7 +94,9 @@ class RunningRequest:
             if isinstance(delta.error, GrammarError) and self._format is not None:
                 raise self._format.error(delta.error)
             if delta.error is not None:
-                if not isinstance(delta.error, EngineFailedError):  # the engine's thread has logged this error
+                if not isinstance(
+                    delta.error, EngineFailedError
+                ):  # the engine's thread has logged an EngineFailedError
                     logger.error("generation failed", exc_info=delta.error)
                 raise ApiError(500, str(delta.error), "model_error")
             num_running -= delta.finish_reason is not None

@@ -70,7 +70,7 @@ class ServedModel:
         for prompt in prompts:
             ids = list(self.tokenizer(prompt, verbose=False)["input_ids"]) if isinstance(prompt, str) else prompt
             if not ids:
-                raise invalid("prompt", "it is empty; send at least one token")
+                raise invalid("prompt", "the prompt is empty; send at least one token")
             if not 0 <= min(ids) <= max(ids) < self.vocab_size:
                 found = f"token ids from {min(ids)} to {max(ids)}"
                 raise invalid("prompt", f"there are {found}, but the vocabulary has {self.vocab_size} tokens")
@@ -82,7 +82,7 @@ class ServedModel:
         return GrammarCompiler(self.tokenizer)
 
     def compile(self, form: AnswerFormat) -> GrammarState:
-        """Return the grammar of an answer, at its start.
+        """Return the grammar state at the start of an answer.
 
         Raises:
             ApiError: see `GrammarCompiler.compile`.
@@ -138,7 +138,9 @@ class ModelCatalog:
             limit = f"the limit of prompt and answer together is {self.max_total_length}"
             problem = f"the prompt has {num_prompt} tokens; {limit}; shorten the prompt"
             if requested is not None:
-                problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one"
+                problem = (
+                    f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one of them"
+                )
             raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
         return self.max_total_length - num_prompt if requested is None else requested
 
@@ -208,7 +210,7 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
         elif own[1:] != first[1:]:
             raise ValueError(
                 f"--lora_path {name}: this adapter was trained on another configuration of the base than {first[0]} "
-                f"(settings {own[1]} and {first[1]}, quantization {own[2]} and {first[2]}); serve them separately"
+                f"(settings {own[1]} and {first[1]}, quantization {own[2]} and {first[2]}); serve each adapter alone"
             )
 
 

@@ -13,8 +13,8 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SWITCH_INTERVAL_S = 0.0005
-"""Seconds that the event loop may keep the interpreter lock, which the engine's thread takes again after each operator;
-Python's default of 5 ms would make a forward pass wait for the loop many times."""
+"""Seconds after which the event loop releases the interpreter lock to the engine's thread. The engine's thread needs
+the lock after each operator, so with Python's default of 5 ms, a forward pass would wait for the event loop often."""
 
 
 def serve(arguments: ServeArguments) -> None:

@@ -30,7 +30,7 @@ async def sse_events(running: RunningRequest, form: ResponseFormat, include_usag
             num_new += delta.num_tokens
             if delta.is_empty:
                 continue
-            # Log-probabilities of a long prompt would block the event loop.
+            # Format in a thread, because log-probabilities of a long prompt would block the event loop.
             is_long = delta.prompt_logprobs is not None
             entry = await asyncio.to_thread(form.chunk, delta) if is_long else form.chunk(delta)
             yield _sse_event({**head, "choices": [entry], **no_usage})

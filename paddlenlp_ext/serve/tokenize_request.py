@@ -41,7 +41,7 @@ class RequestReader:
 
     Attributes:
         catalog: the served models.
-        max_choices: maximum number of choices of a request.
+        max_choices: maximum number of choices per request.
     """
 
     catalog: ModelCatalog
@@ -76,7 +76,7 @@ class RequestReader:
             num_logprobs = sum(map(len, prompts)) * parsed.num_choices * (1 + parsed.num_top)
             limit = max(_MAX_ECHOED_LOGPROBS, self.catalog.max_total_length * (1 + parsed.num_top))
             if num_logprobs > limit:
-                problem = f"the response has {num_logprobs} log-probabilities of prompts; the maximum is {limit}"
+                problem = f"the response would have {num_logprobs} log-probabilities of prompts; the maximum is {limit}"
                 raise invalid("logprobs", f"{problem}; send several requests")
         return ReadRequest(replace(parsed, prompts=()), prompts, limits, texts)
 

@@ -4,8 +4,8 @@
     bare JSON  {"name": "add", "parameters": {"a": 1}}; ...                               the entire answer
 
 The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
-call on is held back until the answer ends, and is then parsed. If any call is invalid, all held text remains text.
-Invalid calls are other JSON, broken JSON, a tool that the request does not have, and a call cut off at the token limit.
+call on is held back until the answer ends, and is then parsed. If a call is invalid, all held text is returned as text.
+A call is invalid if it is not JSON, has another form, names an unknown tool, or is cut off at the token limit.
 
 If a request forces a call, a grammar restricts the answer to calls whose arguments match the tools' schemas. The calls
 are bare JSON if the format is unknown.
@@ -180,7 +180,7 @@ def answer_or_calls(
         template: the chat template, which tells the model how to write calls.
         tools: the tools of the request.
         max_calls: maximum number of calls, 1 or None.
-        forced: names of tools; the answer calls at least one of them. Empty: the answer may have no call.
+        forced: tools from which the answer calls at least one; empty: the answer need not call a tool.
         answer: grammar of an answer without calls; None for free text.
 
     Raises:

@@ -61,7 +61,7 @@ def test_body_is_read_in_another_process_and_errors_of_the_request_arrive_unchan
 def test_request_beyond_the_budget_is_an_error_and_the_next_one_is_read(readers, size):
     async def use():
         with pytest.raises(
-            ApiError, match=r"took more than 0\.3 seconds, or too much memory; send a shorter one"
+            ApiError, match=r"took more than 0\.3 seconds, or too much memory; send a shorter request"
         ) as caught:
             await readers.read("a", endless, b" " * size)
         return caught.value, await readers.read("a", echo, b" " * size)
@@ -72,7 +72,7 @@ def test_request_beyond_the_budget_is_an_error_and_the_next_one_is_read(readers,
 
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the limit is set on Linux")
 def test_request_beyond_the_memory_limit_is_an_error_and_the_next_one_is_read(readers):
-    with pytest.raises(ApiError, match=r"took more than 4 GiB of memory; send a shorter one") as caught:
+    with pytest.raises(ApiError, match=r"took more than 4 GiB of memory; send a shorter request") as caught:
         asyncio.run(readers.read("a", allocate, b"x"))
     assert (caught.value.status, caught.value.code) == (400, "request_too_expensive")
     assert asyncio.run(readers.read("a", echo, b"x")) == ("reader", 1)
