@@ -4,8 +4,8 @@ Each step extends all beams of a row by one token, and keeps the `num_beams` con
 score of a beam is the sum of its log-probabilities. A continuation that ends at an end token leaves the beams, and its
 final score is the sum divided by length^`length_penalty`, where the length includes the end token.
 
-A row ends when its beams reach the token limit. It also ends when it has `num_beams` ended continuations and no running
-beam would have a higher final score than the worst ended continuation.
+A row ends when its beams reach the token limit. A row also ends when it has `num_beams` ended continuations and no
+running beam would have a higher final score than the worst ended continuation.
 
 Shapes: B rows, N beams per row, V vocab.
 """

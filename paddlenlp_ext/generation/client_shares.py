@@ -49,7 +49,7 @@ class ClientQueues:
 
     def counts(self) -> dict[str, int]:
         """Return the number of requests of each client, without cancelled requests and without empty queues."""
-        # Tuples, because the engine's thread may change the queues during the iteration.
+        # Iterate over tuples, because the engine's thread may change the queues during the iteration.
         counts = {client: sum(not row.request.is_cancelled for row in tuple(rows)) for client, rows in self._items()}
         return {client: count for client, count in counts.items() if count}
 
@@ -68,9 +68,9 @@ class TimeShares:
         self._used: dict[str, float] = {}
 
     def choose(self, loads: Mapping[str, int]) -> str:
-        """Return the client of the next step: the client with the least used time; in a tie, with the smallest load.
+        """Return the client of the next step: the client with the least weighted time; a tie selects the smallest load.
 
-        A new client starts with the smallest time of the other clients.
+        A new client starts with the least weighted time of the other clients.
 
         Args:
             loads: load of each client with work; not empty.

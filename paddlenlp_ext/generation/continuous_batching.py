@@ -71,7 +71,7 @@ class _Batch:
         self.rows: list[RunningRow] = []
 
     def prompt(self, row: RunningRow) -> _Batch:
-        """Return a batch with one new row, for the prefill of its prompt; both batches share the derived tensors.
+        """Return a new batch with only `row`, for the prefill of its prompt; both batches share the derived tensors.
 
         The separate cache has the size of the prompt. Prefill therefore does not enlarge the cache of the other rows.
         """
@@ -82,12 +82,12 @@ class _Batch:
         return batch
 
     def add(self, prompt: _Batch) -> None:
-        """Append the row of a batch that `prompt` returned."""
+        """Append the row of `prompt`, a batch with one row whose prompt is prefilled."""
         self.cache.take_row(prompt.cache)
         self.rows += prompt.rows
 
     def remove(self, index: int) -> None:
-        """Remove a row; the last row takes its index."""
+        """Remove a row, and move the last row to its index."""
         self.cache.move_row(len(self.rows) - 1, index)
         self.rows[index] = self.rows[-1]
         self.cache.remove_last_row()
@@ -130,7 +130,7 @@ class Engine:
         max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
             batch.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
-            this number if several clients have requests. Each prompt counts as at least a quarter of this number. A
+            this number if several clients have requests. Each prompt counts as at least a quarter of the maximum. A
             prompt token whose log-probability is computed counts as eight tokens.
     """
 
@@ -141,7 +141,7 @@ class Engine:
         self._ropes = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
         self._queues, self._shares = ClientQueues(), TimeShares()
         self._batches: dict[Hashable, _Batch] = {}
-        self._prompts: dict[str, _Batch] = {}  # client -> the row whose prompt is prefilled
+        self._prompts: dict[str, _Batch] = {}  # client -> batch with the row whose prompt is being prefilled
 
     @property
     def num_rows(self) -> int:

@@ -204,7 +204,7 @@ class RowsOfCache(ReservingCache):
         return stale
 
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix of all rows in a new cache; `prefixes` contains the keys and values of each layer by index."""
+        """Store a prefix for all rows in a new cache; `prefixes` maps each layer index to keys and values."""
         assert self.is_new, "set the prefix before appending"
         self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
         self._cache.has_prefix = True

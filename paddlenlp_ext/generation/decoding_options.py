@@ -35,7 +35,7 @@ class DecodingOptions:
         check_strategy(self.decode_strategy)
         rules = (
             ("max_new_tokens", self.max_new_tokens >= 1, "at least 1"),
-            ("temperature", self.temperature > 0, "above 0 (for the most likely token use greedy_search)"),
+            ("temperature", self.temperature > 0, "above 0 (to take the most likely token, use greedy_search)"),
             ("top_k", self.top_k >= 0, "0 (all tokens) or more"),
             ("top_p", 0 <= self.top_p <= 1, "from 0 to 1"),
             ("repetition_penalty", self.repetition_penalty > 0, "above 0 (1: no penalty)"),
@@ -53,7 +53,7 @@ class DecodingOptions:
         if searches_beams != (self.num_beams > 1):
             raise ValueError(
                 f"decode_strategy {self.decode_strategy} with num_beams {self.num_beams}: beam_search needs 2 or more "
-                "beams, and other strategies have 1; change decode_strategy or num_beams"
+                "beams, and other strategies need 1; change decode_strategy or num_beams"
             )
         if not searches_beams and self.length_penalty != 1.0:
             raise ValueError(
@@ -89,7 +89,7 @@ class DecodingOptions:
             raise ValueError(f"beam_search cannot use {name}; use another strategy")
         if self.min_new_tokens:
             raise ValueError(
-                f"min_new_tokens {self.min_new_tokens} with {name}: an answer ends when its grammar does; "
+                f"min_new_tokens {self.min_new_tokens} with {name}: an answer ends when its grammar is complete; "
                 "set min_new_tokens to 0"
             )
 

@@ -60,7 +60,7 @@ def generate(
         prompts: lists of at least one token id, without padding.
         max_new_tokens: maximum number of new tokens per row.
         decode_strategy: "greedy_search", "sampling" or "beam_search"; only sampling uses temperature, top_k and top_p.
-        temperature: divisor of the logits; a low temperature makes the most likely tokens more likely.
+        temperature: divisor of the logits; a value below 1 makes the most likely tokens more likely.
         top_k: number of most likely tokens to sample from; 0 for all tokens.
         top_p: total probability of the most likely tokens to sample from (nucleus sampling).
         repetition_penalty: penalty of tokens that the row already contains, in every strategy; a penalty above 1 makes
@@ -74,13 +74,13 @@ def generate(
         max_ngram_size: length of the longest n-gram that is searched in the row to find a draft.
         eos_token_id: token or tokens that end a row; None to continue every row up to its limit.
         grammar: grammar that the text of every row must match, from `GrammarCompiler.compile` (generation/grammar.py);
-            a row that is shorter than its limit matches the grammar. A row ends when no longer text matches. Requires
-            `min_new_tokens` 0, and a strategy other than beam search.
+            a row that is shorter than its limit matches the grammar. A row ends when no continuation of its text
+            matches. Requires `min_new_tokens` 0, and a strategy other than beam search.
         seed: random seed for sampling.
         batch_size: number of rows per batch.
         max_total_length: maximum number of tokens in a prompt and its continuation together; None for no limit.
         first_row: index of `prompts[0]`, for callers that divide their prompts among several calls.
-        on_token: function called with (row, token) for each new token; with beam search, when the row ends.
+        on_token: function called with (row, token) for each new token; beam search calls it after a row has ended.
         on_row: function called with (row, tokens) when a row ends.
 
     Raises:
@@ -152,7 +152,7 @@ def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: Decodi
             )
         if longest is not None and len(prompt) + limit > longest:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens and may get {limit} new ones, but beyond {longest} tokens "
+                f"prompt {number} has {len(prompt)} tokens and may get {limit} new tokens, but beyond {longest} tokens "
                 f"{config.model_type} models need a scaling that is not implemented; pass "
                 f"max_total_length={longest}, or shorten the prompt"
             )

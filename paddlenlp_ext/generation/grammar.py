@@ -3,8 +3,8 @@
     grammar in the format of llguidance --GrammarCompiler--> GrammarState, one copy per row
     GrammarState.allowed_tokens --logits_processors.py--> logits of the next token
 
-Each decoding step allows only tokens after which a text in the grammar begins with the generated text. An end token is
-allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
+In each decoding step, a token is allowed only if the resulting text can be completed to a text of the grammar. An end
+token is allowed only if the text is complete. Limits bound the size of a grammar and the work per token.
 
 Shapes: V vocab.
 """
@@ -29,9 +29,9 @@ Grammar = Sequence[Mapping[str, Any]]
 """Parts of a grammar. The first part is the start, and refers to the other parts as `@name`."""
 MAX_GRAMMAR_CHARS = 1 << 16
 _MAX_MULTIPLE = 10_000
-"""Limit of the least common multiple of all `multipleOf`: the automaton has a state for each remainder."""
+"""Maximum least common multiple of all `multipleOf` in a schema; the automaton has a state for each remainder."""
 _STEP = Fraction(1, 10**9)
-"""Distance between an exclusive bound and the inclusive bound in its place, divided by the bound unless it is 0.
+"""Relative distance from an exclusive bound to the inclusive bound that replaces it; absolute if the bound is 0.
 
 llguidance 1.9 confuses bounds with 15 digits in common.
 """
@@ -60,10 +60,11 @@ class GrammarError(ValueError):
 def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
     """Return the grammar of JSON values that a JSON schema accepts; `{"type": "object"}` accepts any JSON object.
 
-    Keys are written in the order of the schema.
+    The grammar requires the keys of objects in the order of the schema.
 
     Raises:
-        GrammarError: the least common multiple of all `multipleOf` is too large. Compilation finds other errors.
+        GrammarError: the least common multiple of all `multipleOf` is too large. `GrammarCompiler.compile` reports
+            other errors.
     """
     objects = list(_objects(schema))
     multiples = [number for each in objects if (number := _number(each.get("multipleOf")))]
@@ -94,7 +95,7 @@ def _number(value: Any) -> Fraction | None:
 def _with_inclusive_bounds(schema: Any) -> Any:
     """Return a schema in which inclusive bounds, stricter by `_STEP`, replace the exclusive bounds of non-integers.
 
-    An answer could otherwise contain 2.0000000000000000001, which a reader rounds to the excluded 2 in float64.
+    Otherwise, an answer could contain 2.0000000000000000001, which float64 rounds to the excluded bound 2.
     """
     if isinstance(schema, list):
         return [_with_inclusive_bounds(each) for each in schema]
@@ -158,7 +159,7 @@ class GrammarCompiler:
         core = getattr(tokenizer, "backend_tokenizer", None)
         if core is None or not hasattr(core, "to_str"):
             raise GrammarError(
-                f"structured answers need a tokenizer with a tokenizer.json; this one is a {type(tokenizer).__name__}"
+                f"structured answers need a tokenizer with a tokenizer.json, not a {type(tokenizer).__name__}"
             )
         core = copy.copy(core)
         core.no_truncation()
@@ -183,7 +184,7 @@ class GrammarCompiler:
         matcher = library.LLMatcher(_indexed_vocabulary(self._json, self._end), text, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_message(matcher))
-        matcher.compute_bitmask()  # the first mask takes longer; copies of the state share the preparation for masks
+        matcher.compute_bitmask()  # prepares the masks once, for all copies of the state
         if matcher.is_stopped() and not matcher.is_accepting():
             raise GrammarError("no text matches the grammar")
         return GrammarState(matcher, self._end)
@@ -251,7 +252,7 @@ def _message(matcher: Any) -> str:
     return " ".join(text.split())[:300]
 
 
-@functools.lru_cache(maxsize=8)  # the adapters of a server share the tokenizer of their base
+@functools.lru_cache(maxsize=8)  # cached, because the adapters of a server share the tokenizer of their base
 def _indexed_vocabulary(tokenizer_json: str, end: int) -> Any:
     return _llguidance().LLTokenizer(tokenizer_json, eos_token=end)
 

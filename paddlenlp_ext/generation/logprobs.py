@@ -41,7 +41,8 @@ def token_logprobs(logits: ModelLogits, tokens: Sequence[int], num_top: int) -> 
         num_top: number of most likely tokens to return at each position.
     """
     logits_SV = on_host(logits)
-    # float64, because a float32 sum over 50,000 logits has an error of 1e-4. Paddle's logsumexp takes 10 times as long.
+    # float64, because a float32 sum over 50,000 logits has an error of 1e-4. NumPy, because Paddle's logsumexp takes 10
+    # times as long.
     largest_S1 = logits_SV.max(axis=1, keepdims=True).astype(np.float64)
     total_S1 = largest_S1 + np.log(np.exp(logits_SV - largest_S1).sum(axis=1, keepdims=True))
     chosen = (np.take_along_axis(logits_SV, np.array([*tokens]).reshape(-1, 1), axis=1) - total_S1).ravel().tolist()

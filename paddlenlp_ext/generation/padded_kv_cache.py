@@ -13,7 +13,7 @@ Example with a prefix of P = 2 positions and prompts of 3 and 1 tokens, after tw
                           |<-length->|
 
 A query attends to the prefix, and to the positions of its row from `key_starts` to the query itself. With a sliding
-window, a query attends only to the newest of these positions.
+window, a query attends only to the newest positions, up to the size of the window.
 
 Shapes: B batch, S new positions, C capacity, P positions of the prefix, K key-value heads, H head dimension of keys,
 E head dimension of values.
@@ -139,7 +139,7 @@ class KVCache(ReservingCache):
 
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix in a new cache; `prefixes` contains the keys and values of each layer by layer index."""
+        """Store a prefix in a new cache; `prefixes` maps each layer index to keys and values."""
         assert self.is_new, "set the prefix before appending"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
@@ -173,7 +173,7 @@ class KVCache(ReservingCache):
     def next_positions(self, count: int) -> paddle.Tensor:
         """Return the positions of the next `count` tokens of each row, int64 [B, S].
 
-        The first token of a row has position 0, and so does padding.
+        The padding and the first token of a row have position 0.
         """
         positions_BS = np.arange(self.length, self.length + count) - self._starts_B[:, None]
         return paddle.to_tensor(np.maximum(positions_BS, 0))
@@ -201,7 +201,7 @@ class KVCache(ReservingCache):
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
         """Reserve `length` new positions of each row in the given layers.
 
-        From then on, these positions count as stored. The caller must write their keys and values.
+        After the call, the reserved positions count as stored. The caller must write their keys and values.
         """
         reserved = [self._layers[index] for index in layers]
         prefix, column = reserved[0].prefix_length, reserved[0].length

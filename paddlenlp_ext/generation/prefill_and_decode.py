@@ -54,7 +54,7 @@ class GenerationModel(Protocol):
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> np.ndarray | None:
         """Append new tokens to the cache, and return their logits, fp32 [B, S, V].
 
-        The next call with the same cache overwrites the returned array. A model without this fast path returns None,
+        The next call with the same cache overwrites the returned array. A model without a fast path returns None,
         and the caller uses `hidden_states` and `logits` instead.
         """
         ...

@@ -19,9 +19,9 @@ STOP, LENGTH = "stop", "length"
 """Finish reasons of a request: STOP after an end token, at the end of the grammar, or if `on_token` returned True;
 LENGTH at the token limit."""
 COST_WITH_LOGPROBS = 8
-"""Cost, in prompt tokens, of a prompt token whose log-probability is computed: its logits take most of the time."""
+"""Cost of a prompt token with log-probability, relative to a prompt token without; most of it is for the logits."""
 _COST_OF_SHORT_PROMPT = 1024
-"""Largest cost of a prompt that counts as one request when clients share the engine's time."""
+"""Maximum cost of a prompt that counts as one request in the load of a client (client_shares.py)."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -34,7 +34,7 @@ class Request:
         decoding: sampling options, and the end tokens.
         row: index of the request among requests with the same seed; the index selects the random generator.
         adjustments: penalties and biases of single tokens.
-        grammar: grammar state at the start of the answer; the state changes while the request runs. None without a
+        grammar: grammar state at the start of the answer, which changes while the request runs; None without a
             grammar.
         adapter: name of the adapter; an unknown name selects the base model.
         client: name of the client; the engine shares its time among the clients.
@@ -70,7 +70,7 @@ class Request:
 
     @property
     def prefill_load(self) -> int:
-        """Number of requests with short prompts that the prefill counts as when clients share the engine's time."""
+        """Load of the prefill, as a number of requests with short prompts (client_shares.py)."""
         return math.ceil(len(self.prompt) * self.cost_per_prompt_token / _COST_OF_SHORT_PROMPT)
 
 

@@ -76,8 +76,9 @@ def generate_for(
 ) -> list[list[int]] | paddle.Tensor:
     """Continue prompts, given as lists of token ids or as a padded batch.
 
-    Options that are not passed are taken from `generation_config`. For a padded batch, they are then taken from
-    `model.generation_config`, and then from transformers' defaults (20 new tokens; `top_k` 50 for sampling).
+    Options that are not passed are taken from `generation_config`. For a padded batch, options that `generation_config`
+    lacks are taken from `model.generation_config`, and then from transformers' defaults (20 new tokens; `top_k` 50 for
+    sampling).
 
     Args:
         model: the language model; a row ends at one of its `eos_token_ids` unless `eos_token_id` is set.
