@@ -31,9 +31,9 @@ class ModelHub:
 
     Attributes:
         title: name for messages.
-        snapshot: function that imports the hub's package, given a model name for error messages. It returns a
-            function that downloads a hub id (with `allow_patterns` and `ignore_patterns` for file names) and returns
-            the folder, and the package's exceptions.
+        snapshot: function that imports the hub's package, given a model name for error messages. The results are the
+            download function of the package and the exceptions of the package. The download function takes a hub id and
+            patterns of file names (`allow_patterns`, `ignore_patterns`), and returns the folder.
     """
 
     title: str

@@ -5,8 +5,8 @@
     reduced         E[0] ... E[V'-1]
 
 transformers draws new rows from a normal distribution around the mean m (`mean_resizing`). This module sets new rows to
-m, so new rows are equal in every process and in every run. Therefore an adapter does not need to store the resized
-embedding and lm_head.
+m. New rows are equal in every process and in every run, so an adapter does not need to store the resized embedding and
+lm_head.
 
 Shapes: V stored rows, D hidden.
 """

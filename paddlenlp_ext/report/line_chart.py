@@ -136,7 +136,7 @@ def smoothed_line(points: Points, name: str, style: str = "main", shown: bool = 
 def thinned(points: Points) -> Points:
     """Reduce points to at most 1,200: keep the lowest and the highest point in each group of consecutive points.
 
-    There are at most 600 groups. Up to 1,200 points are returned unchanged.
+    Up to 1,200 points are returned unchanged; more points form at most 600 groups.
     """
     if len(points) <= 2 * _MAX_POINTS:
         return points

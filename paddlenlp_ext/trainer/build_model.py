@@ -53,7 +53,8 @@ def build_model(
     """Build the model of a run: load, quantize, adapt and shard it.
 
     If each rank can read slices of the weight files, the model is sharded before its weights are read, and a rank never
-    holds the full model. Otherwise every rank loads the full model (in a pipeline, its stage), then shards it.
+    holds the full model. If ranks cannot read slices, every rank loads the full model (in a pipeline, its stage) and
+    then shards it.
 
     Args:
         source: the base model.

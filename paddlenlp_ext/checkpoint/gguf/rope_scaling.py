@@ -1,7 +1,7 @@
 """Convert RoPE scaling between the metadata of a GGUF file and `rope_scaling` of config.json.
 
-GGUF files of Llama 3 models do not store the scaling as metadata. Instead, the tensor `rope_freqs.weight` holds a
-divisor for each rotary frequency: 1 for short wavelengths, `factor` for long wavelengths, and interpolated values in
+GGUF files of Llama 3 models store the scaling in the tensor `rope_freqs.weight`, not in the metadata. The tensor holds
+a divisor for each rotary frequency: 1 for short wavelengths, `factor` for long wavelengths, and interpolated values in
 between. With t turns of a rotary pair over the original context,
 
     1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
@@ -150,8 +150,8 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
 def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:
     """Return Llama 3 settings that reproduce the divisors, preferably the settings of the published models.
 
-    The divisors determine the bounds only relative to the original context. Therefore the returned settings may differ
-    from the settings of the original model but result in the same frequencies.
+    The divisors determine the bounds only relative to the original context, so the returned settings may differ from
+    the settings of the original model. The frequencies are equal.
 
     Args:
         divisors: divisors of the frequencies, [head_dim / 2], highest frequency first.

@@ -5,7 +5,7 @@
     next steps                                          remove old checkpoints
     next checkpoint, or end of training: wait  <-----
 
-All files are written before training continues. Therefore all tensors of a checkpoint are from the same step, and no
+All files are written before training continues, so that all tensors of a checkpoint are from the same step and no
 copies are needed in memory. Only the work of the background thread overlaps with training.
 """
 

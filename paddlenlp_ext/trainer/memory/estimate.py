@@ -258,9 +258,9 @@ def _loss_bytes(
 def _logit_bytes(columns: float, targets: int, numerics: Numerics, is_capped: bool) -> float:
     """Return the bytes of a chunk's logits and their gradient on a process with `columns` columns of lm_head.
 
-    With Triton, logits have the matmul dtype and their gradient overwrites them. Without Triton, logits are float32 and
-    the gradient has a copy rounded to the matmul dtype. Without the C++ library, the derivative of a logit soft-cap
-    needs another float32 tensor.
+    With Triton, logits have the matmul dtype, and the gradient overwrites the logits. Without Triton, logits are
+    float32 and the gradient has a copy rounded to the matmul dtype. Without the C++ library, the derivative of a logit
+    soft-cap needs another float32 tensor.
     """
     if numerics.triton:
         return numerics.product * min(chunk_rows(math.ceil(columns), int(numerics.product)), targets) * columns

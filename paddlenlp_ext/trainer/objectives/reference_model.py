@@ -5,9 +5,9 @@ reference model are computed. The log-probabilities are stored in the folder of 
 a hash of weights and compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
-(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. Such a run holds
-a copy of the reference model's trained parameters, and swaps the copy with the current parameters for each forward pass
-of the reference model.
+(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. A run whose
+log-probabilities cannot be computed in advance holds a copy of the reference model's trained parameters, and swaps the
+copy with the current parameters for each forward pass of the reference model.
 """
 
 from __future__ import annotations
