@@ -94,9 +94,9 @@ def test_miss_option_that_does_not_fit_raises(settings: dict, message: str):
         (
             {"rank": 5, "variant": "mini", "mini_rank": 8},
             "colwise",
-            "leaves each process 4 outputs .* miss_mini_rank 8",
+            "each process has 4 outputs .* miss_mini_rank 8",
         ),
-        ({"variant": "bat", "rank": 4}, "rowwise", "leaves each process 6 inputs .* miss_rank 4"),
+        ({"variant": "bat", "rank": 4}, "rowwise", "each process has 6 inputs .* miss_rank 4"),
     ],
 )
 def test_miss_shard_through_a_block_raises(settings: dict, style: str, message: str):
