@@ -33,7 +33,7 @@ KEYS = {
 
 
 def key_tables(toolkit: str) -> str:
-    """Return a list of the equal keys of a toolkit, and a table of its other keys."""
+    """Return a list of the unchanged keys of a toolkit, and a table of its other keys."""
     answers, known = _answers(ALL_KEYS.read_text(encoding="utf-8")), known_keys(peft_methods())
     equal, lines = [], ["| key | here |", "|---|---|"]
     for key in KEYS[toolkit].split():
@@ -46,7 +46,7 @@ def key_tables(toolkit: str) -> str:
             equal.append(f"`{key}`")
         else:
             lines.append(f"| `{key}` | `{known.keys[key]}` |")
-    return "\n".join([f"Equal: {', '.join(equal)}.", "", *lines])
+    return "\n".join([f"Unchanged: {', '.join(equal)}.", "", *lines])
 
 
 def _answers(page: str) -> Mapping[str, str]:

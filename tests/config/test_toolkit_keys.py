@@ -207,7 +207,7 @@ def test_toolkit_switch_is_not_read_as_a_similar_method(tmp_path, key):
 
 def test_target_modules_gets_the_keys_of_methods_instead_of_a_guess(tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"lora": True, "target_modules": ["q_proj"]}), methods=METHODS)
-    assert "set the key of the method, such as lora_target_modules" in found.message
+    assert "set the key of the adapter method, such as lora_target_modules" in found.message
     assert "did you mean" not in found.message
 
 
