@@ -231,13 +231,13 @@ def paper_table() -> str:
 HEAD = """# Communication and memory of parallel layouts
 
 Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks/parallel_cost_model.py`;
-`tests/benchmarks/test_parallel_cost_model.py` compares them with values computed by hand.
+`tests/benchmarks/test_parallel_cost_model.py` compares the formulas with values computed by hand.
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |
-| tensor parallelism, t ranks | 2(t-1)/t · b · T · D, 4 times per layer and micro-batch, once per micro-batch for the embedding, and once for the target tokens at the lm_head. With full recompute 6 times per layer, or 5 or 4 times if `refined_recompute` saves one or both `row` regions |
+| tensor parallelism, t ranks | 2(t-1)/t · b · T · D for each all-reduce. All-reduces per micro-batch: 4 per layer, one for the embedding, and one for the target tokens at the lm_head. Full recompute needs 6 per layer; with `refined_recompute` of one or both `row` regions, 5 or 4 |
 | tensor parallelism with sequence parallelism, t ranks | the same as for tensor parallelism, with reduce-scatter and all-gather instead of all-reduce; plus an all-gather at each end of the model, and the gradients of the norms |
-| pipeline parallelism | b · T · D per micro-batch (with sequence parallelism b · T/t · D) for every end of a chunk that is not an end of the model; the gradient of a tied embedding once per step |
+| pipeline parallelism | b · T · D per micro-batch (with sequence parallelism b · T/t · D) at each boundary between two chunks; the gradient of a tied embedding once per step |
 | data parallelism, r replicas | 2(r-1)/r · b · trained |
 | sharding stage 1, s ranks | the same as for data parallelism, plus (s-1)/s · b · trained to broadcast updated values |
 | sharding stage 2, s ranks | (s-1)/s · b · trained per micro-batch, and the same amount once per step to broadcast updated values |
@@ -258,8 +258,8 @@ size of the arguments of the collectives in the second step, not the traffic of 
 {bytes}
 
 **Memory** in MB, for the process that needs the most: the components of the formula, their sum, and the measured growth
-of the process (`VmHWM`) since before the model was built. The growth also includes the cache of the allocator,
-copies of gradients for communication, and memory of gloo.
+of the process (`VmHWM`), which starts before the model is built. The growth also includes the cache of the
+allocator, copies of gradients for communication, and memory of gloo.
 
 {memory}
 
@@ -276,16 +276,16 @@ The table contains estimates, not measurements. Assumptions:
 - all layers are recomputed, and tensor parallelism is used with sequence parallelism.
 
 Communication is in GB (10^9 bytes) per step, for the GPU that sends the most. Memory is for the GPU that needs the
-most, without libraries and fragmentation. "over 80" marks layouts that do not fit into a GPU with 80 GB. The bandwidth
+most memory, without libraries and fragmentation. "over 80" marks layouts that do not fit into a GPU with 80 GB. The bandwidth
 between GPUs is ignored; in practice, tensor parallelism needs the fast links within a machine.
 
-The formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a run is
-higher:
+The memory formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a
+run is higher than the formula:
 
 - ZeRO does not split a parameter: with 32 ranks, the rank that owns the 8B model's embedding stores twice as much as an
   even shard (2 GB more);
 - in the backward pass of stages 2 and 3, every process also has the gradients of the embedding, the lm_head and one or
-  two layers, and in stage 3 their gathered values.
+  two layers. In stage 3, every process also has the gathered values of these parameters.
 
 """
 

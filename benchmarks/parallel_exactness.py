@@ -197,18 +197,18 @@ def is_done(case: Case, folder: Path) -> bool:
 
 HEAD = """# Exactness of parallel training
 
-The tables show the largest relative differences from a run in one process after {steps} steps of
-{model}:
-fp32, AdamW, gloo on one machine, one thread per process, {micro} micro-batches per step.
+The tables compare layouts with a run in one process: the largest relative differences after {steps} steps.
 
-- losses: |loss - reference| / |reference|, the maximum over steps;
-- weights: ‖tensor - reference‖ / ‖reference‖ of full tensors, the maximum over all saved tensors;
-- "-": the layout does not support the method ([parallel.md](reference/parallel.md#supported-combinations));
-- an empty cell: not run.
+- Model: {model}.
+- Runs: fp32, AdamW, {micro} micro-batches per step, gloo on one machine, one thread per process.
+- Losses: |loss - reference| / |reference|, the maximum over steps.
+- Weights: ‖tensor - reference‖ / ‖reference‖ of full tensors, the maximum over all saved tensors.
+- "-": the layout does not support the method ([parallel.md](reference/parallel.md#supported-combinations)).
+- An empty cell: not run.
 
-The first row of each table shows the effect of rounding: a run in one process whose initial weights differ by a
-relative {move:.0e}. Adam divides a gradient by its magnitude, which turns rounding errors of near-zero gradients
-into full-size updates. The runs therefore use `adam_epsilon` {epsilon:.0e}.
+The first row of each table shows the effect of rounding: a run in one process, in which the initial weights differ by
+a relative {move:.0e}. Adam divides a gradient by its magnitude, so rounding errors of near-zero gradients
+become full-size updates. The runs therefore use `adam_epsilon` {epsilon:.0e}.
 
 Limit: 1e-5. {verdict}
 
@@ -255,7 +255,7 @@ def main() -> None:
     if arguments.collect and not arguments.folder:
         parser.error("--collect needs the --folder of the runs")
     keys: dict[str, Any] = {"max_steps": arguments.steps, "adam_epsilon": EPSILON}
-    tensor, model = 2, "a random Llama of 4 layers, D 32, with a vocabulary of 61 tokens"
+    tensor, model = 2, "a random Llama with 4 layers, D 32 and a vocabulary of 61 tokens"
     if arguments.model:
         path, model = resolve_model(arguments.model), arguments.model
         heads = read_model_config(path)["num_key_value_heads"]
