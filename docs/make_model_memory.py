@@ -83,7 +83,7 @@ def page_tables() -> str:
     by_device = {device: predictions(device) for device in MACHINES}
     lines = ["| peak in GB | " + " | ".join(METHODS) + " |", "|---" * (len(METHODS) + 1) + "|"]
     lines += [f"| {name} | {' | '.join(map(show, row))} |" for name, row in by_device["cpu"].items()]
-    lines += ["", "The largest of these models that fits:", ""]
+    lines += ["", "The largest model of the first table that fits:", ""]
     lines += ["| memory | " + " | ".join(METHODS) + " |", "|---" * (len(METHODS) + 1) + "|"]
     for device, (fraction, sizes) in MACHINES.items():
         for size in sizes:
