@@ -235,7 +235,7 @@ Written by `python -m benchmarks.parallel_cost`. The formulas are in `benchmarks
 
 | Layout | Bytes that each process sends per step |
 | --- | --- |
-| tensor parallelism, t ranks | 2(t-1)/t · b · T · D for each all-reduce. All-reduces per micro-batch: 4 per layer, one for the embedding, and one for the target tokens at the lm_head. Full recompute needs 6 per layer; with `refined_recompute` of one or both `row` regions, 5 or 4 |
+| tensor parallelism, t ranks | 2(t-1)/t · b · T · D for each all-reduce. All-reduces per micro-batch: 4 per layer, one for the embedding, and one for the target tokens at the lm_head. Full recompute needs 6 all-reduces per layer; with `refined_recompute` of one or both `row` regions, a layer needs 5 or 4 |
 | tensor parallelism with sequence parallelism, t ranks | the same as for tensor parallelism, with reduce-scatter and all-gather instead of all-reduce; plus an all-gather at each end of the model, and the gradients of the norms |
 | pipeline parallelism | b · T · D per micro-batch (with sequence parallelism b · T/t · D) at each boundary between two chunks; the gradient of a tied embedding once per step |
 | data parallelism, r replicas | 2(r-1)/r · b · trained |
