@@ -52,7 +52,7 @@ def quantize(weight: paddle.Tensor | np.ndarray, options: QuantizationConfig) ->
     values_N = np.ascontiguousarray(values_OI).reshape(-1)
     if not np.isfinite(values_N).all():
         raise ValueError(
-            f"a weight of shape {list(shape)} cannot be quantized, because it has non-finite values; check the model"
+            f"a weight of shape {list(shape)} cannot be quantized, because some values are not finite; check the model"
         )
     codes, scales = _encoded(values_N, block, algo)
     stored = {"codes": codes, **_stored_scales(scales, options)}

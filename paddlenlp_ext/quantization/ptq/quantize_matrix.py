@@ -70,7 +70,7 @@ class ErrorTotals:
     def describe(self) -> str:
         """Describe the mean relative errors."""
         found, nearest = np.mean(self.errors, axis=0)
-        return f"mean relative squared error of the layers' outputs: {found:.3g} (round to nearest: {nearest:.3g})"
+        return f"mean relative squared error of the layers' outputs: {found:.3g}; rounding to nearest: {nearest:.3g}"
 
 
 def quantize_matrix(

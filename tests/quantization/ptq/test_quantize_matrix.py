@@ -61,4 +61,4 @@ def test_error_totals_are_relative_to_the_outputs():
     found, errors = quantized(X, method="gptq")
     expected = [np.square(X @ (each - WEIGHT).T).sum() / np.square(X @ WEIGHT.T).sum() for each in (found, NEAREST)]
     np.testing.assert_allclose(errors.errors, [expected], rtol=1e-3)
-    assert errors.describe().endswith(f"outputs {expected[0]:.3g}, rounding to nearest {expected[1]:.3g}")
+    assert errors.describe().endswith(f"outputs: {expected[0]:.3g}; rounding to nearest: {expected[1]:.3g}")
