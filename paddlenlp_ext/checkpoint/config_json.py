@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paddlenlp_ext.checkpoint.composite_folder import text_config
 from paddlenlp_ext.checkpoint.config_json_schema import GENERATION_KEYS, check_config_values
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.utils.files import read_json_object, write_text
@@ -16,6 +17,8 @@ from paddlenlp_ext.utils.json_schema import check_values
 
 def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the contents of a model's config.json; for a GGUF file, derive the contents from the metadata.
+
+    For a composite model, the result is the config of its text model (composite_folder.py).
 
     Args:
         path: a Hugging Face folder or a .gguf file, as returned by `resolve_model`.
@@ -37,7 +40,7 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
     if not (path / "config.json").is_file():
         raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
     check_links(path)
-    config = read_json_object(path / "config.json")
+    config = text_config(read_json_object(path / "config.json"))
     if not isinstance(config.get("model_type"), str):
         raise ValueError(f'{path / "config.json"}: "model_type" is missing; copy config.json from the original model')
     check_config_values(config, str(path))

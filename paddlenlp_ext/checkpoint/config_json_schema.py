@@ -24,6 +24,7 @@ from paddlenlp_ext.utils.json_schema import (
 )
 
 _LAYER = whole(0, 1024)
+_COUNT, _WIDTH = whole(0, 2**16), whole(0, 2**24)
 _TOKEN = whole(-1, 2**31 - 1)  # -1: no token, in the first Llama checkpoints
 _POSITIVE, _FRACTION = number(above=0), number(minimum=0, maximum=1)
 _FACTOR = number(minimum=1e-6, maximum=1e6)
@@ -43,6 +44,7 @@ ROPE_KEYS: Mapping[str, Kind] = kinds_by_key(
     (list_of(_FACTOR).or_null(), "short_factor long_factor"),
     (FLAG.or_null(), "truncate"),
     (OBJECT.or_null(), "full_attention sliding_attention"),
+    (number(minimum=0, maximum=1e3).or_null(), "llama_4_scaling_beta"),
 )
 """Keys of `rope_scaling` and `rope_parameters`, which apply to all layers or to one layer type."""
 
@@ -71,39 +73,50 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (one_of(*_DTYPES, *(f"torch.{name}" for name in _DTYPES), "auto").or_null(), "dtype torch_dtype"),
     # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects such a size for required
     # components.
-    (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts"),
+    (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts num_shared_experts"),
     (whole(0, 10**8).or_null(), "vocab_size"),
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),
-    (whole(0, 2**24).or_null(), "intermediate_size moe_intermediate_size shared_expert_intermediate_size"),
+    (
+        whole(0, 2**24).or_null(),
+        "intermediate_size shared_expert_intermediate_size shared_intermediate_size block_ff_dim",
+    ),
+    (either(_WIDTH, list_of(_WIDTH)).or_null(), "moe_intermediate_size"),
     (
         whole(0, 2**16).or_null(),
-        "num_attention_heads num_key_value_heads head_dim num_experts num_local_experts num_experts_per_tok "
+        "num_attention_heads num_key_value_heads head_dim num_local_experts num_experts_per_tok "
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
         "kv_channels",
     ),
+    (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
     (_POSITIONS, "original_max_position_embeddings"),
     # Layers.
     (
         _LAYER.or_null(),
-        "sliding_window_pattern no_rope_layer_interval decoder_sparse_step moe_layer_interval first_k_dense_replace "
-        "num_nextn_predict_layers max_window_layers",
+        "no_rope_layer_interval decoder_sparse_step moe_layer_interval first_k_dense_replace "
+        "num_nextn_predict_layers max_window_layers num_dense_layers global_attn_every_n_layers",
     ),
+    (either(_LAYER, TEXT).or_null(), "sliding_window_pattern"),
+    (list_of(either(number(above=1), whole(0, 0))).or_null(), "layer_rope_theta"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "moe_layer_freq"),
+    (list_of(_LAYER).or_null(), "full_attn_idxs"),
+    (whole(1, 64), "conv_L_cache"),
+    (whole(1, 2**20).or_null(), "block_multiple_of"),
+    (_POSITIVE.or_null(), "block_ffn_dim_multiplier"),
     (_LAYER, "moe_layer_start_index"),
     (whole(-1, 1024), "moe_layer_end_index"),
     (list_of(_LAYER).or_null(), "mlp_only_layers"),
     (list_of(either(whole(0, 1), FLAG)).or_null(), "no_rope_layers"),
     (list_of(TEXT).or_null(), "layer_types mlp_layer_types"),
     # Floating-point values.
-    (_FRACTION, "rms_norm_eps layer_norm_eps layer_norm_epsilon moe_norm_min"),
+    (_FRACTION, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps moe_norm_min"),
     (number(minimum=0, maximum=1e3), "initializer_range"),
     (_ROPE_BASE, "rope_theta rope_local_base_freq rotary_emb_base"),
     (_ROTARY_FRACTION, "partial_rotary_factor rotary_pct"),
     (
         _POSITIVE,
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling logit_scale "
-        "query_pre_attn_scalar scale_emb routed_scaling_factor swiglu_alpha swiglu_limit",
+        "query_pre_attn_scalar scale_emb routed_scaling_factor swiglu_alpha swiglu_limit route_scale",
     ),
     (_POSITIVE.or_null(), "scale_depth dim_model_base"),
     (number().or_null(), "attn_logit_softcapping final_logit_softcapping"),
@@ -115,11 +128,14 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     # Options.
     (
         FLAG.or_null(),
-        "attention_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window use_qk_norm rope_interleave "
+        "attention_bias attention_out_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window "
+        "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
+        "tie_embedding "
         "norm_topk_prob output_router_logits use_bidirectional_attention no_bias "
         "use_logn_attn use_dynamic_ntk",
     ),
-    (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func"),
+    (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func position_embedding_type"),
+    (number(minimum=0, maximum=1e3).or_null(), "query_scale_beta"),
     # Token ids and labels.
     *_TOKEN_KEYS,
     (whole(1, 10**6).or_null(), "num_labels"),

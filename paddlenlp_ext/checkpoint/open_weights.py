@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from paddlenlp_ext.checkpoint.composite_folder import TextModelWeights, is_composite, text_config
 from paddlenlp_ext.checkpoint.gguf.read_weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.quantized_formats.float8 import is_float8, open_float8
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
@@ -19,7 +20,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
     FP8 weights are dequantized. Integer weights of GPTQ, AWQ, AutoRound and compressed-tensors are converted to this
-    package's integer format.
+    package's integer format. Of a composite model, only the text model is read.
 
     Raises:
         ValueError: the folder has no weights or only pickles, a file is damaged, the index contradicts the shards, a
@@ -42,6 +43,8 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     else:
         raise ValueError(_nothing_readable(path))
     config = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
+    if is_composite(config):
+        source, config = TextModelWeights(source), text_config(config)
     quantization = config.get("quantization_config") or {}
     if is_float8(quantization):
         return open_float8(source, quantization)

@@ -78,6 +78,7 @@ class Decoder(nn.Layer):
             if self.load_balance is not None and isinstance(layer.mlp, MixtureOfExperts):
                 layer.mlp.router_layer.observe = partial(self.load_balance.observe, index)
         parallel = config.layer == "parallel"
+        self.query_scale = config.query_scale
         self.norm = LayerNorm(config.hidden_size, config.rms_norm_eps) if parallel else config.rms_norm()
         self.rotary = RotaryEmbeddings(config.ropes)
         self.has_linear_biases = config.has_linear_biases
@@ -172,7 +173,9 @@ class Decoder(nn.Layer):
             if first_position != 0:
                 position_ids_BS = position_ids_BS + first_position
             cache.note_frequency_sets(self.rotary.frequency_sets(position_ids_BS))
-            return AttentionInputs(self.rotary(position_ids_BS), {}, cache)
+            return AttentionInputs(
+                self.rotary(position_ids_BS), {}, cache, query_scale=self._query_scale(position_ids_BS)
+            )
         rows = [[length]] * batch if document_lengths is None else document_lengths
         layouts = {
             window: AttentionLayout.from_documents(rows, window, document_parents) for window in set(self.windows)
@@ -190,8 +193,16 @@ class Decoder(nn.Layer):
                 "position_ids do not count from 0 in each document, and ALiBi does not support other positions; "
                 "leave position_ids out"
             )
-        rotations = self.rotary(position_ids_BS + first_position)
-        return AttentionInputs(rotations, layouts, loss_positions=loss_positions)
+        position_ids_BS = position_ids_BS + first_position
+        return AttentionInputs(
+            self.rotary(position_ids_BS),
+            layouts,
+            loss_positions=loss_positions,
+            query_scale=self._query_scale(position_ids_BS),
+        )
+
+    def _query_scale(self, position_ids_BS: paddle.Tensor) -> paddle.Tensor | None:
+        return None if self.query_scale is None else self.query_scale(position_ids_BS)
 
 
 def _rounded_root(size: int) -> float:

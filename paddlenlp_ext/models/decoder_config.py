@@ -12,18 +12,25 @@ from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.models.registry import FAMILIES, Family
+from paddlenlp_ext.models.family_reader import FamilyReader
+from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
+from paddlenlp_ext.nn.gated_attention import GatedAttention
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
+from paddlenlp_ext.nn.query_scale import QueryScale
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
+from paddlenlp_ext.nn.short_convolution import ConvolutionShape, ShortConvolution
+from paddlenlp_ext.nn.token_mixer import TokenMixer
+from paddlenlp_ext.nn.ungated_feed_forward import UNGATED, UngatedFeedForward
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 _REQUIRED = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_UNGATED_ACTIVATIONS = {name: name for name in UNGATED}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,12 +42,17 @@ class DecoderConfig:
         rotates: whether each layer applies RoPE to queries and keys; None: all layers apply RoPE.
         interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
             (i, i + R / 2) of R channels.
+        convolutions: short convolution of each layer, with None for layers with attention; None: all layers have
+            attention.
         latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
             of queries and keys.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         attention_softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         attention_sinks: whether each head has a trained attention sink.
-        activation: activation of the feed-forward gate: "silu" or "gelu_tanh".
+        attention_gate: whether a sigmoid gate multiplies the attention output (nn/gated_attention.py).
+        query_scale: factor of the queries by position; None: no factor.
+        gated: whether the feed-forward has a gate; False: nn/ungated_feed_forward.py.
+        activation: activation of the feed-forward gate, "silu" or "gelu_tanh"; without a gate, "relu2" or "xielu".
         experts: experts of each layer, with None for dense layers; None: all layers are dense.
         router_loss: coefficient of the routers' auxiliary loss (nn/load_balancing_loss.py); 0: no loss.
         norm_offset: offset of the weights of RMS norms (nn/rms_norm.py).
@@ -53,6 +65,7 @@ class DecoderConfig:
             is not implemented. None: no limit.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
         layer: order of norms, attention and feed-forward (models/decoder_layers.py).
+        pre_norms: names of a pre-norm layer's norms: before attention and before feed-forward.
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rope settings of each layer.
         tensor_plan: sharding styles of the family's weights (sharding_spec.py).
@@ -82,12 +95,16 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: QKNorm | None = None
     latent: LatentShape | None = None
+    convolutions: tuple[ConvolutionShape | None, ...] | None = None
     windows: tuple[int | None, ...]
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
     attention_scale: float | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False
+    attention_gate: bool = False
+    query_scale: QueryScale | None = None
+    gated: bool = True
     activation: str = "silu"
     experts: tuple[ExpertShape | None, ...] | None = None
     router_loss: float = 0.0
@@ -100,6 +117,7 @@ class DecoderConfig:
     longest_answer: int | None = None
     num_labels: int | None = None
     layer: str = "pre_norm"
+    pre_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     sandwich_norms: tuple[str, str, str, str] = (
         "input_layernorm",
         "post_attention_layernorm",
@@ -147,20 +165,18 @@ class DecoderConfig:
         if "model_type" not in source:
             raise ValueError(f"config.json has no 'model_type'; set it to one of: {', '.join(FAMILIES.names())}")
         if source["model_type"] not in FAMILIES.names():
-            raise ValueError(
-                f"model_type {source['model_type']!r} in config.json is not supported; "
-                f"supported: {', '.join(FAMILIES.names())}"
-            )
+            raise ValueError(unsupported_family(source["model_type"]))
         family = FAMILIES.get(source["model_type"])
         for key in _REQUIRED:
-            _Reader(source, family).size(key)
+            FamilyReader(source, family).size(key)
         completed = family.complete(source)
-        reader = _Reader(completed, family)
+        reader = FamilyReader(completed, family)
         activation = reader.value(family.activation_key)
-        if activation not in _ACTIVATIONS:
+        activations = _ACTIVATIONS if family.gated else _UNGATED_ACTIVATIONS
+        if activation not in activations:
             raise ValueError(
                 f"{family.activation_key} {activation!r} in config.json is not supported; known: "
-                f"{', '.join(_ACTIVATIONS)}"
+                f"{', '.join(activations)}"
             )
         hidden_size, num_heads = reader.size("hidden_size"), reader.size("num_attention_heads")
         num_kv_heads = reader.size("num_key_value_heads", default=num_heads)
@@ -175,6 +191,7 @@ class DecoderConfig:
             "q_proj": num_heads * head_dim,
             **dict.fromkeys(("k_proj", "v_proj"), num_kv_heads * head_dim),
             **dict.fromkeys(("gate_proj", "up_proj"), intermediate_size),
+            **dict.fromkeys(ShortConvolution.input_names, hidden_size),
         }
         ropes = rope_by_layer({**family.defaults, **completed}, head_dim, num_layers)
         if any(rope.rotary_dim != head_dim for rope in ropes) and "partial_rotary_factor" not in family.defaults:
@@ -195,7 +212,8 @@ class DecoderConfig:
             "max_position_embeddings": reader.size("max_position_embeddings"),
             "initializer_range": float(reader.value("initializer_range")),
             "tie_word_embeddings": bool(reader.value("tie_word_embeddings")),
-            "activation": _ACTIVATIONS[activation],
+            "gated": family.gated,
+            "activation": activations[activation],
             "mlp_bias": bool(reader.value("mlp_bias")),
             "ropes": ropes,
             "tensor_plan": family.tensor_plan,
@@ -212,7 +230,7 @@ class DecoderConfig:
     def value(self, key: str) -> Any:
         """Return the value of a key of config.json, or the family's default; None if the value is null or absent."""
         family = FAMILIES.get(self.model_type)
-        return _Reader(family.complete(self.source), family).value(key)
+        return FamilyReader(family.complete(self.source), family).value(key)
 
     @property
     def max_context(self) -> int:
@@ -255,8 +273,18 @@ class DecoderConfig:
         return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
 
     @property
-    def attention_weights(self) -> int:
-        """Number of weights in the linear layers of one attention block."""
+    def attention_share(self) -> float:
+        """Fraction of the layers whose token mixer is attention."""
+        return 1.0 if self.convolutions is None else self.convolutions.count(None) / self.num_hidden_layers
+
+    @property
+    def mixer_weights(self) -> float:
+        """Number of weights in the linear layers of a token mixer, averaged over the layers."""
+        of_convolution = 4 * self.hidden_size**2
+        return self.attention_share * self._attention_weights + (1 - self.attention_share) * of_convolution
+
+    @property
+    def _attention_weights(self) -> int:
         heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
         output = heads * self.value_dim * hidden
         if latent is None:
@@ -266,19 +294,25 @@ class DecoderConfig:
         compressed = hidden * (latent.kv_rank + latent.rotated_dim)
         return projected + compressed + latent.kv_rank * heads * (latent.unrotated_dim + latent.value_dim) + output
 
+    def token_mixer(self, layer_index: int) -> TokenMixer:
+        """Build the attention or the short convolution of one layer."""
+        convolution = None if self.convolutions is None else self.convolutions[layer_index]
+        return self.attention(layer_index) if convolution is None else ShortConvolution(convolution, layer_index)
+
     def attention(self, layer_index: int) -> AttentionLayer:
         """Build the attention of one layer."""
         shape = self.attention_shape(layer_index)
-        return (
-            Attention(shape, layer_index) if self.latent is None else LatentAttention(shape, self.latent, layer_index)
-        )
+        if self.latent is not None:
+            return LatentAttention(shape, self.latent, layer_index)
+        return GatedAttention(shape, layer_index) if self.attention_gate else Attention(shape, layer_index)
 
-    def feed_forward(self, layer_index: int) -> FeedForward | MixtureOfExperts:
+    def feed_forward(self, layer_index: int) -> FeedForwardLayer | MixtureOfExperts:
         """Build the feed-forward block or the experts of one layer."""
         shape = self.expert_shape(layer_index)
         if shape is not None:
             return MixtureOfExperts(self.hidden_size, shape)
-        return FeedForward(self.hidden_size, self.intermediate_size, self.mlp_bias, self.activation)
+        feed_forward = FeedForward if self.gated else UngatedFeedForward
+        return feed_forward(self.hidden_size, self.intermediate_size, self.mlp_bias, self.activation)
 
     def expert_shape(self, layer_index: int) -> ExpertShape | None:
         """Return the sizes of the experts of one layer; None for a dense layer."""
@@ -339,41 +373,3 @@ class DecoderConfig:
             window=self.windows[layer_index],
             has_linear_biases=self.ropes[layer_index].rope_type == ALIBI,
         )
-
-
-_COMMON_DEFAULTS: dict[str, Any] = {
-    "hidden_act": "silu",
-    "rms_norm_eps": 1e-6,
-    "max_position_embeddings": 2048,
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-
-
-class _Reader:
-    """Reader of config values: values in config.json, else the family's defaults, else the common defaults."""
-
-    def __init__(self, source: Mapping[str, Any], family: Family) -> None:
-        self._layers = (source, family.defaults, _COMMON_DEFAULTS)
-
-    def value(self, key: str) -> Any:
-        """Return the value of `key`; None if the value is null or absent."""
-        for layer in self._layers:
-            if key in layer:
-                return layer[key]
-        return None
-
-    def size(self, key: str, default: int | None = None) -> int:
-        """Return the value of `key`, a positive integer.
-
-        Raises:
-            ValueError: the value is missing, not an integer, or below 1.
-        """
-        value = self.value(key)
-        if value is None:
-            value = default
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{key} in config.json must be a positive integer, got {value!r}")
-        return value

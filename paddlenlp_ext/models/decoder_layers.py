@@ -1,4 +1,7 @@
-"""Decoder layers, selected by `DecoderConfig.layer`: order of norms, attention and feed-forward.
+"""Decoder layers, selected by `DecoderConfig.layer`: order of norms, token mixer and feed-forward.
+
+The token mixer of a layer is attention, or a short convolution (nn/token_mixer.py). In the formulas, attention stands
+for both.
 
 | layer | formula | families |
 | --- | --- | --- |
@@ -31,9 +34,10 @@ NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm"
 
 
 class DecoderLayer(nn.Layer):
-    """Base class of decoder layers: attention and feed-forward, each with a residual connection.
+    """Base class of decoder layers: token mixer and feed-forward, each with a residual connection.
 
     Attributes:
+        mixer_name: name of the attribute that holds the token mixer.
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         norm_names: map from norm role (`NORM_ROLES`) to attribute name.
@@ -46,7 +50,9 @@ class DecoderLayer(nn.Layer):
         super().__init__()
         self.norm_names: dict[str, str] = {}
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
-        self.self_attn = config.attention(layer_index)
+        mixer = config.token_mixer(layer_index)
+        self.mixer_name = mixer.attribute
+        self.add_sublayer(self.mixer_name, mixer)
         self.mlp = config.feed_forward(layer_index)
         is_last = layer_index == config.num_hidden_layers - 1
         self.skips_unread = is_last and not isinstance(self.mlp, MixtureOfExperts)
@@ -54,6 +60,11 @@ class DecoderLayer(nn.Layer):
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
         raise NotImplementedError
+
+    @property
+    def mixer(self) -> Any:
+        """Token mixer of the layer, or the adapter around the token mixer."""
+        return getattr(self, self.mixer_name)
 
     def norms_by_role(self) -> dict[str, Any]:
         """Return the norms, or the adapters that replaced them, by role."""
@@ -68,7 +79,7 @@ class DecoderLayer(nn.Layer):
         return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
 
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        return self.scaled(recompute_region("full_attn", self.self_attn, x_BSD, inputs))
+        return self.scaled(recompute_region("full_attn", self.mixer, x_BSD, inputs))
 
     def _feed_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Return the scaled output of the feed-forward; 0 at the positions that the layer skips."""
@@ -109,13 +120,14 @@ class PreNormLayer(DecoderLayer):
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
-        self.norm_names = {"attention_norm": "input_layernorm", "mlp_norm": "post_attention_layernorm"}
-        self.input_layernorm = config.rms_norm()
-        self.post_attention_layernorm = config.rms_norm()
+        self.norm_names = dict(zip(("attention_norm", "mlp_norm"), config.pre_norms, strict=True))
+        for name in config.pre_norms:
+            setattr(self, name, config.rms_norm())
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        attended_BSD = self._attend(self.input_layernorm(x_BSD), inputs)
-        x_BSD, normed_BSD = self.post_attention_layernorm.forward_add(x_BSD, attended_BSD)
+        before_attention, before_mlp = self.norms_by_role().values()
+        attended_BSD = self._attend(before_attention(x_BSD), inputs)
+        x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
         return x_BSD + self._feed_forward(normed_BSD, inputs)
 
 

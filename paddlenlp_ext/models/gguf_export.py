@@ -140,8 +140,9 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
     if windows and not architecture.has_window:
         raise ValueError(f"a GGUF file of {architecture.name} cannot express the sliding window {max(windows)}")
     main = config.ropes[config.windows.index(None) if None in config.windows else 0]
+    temperature = ROPE_TYPES[main.rope_type](main, 0)[1]
     rope_keys, factors = rope_metadata(
-        main.rope_type, main.theta, _scaling(main), main.rotary_dim, ROPE_TYPES[main.rope_type](main, 0)[1]
+        *(main.rope_type, main.theta, _scaling(main), main.rotary_dim, temperature, architecture.yarn_multiplier)
     )
     head_sizes = {
         "rope.dimension_count": main.rotary_dim,

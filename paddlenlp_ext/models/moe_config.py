@@ -109,6 +109,21 @@ def sparse_by_step(config: ConfigReader) -> Callable[[int], bool]:
     return lambda layer: layer not in dense and (layer + 1) % step == 0
 
 
+def sparse_by_type(config: ConfigReader, num_dense: int = 0) -> Callable[[int], bool]:
+    """Return the `is_sparse` function for `mlp_layer_types`; without this key, the first `num_dense` layers are dense.
+
+    Raises:
+        ValueError: `mlp_layer_types` has an unknown entry, or its length is not the number of layers.
+    """
+    num_layers = config.size("num_hidden_layers")
+    types = config.value("mlp_layer_types") or ["dense"] * num_dense + ["sparse"] * (num_layers - num_dense)
+    if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
+        raise ValueError(
+            f"mlp_layer_types in config.json must be dense or sparse for each of the {num_layers} layers, got {types}"
+        )
+    return lambda layer: types[layer] == "sparse"
+
+
 def _check(shape: ExpertShape) -> None:
     router = shape.router
     if router.top_k > shape.num_experts:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Protocol
 
 from paddlenlp_ext.sharding_spec import TensorPlan
+from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.registry import Registry
+from paddlenlp_ext.utils.suggest import nearest
 
 
 class ConfigReader(Protocol):
@@ -45,7 +48,8 @@ class Family:
         differences: function from the config to the `DecoderConfig` attributes that the family sets, such as `windows`.
         tensor_plan: map from layer name patterns to sharding styles (sharding_spec.py).
         defaults: default values of config.json keys. A default for `partial_rotary_factor` enables partial RoPE.
-        activation_key: key of the activation of the feed-forward gate.
+        activation_key: key of the activation of the feed-forward.
+        gated: whether the feed-forward has a gate.
         complete: function that converts a config.json dict to common keys, such as older keys to newer keys. The result
             is not saved.
         fused_layers: fused projection in the checkpoint -> single projections of the decoder
@@ -59,6 +63,7 @@ class Family:
     tensor_plan: TensorPlan
     defaults: Mapping[str, Any] = field(default_factory=dict)
     activation_key: str = "hidden_act"
+    gated: bool = True
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
     fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     classifier: str | None = None
@@ -83,4 +88,18 @@ DECODER_TENSOR_PLAN: TensorPlan = {
 }
 """Sharding styles of the weights of a dense decoder with grouped-query attention."""
 
+_LACKING = Path(__file__).parent / "unsupported_families.json"
+"""Model type of a known family without support -> parts of the model that this package lacks."""
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.families")
+
+
+def unsupported_family(model_type: str) -> str:
+    """Return the error message for a model type without support, with the nearest supported model type."""
+    lacking = read_json_object(_LACKING).get(model_type)
+    similar = nearest(model_type, FAMILIES.names(), cutoff=0.5 if lacking else 0.85)
+    because = f", because this package lacks {lacking}" if lacking else ""
+    most_similar = f"the most similar supported family is {similar!r}; " if similar else ""
+    return (
+        f"model_type {model_type!r} in config.json is not supported{because}; {most_similar}"
+        f"supported: {', '.join(FAMILIES.names())}"
+    )

@@ -13,20 +13,40 @@ def full_attention(config: ConfigReader) -> tuple[None, ...]:
     return (None,) * config.size("num_hidden_layers")
 
 
-def with_rope_by_layer_type(config: Mapping[str, Any], period: int, thetas: Mapping[str, float]) -> Mapping[str, Any]:
+def layer_types_of_pattern(pattern: int | str, num_layers: int) -> list[str]:
+    """Return `layer_types` for a repeated pattern.
+
+    Args:
+        pattern: distance between layers with full attention, or a letter for each layer of the pattern: L for a sliding
+            window, G for full attention.
+        num_layers: number of layers.
+
+    Raises:
+        ValueError: the pattern has other letters.
+    """
+    if isinstance(pattern, str) and (not pattern or {*pattern} - {*"LG"}):
+        raise ValueError(
+            f"sliding_window_pattern {pattern!r} in config.json must be a number of layers, or the letters L and G"
+        )
+    letters = pattern if isinstance(pattern, str) else "L" * (pattern - 1) + "G"
+    return [
+        "sliding_attention" if letters[layer % len(letters)] == "L" else "full_attention" for layer in range(num_layers)
+    ]
+
+
+def with_rope_by_layer_type(
+    config: Mapping[str, Any], period: int | str, thetas: Mapping[str, float]
+) -> Mapping[str, Any]:
     """Return a config.json dict with `layer_types`, and with `rope_parameters` for each layer type.
 
     `rope_scaling` applies only to the layers with full attention, as in transformers.
 
     Args:
         config: contents of config.json.
-        period: distance between layers with full attention, for configs without `layer_types`.
+        period: pattern of the layers (`layer_types_of_pattern`), for configs without `layer_types`.
         thetas: default `rope_theta` by layer type.
     """
-    types = config.get("layer_types") or [
-        "sliding_attention" if (layer + 1) % period else "full_attention"
-        for layer in range(config.get("num_hidden_layers") or 0)
-    ]
+    types = config.get("layer_types") or layer_types_of_pattern(period, config.get("num_hidden_layers") or 0)
     stored = config.get("rope_parameters") or {}
     scaling = {"full_attention": config.get("rope_scaling") or {}}
     settings = {

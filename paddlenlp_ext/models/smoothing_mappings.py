@@ -3,10 +3,12 @@
 | producer | consumers | where |
 | --- | --- | --- |
 | norm before attention | q, k, v, or the first projections of latents | pre-norm, sandwich, parallel |
+| norm before a convolution | b, c, u | pre-norm, sandwich |
+| c | o | short convolution |
 | norm before the feed-forward block | gate, up; in a parallel layer also q, k, v | without experts |
 | v | o; query heads with the same value head share its scales | attention without latents |
 | norm of a latent | the projection that reads it | latent attention |
-| up | down | feed-forward blocks, shared experts |
+| up | down | feed-forward blocks with a gate, shared experts |
 
 A norm after a block cannot absorb scales. A norm before experts cannot absorb scales, because the router also reads its
 output. The up and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
@@ -19,17 +21,19 @@ import numpy as np
 from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, PreNormLayer, SandwichLayer
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
+from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.latent_attention import LatentAttention
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.quantization.ptq.smoothing import SmoothingMapping
 
-_ATTENTION, _MLP = "self_attn", "mlp"
+_MLP = "mlp"
 
 
 def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
     """Return the smoothing mappings of a decoder layer."""
-    attention, mlp = layer.self_attn, layer.mlp
-    readers = tuple(f"{_ATTENTION}.{name}" for name in attention.input_names)
-    inner = () if isinstance(mlp, MixtureOfExperts) else (f"{_MLP}.gate_proj", f"{_MLP}.up_proj")
+    mixer, name, mlp = layer.mixer, layer.mixer_name, layer.mlp
+    readers = tuple(f"{name}.{reader}" for reader in mixer.input_names)
+    inner = () if isinstance(mlp, MixtureOfExperts) else tuple(f"{_MLP}.{reader}" for reader in mlp.input_names)
     mappings = []
     if isinstance(layer, PreNormLayer | SandwichLayer):
         mappings = [
@@ -38,17 +42,19 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
         ]
     elif isinstance(layer, ParallelLayer) and inner:
         mappings = [SmoothingMapping("input_layernorm", (*readers, *inner))]
-    if isinstance(attention, Attention):
-        mappings.append(SmoothingMapping(f"{_ATTENTION}.v_proj", (f"{_ATTENTION}.o_proj",), _value_channels(attention)))
-    if isinstance(attention, LatentAttention):
+    if isinstance(mixer, Attention):
+        mappings.append(SmoothingMapping(f"{name}.v_proj", (f"{name}.o_proj",), _value_channels(mixer)))
+    if isinstance(mixer, ShortConvolution):
+        mappings.append(SmoothingMapping(f"{name}.c_proj", (f"{name}.o_proj",)))
+    if isinstance(mixer, LatentAttention):
         latents = {"kv_a_layernorm": "kv_b_proj", "q_a_layernorm": "q_b_proj"}
         mappings += [
-            SmoothingMapping(f"{_ATTENTION}.{norm}", (f"{_ATTENTION}.{reader}",))
+            SmoothingMapping(f"{name}.{norm}", (f"{name}.{reader}",))
             for norm, reader in latents.items()
-            if reader in attention.latent_names
+            if reader in mixer.latent_names
         ]
     block = f"{_MLP}.{mlp.shape.shared_name}" if isinstance(mlp, MixtureOfExperts) else _MLP
-    if not isinstance(mlp, MixtureOfExperts) or mlp.shape.shared_size:
+    if mlp.shape.shared_size if isinstance(mlp, MixtureOfExperts) else isinstance(mlp, FeedForward):
         mappings.append(SmoothingMapping(f"{block}.up_proj", (f"{block}.down_proj",)))
     return [mapping for mapping in mappings if mapping.consumers]
 

@@ -26,12 +26,12 @@ from typing import Any
 
 import numpy as np
 import paddle
-from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import Rotation
+from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
@@ -56,6 +56,7 @@ class AttentionInputs:
         adapter_inputs: inputs that only adapters read.
         loss_positions: positions whose final hidden states are used, as unique indices into the flattened batch
             [B * S], int64 [R]; None: all positions.
+        query_scale: factor of the queries after RoPE, [B, S, 1, 1] (nn/query_scale.py); None: 1.
     """
 
     rotations: Sequence[Rotation]
@@ -65,6 +66,7 @@ class AttentionInputs:
     num_shared: int = 0
     adapter_inputs: Any = None
     loss_positions: paddle.Tensor | None = None
+    query_scale: paddle.Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -119,33 +121,27 @@ class AttentionShape:
     has_linear_biases: bool = False
 
 
-class AttentionLayer(nn.Layer):
+class AttentionLayer(TokenMixer):
     """Base class of causal self-attention layers. Subclasses define the projections.
 
     Attributes:
-        input_names: names of the linear layers that read the hidden states.
-        latent_names: names of the linear layers that read latents; empty without latent attention.
         prefix_shape: shape of one position of a trained prefix. A cache stores values of the same shape per position.
         prefix_head_axis: axis of `prefix_shape` that tensor parallelism shards; None: no axis.
-        implementation: backend of the attention op; None: the best available backend.
         softcap: soft-cap of the attention scores; None: no soft-cap.
         slopes_N: ALiBi slopes of the heads on this rank; None: no ALiBi.
         sinks: attention sinks of the heads on this rank, [N]; None: no sinks.
     """
 
-    input_names: tuple[str, ...]
-    latent_names: tuple[str, ...] = ()
+    attribute = "self_attn"
     prefix_shape: tuple[int, ...]
     prefix_head_axis: int | None = None
-    o_proj: Linear
     sinks: paddle.Tensor | None
 
     def __init__(self, shape: AttentionShape, layer_index: int) -> None:
-        super().__init__()
-        self.layer_index, self.head_dim, self.window = layer_index, shape.head_dim, shape.window
+        super().__init__(layer_index)
+        self.head_dim, self.window = shape.head_dim, shape.window
         self.rotates, self.interleaved, self.qk_norm = shape.rotates, shape.interleaved, shape.qk_norm
         self.scale = shape.head_dim**-0.5 if shape.scale is None else shape.scale
-        self.implementation: str | None = None
         self.slopes_N = alibi_slopes(shape.num_heads) if shape.has_linear_biases else None
         self.softcap = shape.softcap
         dtype = activation_dtype(paddle.get_default_dtype())
@@ -233,7 +229,11 @@ class Attention(AttentionLayer):
         return self.from_projections(recompute_region("attention_column_ln", self._project, x_BSD), inputs)
 
     def from_projections(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
-        """Attend with projected queries, keys and values, each [B, S, heads * H]; return [B, S, D]."""
+        """Attend with the outputs of the layers in `input_names`, each [B, S, heads * H]; return [B, S, D]."""
+        return recompute_region("attention_row_ln", self.o_proj, self.attend(projected, inputs))
+
+    def attend(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
+        """Attend with projected queries, keys and values; return the input of `o_proj`, [B, S, heads * H]."""
         q_BSE, k_BSE, v_BSE = projected
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._heads(v_BSE)
@@ -246,7 +246,7 @@ class Attention(AttentionLayer):
                 *(self.layer_index, q_BSNH, k_BSKH, v_BSKH),
                 *(self.window, self.scale, self.implementation, self.score_options),
             )
-        return recompute_region("attention_row_ln", self.o_proj, out_BSNH.flatten(2))
+        return out_BSNH.flatten(2)
 
     def split_prefix(self, prefix: paddle.Tensor) -> KeyValuePrefix:
         return prefix[:, 0], prefix[:, 1]
@@ -254,8 +254,8 @@ class Attention(AttentionLayer):
     def join_prefix(self, pair: KeyValuePrefix) -> paddle.Tensor:
         return paddle.stack(list(pair), axis=1)
 
-    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
-        return self.q_proj(x_BSD), self.k_proj(x_BSD), self.v_proj(x_BSD)
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
 
     def _norm_and_rotate(
         self, q_BSE: paddle.Tensor, k_BSE: paddle.Tensor, inputs: AttentionInputs
@@ -273,6 +273,8 @@ class Attention(AttentionLayer):
             q_BSNH, k_BSKH = rotate_heads(q_BSNH, k_BSKH, *rotation, self.interleaved, fused)
         if per_head is not None and per_head.after_rotation:
             q_BSNH, k_BSKH = self._norm_both(q_BSNH, k_BSKH)
+        if inputs.query_scale is not None:
+            q_BSNH = q_BSNH * inputs.query_scale.astype(q_BSNH.dtype)
         return q_BSNH, k_BSKH
 
     def _norm_both(self, q: paddle.Tensor, k: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:

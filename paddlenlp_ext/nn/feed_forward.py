@@ -1,4 +1,4 @@
-"""Gated feed-forward block of a decoder layer: SwiGLU or GeGLU (arXiv:2002.05202)."""
+"""Feed-forward blocks of a decoder layer, with a gate: SwiGLU or GeGLU (arXiv:2002.05202)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,19 @@ from paddlenlp_ext.ops.gates import geglu, swiglu
 GATES = {"silu": swiglu, "gelu_tanh": geglu}
 
 
-class FeedForward(nn.Layer):
+class FeedForwardLayer(nn.Layer):
+    """Base class of feed-forward blocks, which map [..., hidden_size] to [..., hidden_size].
+
+    Attributes:
+        input_names: names of the linear layers that read the hidden states.
+        down_proj: linear layer that returns the output of the block.
+    """
+
+    input_names: tuple[str, ...]
+    down_proj: Linear
+
+
+class FeedForward(FeedForwardLayer):
     """Gated feed-forward block: `down(activation(gate(x)) * up(x))`.
 
     Args:
@@ -23,6 +35,8 @@ class FeedForward(nn.Layer):
         bias: whether the linear layers have biases.
         activation: "silu", or "gelu_tanh" for the tanh approximation of GELU.
     """
+
+    input_names = ("gate_proj", "up_proj")
 
     def __init__(self, hidden_size: int, intermediate_size: int, bias: bool = False, activation: str = "silu") -> None:
         super().__init__()

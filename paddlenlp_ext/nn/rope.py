@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -149,12 +149,20 @@ def is_by_layer_type(settings: Mapping[str, Any]) -> bool:
 def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[RopeSettings, ...]:
     """Return the rope settings of each layer. If `rope_parameters` has settings per layer type, use `layer_types`.
 
+    `layer_rope_theta` replaces the base of each layer; 0 marks a layer without RoPE.
+
     Raises:
         ValueError: the settings are invalid, or a layer type has no settings.
     """
     stored = stored_settings(config)
     if not is_by_layer_type(stored):
-        return (RopeSettings.from_config(config, head_dim),) * num_layers
+        common = RopeSettings.from_config(config, head_dim)
+        thetas = config.get("layer_rope_theta") or [0] * num_layers
+        if len(thetas) != num_layers:
+            raise ValueError(
+                f"layer_rope_theta in config.json needs {num_layers} entries, one per layer, not {len(thetas)}"
+            )
+        return tuple(replace(common, theta=float(theta)) if theta else common for theta in thetas)
     types = config.get("layer_types")
     if not isinstance(types, list) or len(types) != num_layers:
         raise ValueError(

@@ -36,6 +36,7 @@ class RouterOptions:
         top_k: experts per token.
         normalizes: whether the weights of a token's experts are divided by their sum.
         smallest_sum: lower bound of the sum by which the weights are divided.
+        sum_offset: number that is added to this sum.
         scale: factor of the weights.
         num_groups: number of groups of consecutive experts, of equal size; 1: the choice is not limited.
         chosen_groups: number of groups that a token's experts may come from.
@@ -49,6 +50,7 @@ class RouterOptions:
     top_k: int
     normalizes: bool = True
     smallest_sum: float = 1e-20
+    sum_offset: float = 0.0
     scale: float = 1.0
     num_groups: int = 1
     chosen_groups: int = 1
@@ -113,7 +115,8 @@ def _weigh_chosen(
     experts_TK = choose(scores_TE, options, correction)
     weights_TK = paddle.take_along_axis(scores_TE, experts_TK, 1)
     if options.normalizes:
-        weights_TK = weights_TK / weights_TK.sum(-1, keepdim=True).clip(min=options.smallest_sum)
+        sum_T1 = weights_TK.sum(-1, keepdim=True).clip(min=options.smallest_sum)
+        weights_TK = weights_TK / (sum_T1 if options.sum_offset == 0.0 else sum_T1 + options.sum_offset)
     return (weights_TK if options.scale == 1.0 else weights_TK * options.scale), experts_TK
 
 

@@ -35,6 +35,7 @@ from paddlenlp_ext.nn.experts import Experts
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import own_parameters
@@ -113,6 +114,9 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
             layer.keep_heads(axis.index, axis.size)
             if layer.sinks is not None:
                 shard_parameter(layer, "sinks", 0, axis)
+        elif isinstance(layer, DepthwiseKernel):
+            for name in own_tensors(layer):
+                shard_parameter(layer, name, 0, axis)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
         apply_sequence_parallel(decoder, sequence)

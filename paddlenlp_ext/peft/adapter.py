@@ -16,6 +16,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft import compatibility
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, assign_tensors, read_tensors
+from paddlenlp_ext.peft.formats.renamed_layers import renamed_key
 from paddlenlp_ext.peft.formats.tied_embeddings import without_tied_copies
 from paddlenlp_ext.peft.formats.write_adapter import fields_and_tensors, stored_keys, write_adapter
 from paddlenlp_ext.peft.layers import AdapterLayer, attach_adapters, detach_adapters
@@ -183,4 +184,5 @@ class Adapter(TrainingHooks):
     ) -> tuple[dict[str, Any], dict[str, paddle.Tensor]]:
         fields, tensors = fields_and_tensors(self, peft_type, fields, tensors)
         keys, prefix = stored_keys(self), self.peft_config.key_prefix
-        return fields, {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}
+        stored = {keys.get(name, f"{prefix}{name}"): tensor for name, tensor in tensors.items()}
+        return fields, {renamed_key(key, self.base_model.config.file_layout): each for key, each in stored.items()}

@@ -37,6 +37,7 @@ _KINDS = {
     "routers": r"\.mlp\.(gate|router)\.",
     "shared experts": r"\.mlp\.shared_expert",
     "attention": r"\.self_attn\.",
+    "convolutions": r"\.conv\.",
     "feed-forward blocks": r"\.mlp\.",
     "norms": r"norm\.",
     "embedding": r"embed_tokens\.",

@@ -31,6 +31,7 @@ import paddle
 from paddle import nn
 from paddle.static import InputSpec
 
+from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.attention.decode_attention import CachedLayer
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
@@ -140,10 +141,19 @@ def _run(
 
 
 def cache_shapes(model: TrainableModel) -> CacheShapes:
-    """Return (heads, channels) of each tensor in the key-value cache of a model."""
+    """Return (heads, channels) of each tensor in the key-value cache of a model.
+
+    Raises:
+        ValueError: a layer has no attention.
+    """
     shapes = []
-    for layer in model.model.layers:
-        attention = layer.self_attn
+    for index, layer in enumerate(model.model.layers):
+        attention = layer.mixer
+        if not isinstance(attention, AttentionLayer):
+            raise ValueError(
+                f"layer {index} has a {type(attention).__name__}: models with layers without attention cannot be "
+                "exported as a static graph; export them as GGUF or serve the model folder"
+            )
         empty = paddle.zeros([1, *attention.prefix_shape])
         shapes += [(part_PKH.shape[1], part_PKH.shape[2]) for part_PKH in attention.split_prefix(empty)]
     return tuple(shapes)

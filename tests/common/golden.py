@@ -10,8 +10,11 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout, split_layer
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused, split_fused
 from paddlenlp_ext.checkpoint.file_layouts.interleaved_experts import InterleavedExperts
+from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.load_weights import load_parameters
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -40,21 +43,39 @@ class ArrayWeights(WeightSource):
         return cast(values.copy(), self.dtype(name), dtype or self.dtype(name))
 
 
-def name_in_transformers(name: str) -> str:
+_NAMES = {
+    "afmoe": {"mlp.gate.weight": "mlp.router.gate.weight", "mlp.gate.e_score_correction_bias": "mlp.expert_bias"},
+    "lfm2_moe": {"feed_forward.gate.e_score_correction_bias": "feed_forward.expert_bias"},
+    "hunyuan_v1_moe": {"mlp.gate.weight": "mlp.gate.wg.weight"},
+}
+"""Model type -> name of a parameter -> its name in transformers."""
+
+
+def name_in_transformers(name: str, model_type: str) -> str:
     """Return the name in transformers of a parameter, where stacked weights of experts are not layers of their own."""
-    return re.sub(r"(\.experts\.\w+)\.weight$", r"\1", name)
+    prefix, local_name = split_layer(name)
+    return prefix + re.sub(r"(\.experts\.\w+)\.weight$", r"\1", _NAMES.get(model_type, {}).get(local_name, local_name))
+
+
+def layout_in_transformers(model: CausalLM) -> FileLayout | None:
+    """Return the layout of files that transformers' parameters have too; None if they are named as in memory."""
+    layout = model.config.file_layout
+    if isinstance(layout, RenamedExperts):
+        return layout.names
+    return layout if isinstance(layout, InterleavedExperts | RenamedTensors) else None
 
 
 def as_in_transformers(model: CausalLM, tensors: Mapping[str, Any]) -> dict[str, Any]:
     """Return tensors of the parameters' names in the shapes of transformers' parameters, which stack experts too."""
-    joined, layout = join_fused(tensors, model.config.fused_layers), model.config.file_layout
-    return layout.to_files(joined) if isinstance(layout, InterleavedExperts) else joined
+    joined, layout = join_fused(tensors, model.config.fused_layers), layout_in_transformers(model)
+    return joined if layout is None else layout.to_files(joined)
 
 
 def set_golden_weights(model: CausalLM, case: str) -> None:
     """Set each parameter to `make_weight`; parts of a fused layer get their rows of its weight."""
-    parameters, layout = dict(model.named_parameters()), model.config.file_layout
+    parameters, layout = dict(model.named_parameters()), layout_in_transformers(model)
     shapes = {name: as_lazy(tensor).shape for name, tensor in as_in_transformers(model, parameters).items()}
-    arrays = {name: make_weight(case, name_in_transformers(name), shape) for name, shape in shapes.items()}
+    kind = model.config.model_type
+    arrays = {name: make_weight(case, name_in_transformers(name, kind), shape) for name, shape in shapes.items()}
     source = split_fused(ArrayWeights(arrays), model.config.fused_layers)
-    load_parameters(parameters, layout.open(source) if isinstance(layout, InterleavedExperts) else source)
+    load_parameters(parameters, source if layout is None else layout.open(source))

@@ -58,23 +58,31 @@ def test_shipped_files_exist_for_every_family():
     expected = {f"{family}/{method}" for family in ("llama", "qwen", "smollm2") for method in methods}
     expected |= {"mistral/sft", "mistral/lora"}
     newer = (
+        "apertus",
+        "arcee",
         "cohere2",
         "ernie",
+        "exaone4",
         "gemma",
         "gemma2",
         "gemma3",
         "glm",
         "glm4",
         "granite",
+        "granite4",
+        "granite_swa",
         "hunyuan",
         "minicpm3",
+        "ministral3",
         "olmo2",
         "olmo3",
         "phi3",
+        "qwen3",
+        "seed_oss",
         "smollm3",
     )
     experts = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe")
-    experts += ("gpt_oss", "qwen3_moe")
+    experts += ("afmoe", "gpt_oss", "hunyuan_moe", "mellum", "qwen3_moe")
     expected |= {f"{family}/{method}" for family in (*newer, *experts) for method in ("sft", "lora", "qlora")}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected

@@ -15,6 +15,8 @@ LENGTHS = [17, 5, 30, 26, 1, 40]
 WINDOWED = {"model_type": "mistral", "sliding_window": 9}
 CAPPED = {"model_type": "gemma2", "head_dim": 12, "sliding_window": 9, "attn_logit_softcapping": 0.5}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 5}
+CONVOLUTIONS = {"model_type": "lfm2", "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
+SCALED_QUERIES = {"model_type": "ministral3", "head_dim": 12, "original_max_position_embeddings": 9}
 PARTIAL = {"model_type": "glm4", "head_dim": 12}
 """Half of the channels are rotated."""
 
@@ -43,8 +45,10 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model, PARTIAL),
         (make_model, CAPPED),
         (make_model_with_sinks, WINDOWED),
+        (make_model, CONVOLUTIONS),
+        (make_model, SCALED_QUERIES),
     ],
-    ids=["full", "window", "experts", "partial", "softcap", "sinks"],
+    ids=["full", "window", "experts", "partial", "softcap", "sinks", "convolutions", "scaled_queries"],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
     model = make(**changes)
@@ -65,7 +69,9 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
         assert difference <= 4e-6 * np.linalg.norm(gradient), name
 
 
-@pytest.mark.parametrize("changes", [{}, WINDOWED, PARTIAL], ids=["full", "window", "partial"])
+@pytest.mark.parametrize(
+    "changes", [{}, WINDOWED, PARTIAL, CONVOLUTIONS], ids=["full", "window", "partial", "convolutions"]
+)
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model(**changes)
     ids = random_ids(1, sum(LENGTHS))

@@ -13,6 +13,12 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
 from tests.models.tiny_model import TINY, make_model
 
+LAYER_KINDS = {
+    "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0},
+    "lfm2": {"full_attn_idxs": [1]},
+    "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
+}
+"""Keys of families whose default has not all kinds of layers."""
 LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 2}
 
 
@@ -21,8 +27,36 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
     [
         (
             {"model_type": "gpt2"},
-            "model_type 'gpt2' in config.json is not supported; supported: cohere2, .*llama, .*mistral",
+            "model_type 'gpt2' in config.json is not supported; supported: afmoe, .*llama, .*mistral",
         ),
+        (
+            {"model_type": "qwen3_5_moe_text"},
+            r"'qwen3_5_moe_text' .* not supported, because this package lacks linear attention layers \(gated delta "
+            "rule\\); the most similar supported family is 'qwen3_moe'; supported: ",
+        ),
+        ({"model_type": "gemma4_text"}, "lacks heads of different sizes .* most similar .* 'gemma3_text'"),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]},
+            r"layer_types in config\.json: layers of type mamba \(Mamba-2\) are not supported",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 2},
+            "num_local_experts 8 in config.json: experts are not supported for granitemoehybrid",
+        ),
+        (
+            {"model_type": "gemma3_text", "sliding_window_pattern": "LLX"},
+            "sliding_window_pattern 'LLX' in config.json must be a number of layers, or the letters L and G",
+        ),
+        (
+            {"model_type": "granite_swa", "layer_rope_theta": [100.0]},
+            "layer_rope_theta in config.json needs 2 entries, one per layer, not 1",
+        ),
+        (
+            {"model_type": "hunyuan_v1_moe", "num_experts": [4, 8]},
+            r"num_experts in config\.json must be equal in all layers, got \[4, 8\]",
+        ),
+        ({"model_type": "arcee", "hidden_act": "silu"}, "hidden_act 'silu' .* known: relu2, xielu"),
+        ({"model_type": "lfm2", "layer_types": ["conv", "mamba"]}, "must be full_attention or conv .* conv, mamba"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
         ({"hidden_size": 32.0}, "hidden_size .* got 32.0"),
@@ -102,6 +136,12 @@ def test_from_dict_without_model_type_lists_known_families():
         ({"model_type": "gemma2", "sliding_window": 8}, (8, None)),
         ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
         ({"model_type": "olmo3", "num_hidden_layers": 4}, (4096, 4096, 4096, None)),
+        ({"model_type": "exaone4", "num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
+        ({"model_type": "exaone4", "num_hidden_layers": 3, "sliding_window_pattern": "LG"}, (4096, None, 4096)),
+        ({"model_type": "exaone4", "sliding_window": None}, (None, None)),
+        ({"model_type": "granite_swa", "num_hidden_layers": 5}, (None, 128, 128, 128, None)),
+        ({"model_type": "afmoe", "global_attn_every_n_layers": 2}, (1024, None)),
+        ({"model_type": "mellum"}, (None, None)),
         ({"model_type": "cohere2", "sliding_window": 8, "layer_types": ["full_attention"] * 2}, (None, None)),
         (
             {
@@ -138,6 +178,10 @@ def test_from_dict_soft_caps_follow_the_family(config, caps):
         ({"model_type": "smollm3", "num_hidden_layers": 5}, (True, True, True, False, True)),
         ({"model_type": "smollm3", "no_rope_layer_interval": 2}, (True, False)),
         ({"model_type": "smollm3", "no_rope_layers": [0, 1, 0]}, (False, True)),
+        ({"model_type": "exaone4", "sliding_window_pattern": 2}, (True, False)),
+        ({"model_type": "exaone4", "sliding_window": None}, None),
+        ({"model_type": "granite_swa", "layer_rope_theta": [0, 500.0]}, (False, True)),
+        ({"model_type": "afmoe", "global_attn_every_n_layers": 2}, (True, False)),
         ({"model_type": "cohere2", "layer_types": ["full_attention", "sliding_attention"]}, (False, True)),
     ],
 )
@@ -216,7 +260,7 @@ def test_from_dict_head_dim_may_differ_from_hidden_size():
 @pytest.mark.parametrize("model_type", FAMILIES.names())
 @pytest.mark.parametrize("tied", [True, False])
 def test_tensor_plan_covers_exactly_all_matrices(model_type, tied):
-    changes = {**LATENT, "model_type": model_type}
+    changes = {**LATENT, **LAYER_KINDS.get(model_type, {}), "model_type": model_type}
     model = make_model(**changes, head_dim=8, tie_word_embeddings=tied)
     layers = dict(model.named_sublayers())
     plan = dict(model.config.tensor_plan)

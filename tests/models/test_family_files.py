@@ -51,7 +51,10 @@ def named_families(text: str) -> set[str]:
     # A longer name comes first, so that qwen2_moe is not also qwen2.
     pattern = "|".join(sorted(map(re.escape, words), key=len, reverse=True))
     return set(
-        re.findall(rf"(?<![a-z0-9])({pattern})(?:forcausallm)?(?![a-z0-9])", text.lower().replace("llama.cpp", ""))
+        re.findall(
+            rf"(?<![a-z0-9])({pattern})(?:forcausallm)?(?![a-z0-9])",
+            re.sub(r"llama\.cpp|llama_4_scaling_beta", "", text.lower()),
+        )
     )
 
 

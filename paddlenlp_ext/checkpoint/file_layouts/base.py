@@ -45,6 +45,27 @@ class FileLayout:
         """Return the in-memory name of a stored tensor that does not belong to a single expert."""
         return name
 
+    def name_in_adapters(self, name: str) -> str:
+        """Return the name of a tensor in adapter files, given the name in memory."""
+        return name
+
+    def name_from_adapters(self, name: str) -> str:
+        """Return the name of a tensor in memory, given the name in adapter files."""
+        return name
+
+    def target_in_adapters(self, target: str) -> str:
+        """Return an entry of `target_modules` for adapter files, given the entry in memory."""
+        return target
+
+    def target_from_adapters(self, target: str) -> str:
+        """Return an entry of `target_modules` in memory, given the entry in adapter files."""
+        return target
+
+    @property
+    def renames_adapters(self) -> bool:
+        """True if the layers of adapters have other names in files than in memory."""
+        return False
+
 
 class ExpertPlace(NamedTuple):
     """In-memory location of a single expert's stored tensor."""

@@ -20,11 +20,20 @@ class RenamedTensors(FileLayout):
         names: dotted name of a layer in memory -> name in files. `*` stands for the index of a decoder layer. A name
             also applies to sublayers: `model.layers.*.mlp` renames the layer `model.layers.3.mlp.up_proj`. The longest
             name that matches is used.
+        in_adapters: whether adapter files have the names of the files, as in Hugging Face PEFT; False: the names in
+            memory.
     """
 
-    def __init__(self, names: Mapping[str, str]) -> None:
+    def __init__(self, names: Mapping[str, str], in_adapters: bool = False) -> None:
         self._to_files = _patterns(names)
         self._to_memory = _patterns({file: memory for memory, file in names.items()})
+        # Components that differ, such as {"down_proj": "w2"}, by which entries of `target_modules` are renamed.
+        self._components: dict[str, str] = {}
+        for memory, file in names.items() if in_adapters else ():
+            pairs = zip(memory.split("."), file.split("."), strict=True)
+            self._components |= {own: stored for own, stored in pairs if own != stored}
+        self._stored_components = {stored: own for own, stored in self._components.items()}
+        assert len(self._components) == len(self._stored_components), "components of adapters have unique names"
 
     def open(self, source: WeightSource) -> WeightSource:
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
@@ -38,6 +47,22 @@ class RenamedTensors(FileLayout):
 
     def name_in_memory(self, name: str) -> str:
         return _renamed(name, self._to_memory)
+
+    @property
+    def renames_adapters(self) -> bool:
+        return bool(self._components)
+
+    def name_in_adapters(self, name: str) -> str:
+        return _renamed(name, self._to_files) if self.renames_adapters else name
+
+    def name_from_adapters(self, name: str) -> str:
+        return _renamed(name, self._to_memory) if self.renames_adapters else name
+
+    def target_in_adapters(self, target: str) -> str:
+        return _with_components(target, self._components)
+
+    def target_from_adapters(self, target: str) -> str:
+        return _with_components(target, self._stored_components)
 
 
 class _RenamedWeights(WeightSource):
@@ -66,6 +91,11 @@ def _patterns(names: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
         (re.compile(re.escape(name).replace(r"\*", r"(\d+)") + r"(?=\.)"), replacement.replace("*", r"\g<1>"))
         for name, replacement in longest_first
     ]
+
+
+def _with_components(target: str, components: Mapping[str, str]) -> str:
+    """Rename the components of a dotted name or of a pattern for dotted names."""
+    return re.sub(r"\w+", lambda found: components.get(found[0], found[0]), target)
 
 
 def _renamed(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> str:

@@ -93,6 +93,7 @@ class Architecture:
         has_window: whether the family has sliding-window attention.
         is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
+        yarn_multiplier: factor of `mscale_all_dim` in the metadata; None: YaRN in the files has no `mscale_all_dim`.
         is_latent: whether the family has multi-head latent attention (MLA).
         vectors: suffixes of the Hugging Face names of one-row matrices that files store as vectors.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
@@ -115,6 +116,7 @@ class Architecture:
     has_window: bool = False
     is_partly_rotated: bool = False
     truncates_yarn: bool = True
+    yarn_multiplier: float | None = None
     is_latent: bool = False
     vectors: tuple[str, ...] = ()
     restore: Callable[[WeightSource], WeightSource] = lambda source: source

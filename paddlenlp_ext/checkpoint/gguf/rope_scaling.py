@@ -23,7 +23,7 @@ _DIVISORS = "rope_freqs.weight"
 _READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
 """Known scaling keys; `finetuned` does not change the computation."""
 _MSCALE = "yarn_log_multiplier"
-"""Scaling key of models with latent attention: 0.1 times `mscale_all_dim` of config.json."""
+"""Scaling key for `mscale_all_dim` of config.json, multiplied by `yarn_multiplier` of the architecture."""
 # Bounds in the config.json files of all published Llama 3.1, 3.2 and 3.3 models.
 _LLAMA3_BOUNDS = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
@@ -57,7 +57,8 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         return _from_divisors(file, head_dim)
     if unscaled:
         return None
-    prefix, known = file.architecture_key("rope.scaling."), (*_READ, *(_MSCALE,) * architecture_of(file).is_latent)
+    has_mscale = architecture_of(file).yarn_multiplier is not None
+    prefix, known = file.architecture_key("rope.scaling."), (*_READ, *(_MSCALE,) * has_mscale)
     unread = sorted(key for key in file.metadata if key.startswith(prefix) and key.removeprefix(prefix) not in known)
     if unread:
         raise ValueError(
@@ -71,7 +72,12 @@ def rope_scaling(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
 
 
 def rope_metadata(
-    kind: str, theta: float, scaling: Mapping[str, Any], rotary_dim: int, temperature: float
+    kind: str,
+    theta: float,
+    scaling: Mapping[str, Any],
+    rotary_dim: int,
+    temperature: float,
+    yarn_multiplier: float | None,
 ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return the metadata and tensors for RoPE; the inverse of `rope_theta` and `rope_scaling`.
 
@@ -81,6 +87,7 @@ def rope_metadata(
         scaling: `rope_scaling` of config.json.
         rotary_dim: number of rotated channels of a head.
         temperature: attention factor of LongRoPE.
+        yarn_multiplier: see `Architecture`.
 
     Returns:
         Metadata without the prefix of the architecture, and tensors (name -> values).
@@ -111,8 +118,8 @@ def rope_metadata(
     for key in ("beta_fast", "beta_slow"):
         if scaling.get(key) is not None:
             keys[f"rope.scaling.yarn_{key}"] = float(scaling[key])
-    if scaling.get("mscale_all_dim"):
-        keys[f"rope.scaling.{_MSCALE}"] = 0.1 * scaling["mscale_all_dim"]
+    if scaling.get("mscale_all_dim") and yarn_multiplier is not None:
+        keys[f"rope.scaling.{_MSCALE}"] = yarn_multiplier * scaling["mscale_all_dim"]
     return keys, {}
 
 
@@ -128,9 +135,11 @@ def _yarn(file: GgufFile, factor: float) -> dict[str, Any]:
         bound = file.get(file.architecture_key(f"rope.scaling.yarn_{key}"), float)
         settings |= {} if bound is None else {key: shortest_decimal(bound)}
     weight = file.get(file.architecture_key(f"rope.scaling.{_MSCALE}"), float)
-    if weight is not None:
-        settings |= dict.fromkeys(("mscale", "mscale_all_dim"), shortest_decimal(10 * weight))
-    return settings if architecture_of(file).truncates_yarn else {**settings, "truncate": False}
+    architecture = architecture_of(file)
+    if weight is not None and architecture.yarn_multiplier is not None:
+        unscaled = shortest_decimal(weight / architecture.yarn_multiplier)
+        settings |= dict.fromkeys(("mscale", "mscale_all_dim"), unscaled)
+    return settings if architecture.truncates_yarn else {**settings, "truncate": False}
 
 
 def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:

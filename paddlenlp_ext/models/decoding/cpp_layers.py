@@ -37,7 +37,9 @@ def run_cpp_layers(
 ) -> paddle.Tensor | None:
     """Run layers `start` to `stop` - 1 over new positions in C++; return None if C++ does not support the pass."""
     cache = inputs.cache
-    if not fits_cpp(cache, x_BSD.shape[1]) or not is_plain(inputs) or library.usable(x_BSD) is not None:
+    if inputs.query_scale is not None or not fits_cpp(cache, x_BSD.shape[1]) or not is_plain(inputs):
+        return None
+    if library.usable(x_BSD) is not None:
         return None
     key = CppLayers, start, stop
     step = prepared(cache, key, lambda: [*layers][start:stop], layers_reason, CppLayers, "C++ layers")

@@ -41,7 +41,8 @@ def run_cpp_model(model: Any, tokens_BS: Sequence[Sequence[int]], cache: KeyValu
     Raises:
         ValueError: a token is not in the vocabulary.
     """
-    if not fits_cpp(cache, len(tokens_BS[0])):
+    length, scale = len(tokens_BS[0]), model.model.query_scale
+    if not fits_cpp(cache, length) or (scale is not None and scale(cache.next_positions(length)) is not None):
         return None
     step = prepared(cache, CppModel, lambda: model, model_reason, CppModel, "a C++ model")
     return None if step is None else step(tokens_BS, cache)

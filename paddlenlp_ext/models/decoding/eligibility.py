@@ -24,6 +24,7 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.dispatch import on_cpu
@@ -131,9 +132,11 @@ def layers_reason(layers: Iterable[Any]) -> str | None:
 def _layer_reason(layer: Any) -> str | None:
     if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
         return f"the C++ step does not support {type(layer).__name__}"
-    attention, mlp = layer.self_attn, layer.mlp
+    attention, mlp = layer.mixer, layer.mlp
+    if isinstance(attention, ShortConvolution):
+        return "the C++ step does not support short convolutions"
     if type(attention) is not Attention or attention.slopes_N is not None:
-        return "the C++ step does not support latent attention and ALiBi"
+        return "the C++ step does not support latent attention, gated attention and ALiBi"
     if attention.qk_norm is not None and not attention.qk_norm.per_head:
         return "the C++ step does not support QK norms over all heads"
     if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
@@ -191,7 +194,7 @@ def normed_blocks(layer: Any) -> list[tuple[Any, Any]]:
     if type(layer) not in (PreNormLayer, SandwichLayer) or has_forward_hooks(layer):
         return []
     norms = layer.norms_by_role()
-    return [(layer.self_attn, norms["attention_norm"]), (layer.mlp, norms["mlp_norm"])]
+    return [(layer.mixer, norms["attention_norm"]), (layer.mlp, norms["mlp_norm"])]
 
 
 def norm_readers(block: Any) -> list[Any]:

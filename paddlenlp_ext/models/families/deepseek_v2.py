@@ -103,6 +103,7 @@ DEEPSEEK_GGUF = Architecture(
     has_experts=True,
     reads=lambda file: not has_sigmoid_router(file),
     is_latent=True,
+    yarn_multiplier=0.1,
     restore=JoinedLatents,
     split=split_latents,
 )

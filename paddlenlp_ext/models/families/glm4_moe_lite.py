@@ -9,6 +9,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.deepseek_v3 import DEEPSEEK_V3_GGUF, sigmoid_experts
 from paddlenlp_ext.models.latent_attention_config import complete_latent
+from paddlenlp_ext.models.moe_config import sparse_by_type
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 
 
@@ -19,13 +20,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
-    num_layers = config.size("num_hidden_layers")
-    types = config.value("mlp_layer_types") or ["dense", *["sparse"] * (num_layers - 1)]
-    if len(types) != num_layers or not {*types} <= {"dense", "sparse"}:
-        raise ValueError(
-            f"mlp_layer_types in config.json must be dense or sparse for each of the {num_layers} layers, got {types}"
-        )
-    return sigmoid_experts(config, lambda layer: types[layer] == "sparse")
+    return sigmoid_experts(config, sparse_by_type(config, num_dense=1))
 
 
 FAMILIES.register("glm4_moe_lite")(

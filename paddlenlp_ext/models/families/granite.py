@@ -10,7 +10,8 @@ from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigR
 from paddlenlp_ext.models.sliding_windows import full_attention
 
 
-def _differences(config: ConfigReader) -> dict[str, Any]:
+def granite_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder, for a model with full attention in every layer."""
     bias = bool(config.value("attention_bias"))
     return {
         "qkv_bias": bias,
@@ -23,24 +24,33 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     }
 
 
-_MULTIPLIERS = ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling")
+GRANITE_MULTIPLIERS = dict.fromkeys(
+    ("attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"), 1.0
+)
+"""Multipliers in config.json and their defaults."""
 
 FAMILIES.register("granite")(
-    Family("GraniteForCausalLM", _differences, DECODER_TENSOR_PLAN, dict.fromkeys(_MULTIPLIERS, 1.0))
+    Family("GraniteForCausalLM", granite_differences, DECODER_TENSOR_PLAN, GRANITE_MULTIPLIERS)
 )
+
+GRANITE_KEYS = {
+    "attention_multiplier": Key("attention.scale", float),
+    "embedding_multiplier": Key("embedding_scale", float),
+    "residual_multiplier": Key("residual_scale", float),
+    "logits_scaling": Key("logit_scale", float),
+}
+"""Multiplier in config.json -> metadata key."""
+HYBRID_KEY = "rope.scaling.finetuned"
+"""Metadata key that only files of Granite 4 have: whether the model has RoPE."""
 
 ARCHITECTURES.register("granite")(
     Architecture(
         "granite",
         "GraniteForCausalLM",
         PRE_NORM,
-        keys={
-            "attention_multiplier": Key("attention.scale", float),
-            "embedding_multiplier": Key("embedding_scale", float),
-            "residual_multiplier": Key("residual_scale", float),
-            "logits_scaling": Key("logit_scale", float),
-        },
+        keys=GRANITE_KEYS,
         settings=projection_biases,
+        reads=lambda file: file.architecture_key(HYBRID_KEY) not in file.metadata,
         permutes=True,
     )
 )

@@ -20,7 +20,7 @@ HUNYUAN_TENSOR_PLAN: TensorPlan = {
 }
 
 
-def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+def complete_hunyuan(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Replace the NTK scaling factor `alpha` with the `rope_theta` that results from the scaling.
 
     Config files call this scaling "dynamic", although the factor is constant.
@@ -41,7 +41,8 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**config, "rope_scaling": None, "rope_parameters": {"rope_type": "default", "rope_theta": base}}
 
 
-def _differences(config: ConfigReader) -> dict[str, Any]:
+def hunyuan_differences(config: ConfigReader) -> dict[str, Any]:
+    """Return the differences from the common decoder, for a model without experts."""
     bias = bool(config.value("attention_bias"))
     return {
         "qkv_bias": bias,
@@ -52,14 +53,18 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
 
 
 FAMILIES.register("hunyuan_v1_dense")(
-    Family("HunYuanDenseV1ForCausalLM", _differences, HUNYUAN_TENSOR_PLAN, {"rms_norm_eps": 1e-5}, complete=_complete)
+    Family(
+        "HunYuanDenseV1ForCausalLM",
+        hunyuan_differences,
+        HUNYUAN_TENSOR_PLAN,
+        {"rms_norm_eps": 1e-5},
+        complete=complete_hunyuan,
+    )
 )
 
+HUNYUAN_NAMES = {**PRE_NORM, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
+"""Name in a GGUF block -> name in a decoder layer."""
+
 ARCHITECTURES.register("hunyuan_v1_dense")(
-    Architecture(
-        "hunyuan-dense",
-        "HunYuanDenseV1ForCausalLM",
-        {**PRE_NORM, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"},
-        settings=attention_bias,
-    )
+    Architecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", HUNYUAN_NAMES, settings=attention_bias)
 )

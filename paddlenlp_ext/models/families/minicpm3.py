@@ -60,6 +60,7 @@ ARCHITECTURES.register("minicpm3")(
         constants={"scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},  # llama.cpp hard-codes these values
         settings=latent_settings,
         is_latent=True,
+        yarn_multiplier=0.1,
         restore=JoinedLatents,
     )
 )

@@ -73,9 +73,11 @@ class FlopEstimate:
 
     def layer_cost(self, config: Any) -> float:
         """Return the cost per token of a decoder layer, averaged over the layers."""
-        projections = config.attention_weights
-        mlp = 3 * config.hidden_size * config.active_size
-        attention = config.num_attention_heads * (config.head_dim + config.value_dim) / 2 * self.keys
+        projections = config.mixer_weights
+        mlp = (3 if config.gated else 2) * config.hidden_size * config.active_size
+        attention = (
+            config.attention_share * config.num_attention_heads * (config.head_dim + config.value_dim) / 2 * self.keys
+        )
         products = 3 if self.trains_matrices else 2  # forward, input gradient, weight gradient
         recompute = self._recompute_cost(projections, mlp, 2 * attention, config)
         return products * (projections + mlp) + 7 * attention + recompute

@@ -27,6 +27,7 @@ from paddlenlp_ext.peft.formats.adapter_config import (
 )
 from paddlenlp_ext.peft.formats.fused_projections import split_dense, split_recorded, with_parts
 from paddlenlp_ext.peft.formats.pdparams import read_pickled_arrays
+from paddlenlp_ext.peft.formats.renamed_layers import with_targets
 from paddlenlp_ext.peft.formats.torch_bin import read_torch_tensors
 from paddlenlp_ext.peft.modules_to_save import is_replacement
 from paddlenlp_ext.peft.trainable_token_indices import TABLES
@@ -86,6 +87,9 @@ class AdapterFiles:
         if base.fused_layers:
             config = with_parts(config, base.fused_layers)
             tensors = split_dense(config, tensors, base.fused_layers, str(self.folder))
+        if base.file_layout.renames_adapters:
+            config = with_targets(config, base.file_layout.target_from_adapters)
+            tensors = {base.file_layout.name_from_adapters(name): value for name, value in tensors.items()}
         with in_file(self.folder / WEIGHTS_FILE):
             config, tensors = config.for_base(tensors, base)
         tensors = {name: base.file_layout.from_transformers(name, value) for name, value in tensors.items()}

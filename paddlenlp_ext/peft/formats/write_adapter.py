@@ -16,6 +16,7 @@ from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.adapter_config import write_config
 from paddlenlp_ext.peft.formats.fused_projections import join_adapter
 from paddlenlp_ext.peft.formats.read_adapter import WEIGHTS_FILE
+from paddlenlp_ext.peft.formats.renamed_layers import renamed_fields, with_plain_targets
 from paddlenlp_ext.peft.formats.tied_embeddings import ties_factors, trains_rows_beside_method, with_tied_copies
 from paddlenlp_ext.peft.layers import AdapterLayer
 from paddlenlp_ext.peft.modules_to_save import TIED, TIED_COPY, ReplacedParameters, owner_of
@@ -66,7 +67,11 @@ def fields_and_tensors(
     shared |= _base_fields(model.config, model.quantization)
     shared |= _trained_module_fields(adapter)
     tensors = with_tied_copies(model, config, adapter.injected, adapter.replaced.names, tensors)
-    return join_adapter({**fields, **shared}, tensors, model.config.fused_layers)
+    layout = model.config.file_layout
+    if layout.renames_adapters:
+        fields = with_plain_targets(fields, list(adapter.injected))
+    fields, tensors = join_adapter({**fields, **shared}, tensors, model.config.fused_layers)
+    return renamed_fields(fields, layout.target_in_adapters), tensors
 
 
 def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:

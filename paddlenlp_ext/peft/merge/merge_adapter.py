@@ -154,7 +154,8 @@ def merge_adapter(
         write_merged_weights(
             draft, target.source, target.stored, target.modules, dtype, target.config.to_files, left_out=copies
         )
-        task = {key: merged.config.source[key] for key in TASK_KEYS} if is_reward_model else {}
+        # The config of a composite model's text model may lack the name of the class.
+        task = {key: merged.config.source[key] for key in (TASK_KEYS if is_reward_model else ("architectures",))}
         write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
         round_to_stored(merged, target.config.from_files(open_weights(draft)))
         expected = _logits(merged, input_ids)

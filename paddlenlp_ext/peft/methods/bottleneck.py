@@ -25,16 +25,20 @@ from paddle import nn
 from paddle.nn import functional as F
 
 from paddlenlp_ext.config.dataclass_options import option
-from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.feed_forward import FeedForwardLayer
+from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform, new_parameter
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 KINDS = ("houlsby", "parallel")
-LOCATIONS = {"attention": ("self_attn",), "mlp": ("mlp",), "both": ("self_attn", "mlp")}
+_LOCATIONS: dict[str, tuple[type[nn.Layer], ...]] = {
+    "attention": (TokenMixer,),
+    "mlp": (FeedForwardLayer, MixtureOfExperts),
+    "both": (TokenMixer, FeedForwardLayer, MixtureOfExperts),
+}
 ACTIVATIONS = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu, "tanh": F.tanh}
 _FIELDS = ("size", "where", "kind", "activation", "scale", "dropout")
 
@@ -62,7 +66,7 @@ class BottleneckConfig(PeftConfig):
     where: str = option(
         "both",
         help="sublayers that get an adapter",
-        choices=tuple(LOCATIONS),
+        choices=tuple(_LOCATIONS),
         key="adapter_location",
         aliases=("adapter_where",),
     )
@@ -78,11 +82,15 @@ class BottleneckConfig(PeftConfig):
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
 
     def targets(self, model: TrainableModel) -> list[str]:
-        leaves = LOCATIONS[self.where]
-        return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] in leaves]
+        kinds = _LOCATIONS[self.where]
+        return [
+            name
+            for name, layer in model.named_sublayers()
+            if isinstance(layer, kinds) and ".mlp." not in name  # not a shared expert
+        ]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> BottleneckAdapter:
-        assert isinstance(base, (AttentionLayer, FeedForward, MixtureOfExperts))
+        assert isinstance(base, (TokenMixer, FeedForwardLayer, MixtureOfExperts))
         return BottleneckAdapter(base, self, seed, name)
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -94,7 +102,7 @@ class BottleneckConfig(PeftConfig):
         return cls(**{name: fields[name] for name in _FIELDS if name in fields})
 
 
-Sublayer = AttentionLayer | FeedForward | MixtureOfExperts
+Sublayer = TokenMixer | FeedForwardLayer | MixtureOfExperts
 
 
 class BottleneckAdapter(AdapterLayer):
@@ -128,7 +136,7 @@ def _output_of(base: Sublayer) -> tuple[int, paddle.dtype]:
     """Return the number and the dtype of the output features of a sublayer."""
     if isinstance(base, MixtureOfExperts):
         return base.router_layer.weight.shape[1], base.experts.down_proj.compute_dtype
-    last = base.o_proj if isinstance(base, AttentionLayer) else base.down_proj
+    last = base.o_proj if isinstance(base, TokenMixer) else base.down_proj
     return last.out_features, last.compute_dtype
 
 

@@ -33,6 +33,7 @@ from paddle import nn
 
 from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer
+from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
@@ -230,6 +231,12 @@ class PrefixTuningConfig(PeftConfig):
     dropout: float = option(0.0, help="dropout on the prefix during training", minimum=0, below=1, key="prefix_dropout")
 
     def targets(self, model: TrainableModel) -> list[str]:
+        for name, layer in model.named_sublayers():
+            if isinstance(layer, TokenMixer) and not isinstance(layer, AttentionLayer):
+                raise ValueError(
+                    f"prefix_tuning: {name} is a {type(layer).__name__}, which has no keys and values to precede; use "
+                    "prompt_tuning, p_tuning or LoRA"
+                )
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:

@@ -126,8 +126,13 @@ class ActivationModel:
 
     @property
     def attention(self) -> float:
-        """Bytes per token of queries, keys, values and attention output."""
-        return self.numerics.attention * (self._num_queries + self._num_keys + self._num_values) + self.result
+        """Bytes per token of queries, keys, values and attention output, averaged over the layers.
+
+        A short convolution saves its projections, their product, and the output of the convolution.
+        """
+        convolved = 4 * (1 - self.config.attention_share) * self.config.hidden_size / self.tensor
+        saved = self._num_queries + self._num_keys + self._num_values + convolved
+        return self.numerics.attention * saved + self.result
 
     @property
     def inner(self) -> float:
@@ -136,8 +141,8 @@ class ActivationModel:
 
     @property
     def gate(self) -> float:
-        """Bytes per token of gate and up, both saved by the gate op."""
-        return 2 * self.numerics.product * self._num_inner
+        """Bytes per token of gate and up, both saved by the gate op; without a gate, bytes per token of up."""
+        return (2 if self.config.gated else 1) * self.numerics.product * self._num_inner
 
     @property
     def layer(self) -> float:
@@ -164,15 +169,15 @@ class ActivationModel:
 
     @property
     def _num_queries(self) -> float:
-        return self.config.head_dim * self.config.num_attention_heads / self.tensor
+        return self.config.attention_share * self.config.head_dim * self.config.num_attention_heads / self.tensor
 
     @property
     def _num_keys(self) -> float:
-        return self.config.head_dim * self.config.num_key_value_heads / self.tensor
+        return self.config.attention_share * self.config.head_dim * self.config.num_key_value_heads / self.tensor
 
     @property
     def _num_values(self) -> float:
-        return self.config.value_dim * self.config.num_key_value_heads / self.tensor
+        return self.config.attention_share * self.config.value_dim * self.config.num_key_value_heads / self.tensor
 
     @property
     def _num_results(self) -> float:

@@ -14,9 +14,9 @@ from typing import Any
 from paddle import nn
 
 from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer
-from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
+from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptAdapter
@@ -51,22 +51,24 @@ def has_separate_adapters(model: Any) -> bool:
 
 def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
-    attention = next(part for part in parts if isinstance(part, AttentionLayer))
+    mixer = next(part for part in parts if isinstance(part, TokenMixer))
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = [getattr(attention, name) for name in attention.input_names]
-    of_latents = [getattr(attention, name) for name in attention.latent_names]
+    into_attention = _readers(mixer)
+    of_latents = [getattr(mixer, name) for name in mixer.latent_names]
     experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
-    feed_forward = next((part for part in parts if isinstance(part, FeedForward)), None)
-    into_feed_forward = () if feed_forward is None else (feed_forward.gate_proj, feed_forward.up_proj)
+    feed_forward = next((part for part in parts if isinstance(part, FeedForwardLayer)), None)
+    into_feed_forward = () if feed_forward is None else _readers(feed_forward)
     out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
     shares_norm = isinstance(layer, ParallelLayer)
     normed = 0.0 if shares_norm else _bytes_of_normed(into_feed_forward, numerics)
     if experts is not None:
         normed = max(normed, _bytes_of_expert_input(experts, numerics))
-    gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, numerics.gated)
+    is_gated = isinstance(feed_forward, FeedForward)  # only a gate op recomputes the input of down_proj
+    as_product = numerics.gated if is_gated else numerics.product
+    gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, as_product)
     return SavedInputs(
         attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
-        result=_bytes_of_input([attention.o_proj], numerics, 0.0, numerics.result),
+        result=_bytes_of_input([mixer.o_proj], numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
@@ -74,6 +76,11 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
         norms=1 if shares_norm else 2,
     )
+
+
+def _readers(block: TokenMixer | FeedForwardLayer) -> list[nn.Layer]:
+    """Return the linear layers of a block that read the hidden states."""
+    return [getattr(block, name) for name in block.input_names]
 
 
 def _rows_per_token(adapter: AdapterLayer, parts: list[nn.Layer]) -> int:

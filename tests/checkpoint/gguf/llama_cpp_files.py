@@ -70,6 +70,34 @@ MODELS: dict[str, dict[str, Any]] = {
     "ernie4_5": {"head_dim": 32},
     "hunyuan-dense": {"model_type": "hunyuan_v1_dense", "head_dim": 32, "rope_scaling": {"alpha": 50.0}},
     "olmo2": {"tie_word_embeddings": False},
+    "exaone4": {"sliding_window": None, "tie_word_embeddings": False},
+    "seed_oss": {"head_dim": 32, "tie_word_embeddings": False},
+    "arcee": {"tie_word_embeddings": False},
+    "granitemoehybrid": {
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+        "shared_intermediate_size": 96,
+        "num_local_experts": 0,
+        "layer_types": ["attention"] * 8,
+        "position_embedding_type": None,
+    },
+    "mistral3": {
+        "model_type": "ministral3",
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 8,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.1,
+        },
+    },
     "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.3, "sliding_window": 6},
     "gemma": {"head_dim": 32, "num_key_value_heads": 1},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
@@ -87,6 +115,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "tie_word_embeddings": False,
     },
+    "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
     "ernie4_5-moe": {
         "model_type": "ernie4_5_moe",
@@ -174,12 +203,13 @@ MODELS: dict[str, dict[str, Any]] = {
 """Settings of a model by the architecture of its file, or name; 8 layers have every kind of layer of each family."""
 ARCHITECTURE_OF = {
     "mixtral": "llama",
+    "granitemoehybrid": "granite",
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 """Architecture of the file of a model with another name."""
 END = 3
 """Id of the end token."""
-_PERMUTED = ("llama", "granite", "smollm3", "mixtral")
+_PERMUTED = ("llama", "granite", "granitemoehybrid", "smollm3", "mixtral", "mistral3", "arcee")
 _SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3")
 
 
@@ -225,6 +255,21 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_rope_freq_base(theta)
     if architecture == "ernie4_5-moe":
         writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
+    if architecture == "granitemoehybrid":
+        writer.add_rope_scaling_finetuned(source["position_embedding_type"] == "rope")
+    if architecture == "mistral3":
+        scaling = source["rope_scaling"]
+        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
+        writer.add_rope_scaling_factor(scaling["factor"])
+        writer.add_rope_scaling_orig_ctx_len(scaling["original_max_position_embeddings"])
+        writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
+        writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
+        writer.add_rope_scaling_yarn_log_mul(scaling["mscale_all_dim"])
+        writer.add_attn_temperature_scale(scaling["llama_4_scaling_beta"])
+    if architecture == "hunyuan-moe":
+        writer.add_expert_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_feed_forward_length(config.intermediate_size)
+        writer.add_expert_shared_count(1)
     if architecture == "gpt-oss":
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
@@ -249,15 +294,16 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("residual_multiplier", writer.add_residual_scale),
         ("logits_scaling", writer.add_logit_scale),
         ("logit_scale", writer.add_logit_scale),
-        ("sliding_window", writer.add_sliding_window),
+        ("sliding_window", lambda window: window and writer.add_sliding_window(window)),
         ("attn_logit_softcapping", writer.add_attn_logit_softcapping),
         ("final_logit_softcapping", writer.add_final_logit_softcapping),
-        ("num_local_experts", writer.add_expert_count),
+        ("num_local_experts", lambda number: number and writer.add_expert_count(number)),
         ("num_experts", writer.add_expert_count),
         ("moe_num_experts", writer.add_expert_count),
         ("n_routed_experts", writer.add_expert_count),
         ("num_experts_per_tok", writer.add_expert_used_count),
         ("moe_k", writer.add_expert_used_count),
+        ("moe_topk", writer.add_expert_used_count),
         ("n_shared_experts", writer.add_expert_shared_count),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
@@ -317,7 +363,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
-    tensors = config.to_files(parameters) if stored == "qwen" else join_fused(parameters, config.fused_layers)
+    fused = {} if architecture == "granitemoehybrid" else config.fused_layers
+    tensors = config.to_files(parameters) if stored == "qwen" else join_fused(parameters, fused)
     arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
     for name, values in _with_split_latents(arrays, config) if stored == "deepseek2" else arrays:
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):

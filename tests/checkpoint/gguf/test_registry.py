@@ -22,7 +22,7 @@ from tests.checkpoint.gguf.llama_cpp_files import ARCHITECTURE_OF, MODELS, make_
 
 
 def has_experts(settings: dict[str, Any]) -> bool:
-    return any("experts" in key for key in settings)
+    return any("experts" in key and value for key, value in settings.items())
 
 
 def test_gguf_models_cover_every_architecture():

@@ -24,6 +24,18 @@ _SMALL = {
     "tie_word_embeddings": False,
 }
 _NO_PADDING = {"pad_token_id": None}  # transformers computes no gradient for the embedding of padding
+_NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
+_GRANITE_4 = {
+    "model_type": "granitemoehybrid",
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "shared_intermediate_size": 28,
+    "num_local_experts": 0,
+    "layer_types": ["attention", "attention"],
+    "mamba_n_heads": 4,
+}
 _EXPERTS = {"num_experts_per_tok": 2}
 _LLAMA31 = {
     "rope_type": "llama3",
@@ -160,6 +172,127 @@ CASES: dict[str, dict[str, Any]] = {
         "residual_multiplier": 0.4,
         "logits_scaling": 2.5,
     },
+    "granite_swa_bases": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "granite_swa",
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+        "layer_rope_theta": [500.0, 0, 100.0],
+        "sliding_window": 7,
+        "tie_word_embeddings": True,
+    },
+    "granite_4_without_rope": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GRANITE_4,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "granite_4_with_rope": {**_SMALL, **_NO_PADDING, **_GRANITE_4, "position_embedding_type": "rope"},
+    "exaone4_window": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "exaone4",
+        "num_hidden_layers": 4,
+        "head_dim": 12,
+        "sliding_window": 7,
+        "sliding_window_pattern": 4,
+        "rope_parameters": {**_LLAMA31, "rope_theta": 500.0},
+    },
+    "exaone4_full": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "exaone4",
+        "sliding_window": None,
+        "layer_types": ["full_attention"] * 2,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_NO_DROPOUT,
+        "model_type": "seed_oss",
+        "head_dim": 12,
+        "attention_out_bias": True,
+        "mlp_bias": True,
+    },
+    "ministral3_far_positions": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "ministral3",
+        "head_dim": 12,
+        "rope_parameters": {
+            "type": "yarn",
+            "rope_type": "yarn",
+            "rope_theta": 100.0,
+            "factor": 16.0,
+            "original_max_position_embeddings": 5,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.3,
+        },
+    },
+    "arcee": {**_SMALL, **_NO_PADDING, "model_type": "arcee", "hidden_act": "relu2", "mlp_bias": True},
+    "apertus": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "apertus",
+        "hidden_act": "xielu",
+        "rope_parameters": {**_LLAMA31, "rope_theta": 500.0},
+    },
+    "mellum_types": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_EXPERTS,
+        "model_type": "mellum",
+        "head_dim": 12,
+        "num_experts": 6,
+        "moe_intermediate_size": 20,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "mlp_layer_types": ["dense", "sparse"],
+        "sliding_window": 7,
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 5000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
+    "afmoe": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "afmoe",
+        "num_hidden_layers": 3,
+        "head_dim": 12,
+        "global_attn_every_n_layers": 2,
+        "sliding_window": 7,
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "num_shared_experts": 2,
+        "moe_intermediate_size": 20,
+        "route_scale": 1.7,
+        "mup_enabled": True,
+    },
+    "hunyuan_v1_moe": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "hunyuan_v1_moe",
+        "head_dim": 12,
+        "num_experts": 6,
+        "moe_topk": [3, 3],
+        "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
     "olmo2": {**_SMALL, **_NO_PADDING, "model_type": "olmo2"},
     "cohere2": {
         **_SMALL,
@@ -186,6 +319,43 @@ CASES: dict[str, dict[str, Any]] = {
         "sliding_window": 7,
         "rope_theta": 5000.0,
         "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+    },
+    "lfm2": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "lfm2",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 4,
+        "conv_bias": True,
+        "block_multiple_of": 12,
+        "norm_eps": 1e-5,
+    },
+    "lfm2_hub_keys": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "lfm2",
+        "hidden_size": 36,
+        "num_attention_heads": 6,
+        "full_attn_idxs": [1],
+        "block_ff_dim": 40,
+        "block_auto_adjust_ff_dim": False,
+        "tie_embedding": False,
+        "norm_eps": 1e-5,
+    },
+    "lfm2_moe": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "lfm2_moe",
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "full_attention", "conv"],
+        "num_dense_layers": 1,
+        "num_experts": 6,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "routed_scaling_factor": 1.7,
+        "norm_eps": 1e-5,
+        "tie_word_embeddings": False,
     },
     "mixtral": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 5},
     "mixtral_ties": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 8},
@@ -397,11 +567,11 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     name = name.replace(".moe_statics.", ".")
     generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
     noise = generator.standard_normal(shape).astype(np.float32)
-    if name.endswith("mlp.gate.weight"):
+    if name.endswith(("mlp.gate.weight", "mlp.router.gate.weight", "mlp.gate.wg.weight", "feed_forward.gate.weight")):
         return _router_weight(case, noise)
-    if name.endswith("e_score_correction_bias"):  # expert 2 is never chosen
+    if name.endswith(("e_score_correction_bias", "expert_bias")):  # expert 2 is never chosen
         return np.where(np.arange(shape[-1]) == 2, np.float32(-2), 0.1 * noise)
-    return 1 + 0.2 * noise if "norm" in name else 0.15 * noise
+    return np.asarray(1 + 0.2 * noise if "norm" in name else 0.15 * noise, np.float32)
 
 
 def _router_weight(case: str, noise_ED: np.ndarray) -> np.ndarray:

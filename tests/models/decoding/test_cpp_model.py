@@ -107,6 +107,14 @@ def test_cpp_model_with_scaled_frequencies_equals_ops(rope, monkeypatch):
     check_steps(model_of(rope_scaling=rope, rope_theta=100.0, max_position_embeddings=23), monkeypatch)
 
 
+def test_cpp_model_within_the_context_of_the_query_scale_equals_ops(monkeypatch):
+    config = {"model_type": "ministral3", "head_dim": 16, "original_max_position_embeddings": 29}
+    model = model_of(**config)
+    check_steps(model, monkeypatch)
+    cache, _ = prefill(model, random_prompts((29,)))
+    assert isinstance(step(model, [[7]], cache), paddle.Tensor), "position 29 has a scale"
+
+
 def test_cpp_model_with_longrope_marks_a_stale_cache():
     rope = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [3.0] * 4}
     model = model_of(rope_scaling=rope, original_max_position_embeddings=7, head_dim=8)

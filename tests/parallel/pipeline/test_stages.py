@@ -23,7 +23,9 @@ def config(layers: int, vocabulary: int = 61, tied: bool = True) -> SimpleNamesp
         num_key_value_heads=2,
         head_dim=8,
         value_dim=8,
-        attention_weights=2 * 32 * (32 + 16),
+        mixer_weights=2 * 32 * (32 + 16),
+        attention_share=1.0,
+        gated=True,
         num_outputs=vocabulary,
         tie_word_embeddings=tied,
     )

@@ -1,0 +1,51 @@
+"""Layout of files with separate tensors for each expert, below layers with other names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPlace, FileLayout
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+
+
+class RenamedExperts(FileLayout):
+    """Layout that combines two layouts.
+
+    Attributes:
+        names: names of the layers in files.
+        experts: tensors of the experts, below the names of the layers in memory.
+    """
+
+    def __init__(self, names: RenamedTensors, experts: StackedExperts) -> None:
+        self.names, self.experts = names, experts
+
+    def open(self, source: WeightSource) -> WeightSource:
+        return self.experts.open(self.names.open(source))
+
+    def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
+        return self.names.to_files(self.experts.to_files(tensors))
+
+    def locate(self, name: str) -> ExpertPlace | None:
+        return self.experts.locate(self.names.name_in_memory(name))
+
+    def name_in_memory(self, name: str) -> str:
+        return self.experts.name_in_memory(self.names.name_in_memory(name))
+
+    @property
+    def renames_adapters(self) -> bool:
+        return self.names.renames_adapters
+
+    def name_in_adapters(self, name: str) -> str:
+        return self.names.name_in_adapters(name)
+
+    def name_from_adapters(self, name: str) -> str:
+        return self.names.name_from_adapters(name)
+
+    def target_in_adapters(self, target: str) -> str:
+        return self.names.target_in_adapters(target)
+
+    def target_from_adapters(self, target: str) -> str:
+        return self.names.target_from_adapters(target)

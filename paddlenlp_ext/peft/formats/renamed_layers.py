@@ -1,0 +1,59 @@
+"""Adapter files of models whose layers have other names in files than in memory (file_layouts/renamed_tensors.py).
+
+| | in memory | in files, as in Hugging Face PEFT |
+| --- | --- | --- |
+| tensor | model.layers.0.mlp.down_proj.lora_A.weight | model.layers.0.shared_mlp.output_linear.lora_A.weight |
+| entry of target_modules | down_proj | output_linear |
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
+from paddlenlp_ext.peft.config import PeftConfig
+
+_NAMES_OF_LAYERS = (
+    *("target_modules", "target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern"),
+    *("exclude_modules", "feedforward_modules"),
+)
+"""Fields that name layers."""
+_PLAIN = re.compile(r"[\w.]+")
+_PREFIX = "base_model.model."
+
+
+def with_targets(config: PeftConfig, rename: Callable[[str], str]) -> PeftConfig:
+    """Return a config whose names of layers are renamed."""
+    values = {name: getattr(config, name, None) for name in _NAMES_OF_LAYERS}
+    changes = {name: _renamed(value, rename) for name, value in values.items() if value}
+    return config.replace(**changes) if changes else config
+
+
+def renamed_fields(fields: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
+    """Return the fields of adapter_config.json with renamed layers."""
+    return {
+        name: _renamed(value, rename) if name in _NAMES_OF_LAYERS and value else value for name, value in fields.items()
+    }
+
+
+def with_plain_targets(fields: Mapping[str, Any], layers: Sequence[str]) -> dict[str, Any]:
+    """Replace `target_modules` by the names of the adapted layers if an entry is a pattern, which cannot be renamed."""
+    targets = fields.get("target_modules")
+    entries = [targets] if isinstance(targets, str) else targets or []
+    is_plain = all(_PLAIN.fullmatch(entry) for entry in entries)
+    return dict(fields) if is_plain else {**fields, "target_modules": list(layers)}
+
+
+def renamed_key(key: str, layout: FileLayout) -> str:
+    """Return the key of an adapter tensor in files, given its key with the names of layers in memory."""
+    return _PREFIX + layout.name_in_adapters(key.removeprefix(_PREFIX)) if key.startswith(_PREFIX) else key
+
+
+def _renamed(value: Any, rename: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return rename(value)
+    if isinstance(value, Mapping):
+        return {rename(name): each for name, each in value.items()}
+    return type(value)(rename(name) for name in value)
