@@ -25,27 +25,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measure import SMOLLM2_SHAPE, decoding_seconds, environment, random_documents
+from benchmarks.measure import SHAPES, decoding_seconds, environment, random_documents
 
 ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "build" / "decoding"
 ALGOS = {"bf16": None, "int8": "weight_only_int8", "nf4": "nf4"}
 GGUF_TYPES = {"bf16": "bf16", "int8": "q8_0", "nf4": "q4_0"}
-HALF_BILLION = {
-    "model_type": "qwen2",
-    "architectures": ["Qwen2ForCausalLM"],
-    "hidden_size": 896,
-    "intermediate_size": 4864,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 14,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "vocab_size": SMOLLM2_SHAPE["vocab_size"],
-}
-"""Shape of Qwen2.5-0.5B, with random weights and SmolLM2's tokenizer, hence a smaller embedding."""
 
 
 def main() -> None:
@@ -157,8 +142,7 @@ def prepare(model: str, form: str) -> Path:
     if model == "smollm2":
         built = AutoModelForCausalLM.from_pretrained(source, dtype="bfloat16")
     else:
-        config = {**SMOLLM2_SHAPE, **HALF_BILLION}
-        built = AutoModelForCausalLM.from_config(config, dtype="bfloat16")
+        built = AutoModelForCausalLM.from_config(SHAPES[model], dtype="bfloat16")
     built.save_pretrained(path)
     AutoTokenizer.from_pretrained(source).save_pretrained(path)
     return path

@@ -38,6 +38,33 @@ SMOLLM2_SHAPE = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
+_QWEN2_5 = {
+    **SMOLLM2_SHAPE,
+    "model_type": "qwen2",
+    "architectures": ["Qwen2ForCausalLM"],
+    "num_key_value_heads": 2,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 1000000.0,
+}
+SHAPES = {
+    "smollm2": SMOLLM2_SHAPE,
+    "0.5b": {
+        **_QWEN2_5,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+    },
+    "1.5b": {
+        **_QWEN2_5,
+        "hidden_size": 1536,
+        "intermediate_size": 8960,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 12,
+        "head_dim": 128,
+    },
+}
+"""Shapes of SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B, all with the vocabulary of SmolLM2."""
 
 
 def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]) -> np.ndarray:
