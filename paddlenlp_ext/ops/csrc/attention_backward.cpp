@@ -331,7 +331,10 @@ template <class Task>
 void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 items, const KeyGradients& sums,
                               Task&& task) {
     const auto run = [&](const KeyGradients& to) {
-        parallel_tasks(items * to.heads, [&](i64 number) { task(number / to.heads, number % to.heads, to); });
+        parallel_tasks(items * to.heads, [&](i64 number) {
+            const tiles::AmxSession session;
+            task(number / to.heads, number % to.heads, to);
+        });
     };
     if (sizes.heads == sums.heads || items * sums.heads >= FEW_TASKS) return run(sums);
     const i64 rows = positions * sizes.heads;

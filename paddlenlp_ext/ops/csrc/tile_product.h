@@ -4,6 +4,7 @@
 // PackedPair of two bfloat16 values that are adjacent in this dimension (packed_pair.h).
 #pragma once
 
+#include "amx_product.h"
 #include "elementwise.h"
 #include "packed_pair.h"
 #include "transpose.h"
@@ -88,10 +89,15 @@ inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns,
 }
 
 // c [rows, columns] = a [rows, depth] * b [depth, columns], added to the previous c if `accumulate` is set. With
-// PackedPair, `columns` must be a multiple of LANES.
+// PackedPair, `columns` must be a multiple of LANES, and the calling thread must have an AmxSession.
 template <class Element>
 inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
                     float* c, i64 ldc) {
+#ifdef __AMX_BF16__
+    if constexpr (std::is_same_v<Element, PackedPair>)
+        if (fits_amx(rows, columns, depth, a.row_stride, a.column_stride))
+            return amx_product(accumulate, columns, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
+#endif
     const i64 full = round_down(columns);
     for (i64 column = 0; column < full; column += VECTORS * WIDTH) {
         const i64 vectors = (full - column) / WIDTH;
