@@ -23,6 +23,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.training_blocks import run_attention_block, run_feed_forward_block
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
@@ -84,11 +85,15 @@ class DecoderLayer(nn.Layer):
     def _feed_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Return the scaled output of the feed-forward; 0 at the positions that the layer skips."""
         positions_R = inputs.loss_positions
-        if positions_R is None or not self.skips_unread or self._feed_forward_has_dropout():
+        if positions_R is None or not self._skips_positions(inputs):
             return self.scaled(self.mlp(x_BSD))
         x_TD = x_BSD.flatten(0, 1)
         read_RD = self.scaled(self.mlp(paddle.gather(x_TD, positions_R).unsqueeze(0))).squeeze(0)
         return paddle.scatter(paddle.zeros(x_TD.shape, read_RD.dtype), positions_R, read_RD).reshape(x_BSD.shape)
+
+    def _skips_positions(self, inputs: AttentionInputs) -> bool:
+        """Return whether the feed-forward computes only `AttentionInputs.loss_positions`."""
+        return inputs.loss_positions is not None and self.skips_unread and not self._feed_forward_has_dropout()
 
     def _feed_forward_has_dropout(self) -> bool:
         """Return whether an adapter of the feed-forward applies dropout in this pass.
@@ -126,9 +131,13 @@ class PreNormLayer(DecoderLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         before_attention, before_mlp = self.norms_by_role().values()
-        attended_BSD = self._attend(before_attention(x_BSD), inputs)
-        x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
-        return x_BSD + self._feed_forward(normed_BSD, inputs)
+        total_BSD = run_attention_block(self, x_BSD, inputs)
+        if total_BSD is None:
+            attended_BSD = self._attend(before_attention(x_BSD), inputs)
+            total_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
+            return total_BSD + self._feed_forward(normed_BSD, inputs)
+        out_BSD = None if self._skips_positions(inputs) else run_feed_forward_block(self, total_BSD, inputs)
+        return total_BSD + self._feed_forward(before_mlp(total_BSD), inputs) if out_BSD is None else out_BSD
 
 
 class PostNormLayer(DecoderLayer):

@@ -8,6 +8,7 @@ from paddle import nn
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenLinear
 from paddlenlp_ext.ops.linear import linear
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 
 
 class Linear(nn.Layer):
@@ -45,6 +46,11 @@ class Linear(nn.Layer):
         """Return the layer as an operand of a fused adapter op, or None if the layer's weight or bias is trained."""
         is_frozen = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if is_frozen else None
+
+    def as_adapted_linear(self) -> AdaptedLinear | None:
+        """Return the layer as an operand of a training block, or None if its weight or bias is trained."""
+        base = self.as_frozen_linear()
+        return None if base is None else AdaptedLinear(base)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

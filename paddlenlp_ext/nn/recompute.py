@@ -109,6 +109,12 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
     return function(*arguments)
 
 
+def selects_regions() -> bool:
+    """Return whether the current plan saves or recomputes single regions of a layer."""
+    state = _current[-1]
+    return state is not None and (state.plan.granularity != "full" or bool(state.plan.saved_regions))
+
+
 def value_of_first_run(key: str, value: Any) -> Any:
     """Return `value` in a forward pass; in a recomputation, return the `value` of the layer's forward pass.
 

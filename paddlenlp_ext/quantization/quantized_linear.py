@@ -13,6 +13,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.frozen_linear import FrozenInt8, FrozenLinear, FrozenQuantized
 from paddlenlp_ext.ops.quantized_weight import TENSORS, QuantizedStack, QuantizedWeight
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 from paddlenlp_ext.paddle_compat import own_buffers
 from paddlenlp_ext.quantization.shard_weight import slice_weight
 from paddlenlp_ext.sharding_spec import Shard
@@ -149,6 +150,11 @@ class QuantizedLinear(QuantizedLayer):
         """Return the layer as an operand of a fused adapter op; None if the bias is trained."""
         is_frozen = self.bias is None or self.bias.stop_gradient
         return self._frozen(self.bias) if is_frozen else None
+
+    def as_adapted_linear(self) -> AdaptedLinear | None:
+        """Return the layer as an operand of a training block; None if the bias is trained."""
+        base = self.as_frozen_linear()
+        return None if base is None else AdaptedLinear(base)
 
     def _frozen(self, bias: paddle.Tensor | None) -> FrozenLinear:
         if self.multiplies_in_int8:

@@ -39,9 +39,7 @@ def attention_cpp(
     """Compute `attention` in C++."""
     prefix_length = 0 if prefix is None else prefix[0].shape[0]
     shape = (q_BSNH.shape[2], k_BSKH.shape[2], q_BSNH.shape[3], v_BSKE.shape[3], prefix_length)
-    slopes, softcap = options.slopes, options.softcap or 0.0
-    key = ("cpp", *shape, softcap, None if slopes is None else slopes.tobytes())
-    sizes = layout.cached(key, lambda: _sizes(layout, *shape, softcap, slopes))
+    sizes = attention_sizes(layout, *shape, options.softcap or 0.0, options.slopes)
     inputs = {"q": q_BSNH, "k": k_BSKH, "v": v_BSKE}
     if prefix is not None:
         inputs |= {"prefix_k": prefix[0], "prefix_v": prefix[1]}
@@ -102,6 +100,22 @@ def _run(name: str, sizes: ctypes.Structure, scale: float, in_bf16: bool, tensor
     """Call an entry point with an AttentionTensors struct; fields missing from `tensors` are null."""
     addresses = struct("AttentionTensors")(**{field: pointer(x) for field, x in tensors.items()})
     function(name)(ctypes.addressof(sizes), scale, ctypes.addressof(addresses), in_bf16)
+
+
+def attention_sizes(
+    layout: AttentionLayout,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    value_dim: int,
+    prefix_length: int,
+    softcap: float,
+    slopes_N: np.ndarray | None,
+) -> ctypes.Structure:
+    """Return the AttentionSizes struct of a pass; the layout caches the struct for all layers with the same sizes."""
+    shape = heads, kv_heads, head_dim, value_dim, prefix_length
+    key = ("cpp", *shape, softcap, None if slopes_N is None else slopes_N.tobytes())
+    return layout.cached(key, lambda: _sizes(layout, *shape, softcap, slopes_N))
 
 
 def _sizes(

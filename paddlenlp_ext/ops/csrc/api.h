@@ -154,6 +154,60 @@ struct DecodeModel {
     bool is_bf16;           // whether `embedding` is bf16
 };
 
+// Linear layer of a training block: y = x W^T + bias + scaling (x A^T) B^T with W [out, in], A [rank, in] and
+// B [out, rank]. Exactly one of `dense` and `quantized` is not null. The rank is 0 without a low-rank update.
+struct BlockLinear {
+    const void* dense;  // in the dtype of the products
+    const QuantizedWeight* quantized;
+    const float* bias;  // [out], or null
+    const float* a;
+    const float* b;
+    float* a_gradient;  // written by the backward pass; may be null
+    float* b_gradient;
+    i64 in;
+    i64 out;
+    i64 rank;
+    float scaling;
+};
+
+// Attention with its norm and its residual connection: y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n))) with
+// n = norm(x), for x [positions, hidden]. `sizes` has no prefix. If `is_bf16` is set, products of the linear layers
+// round their inputs to bfloat16.
+struct AttentionBlock {
+    const AttentionSizes* sizes;
+    const float* norm;    // [hidden]
+    const float* q_norm;  // [head_dim], shared by all heads, or null without QK norms
+    const float* k_norm;
+    const BlockLinear* q;
+    const BlockLinear* k;
+    const BlockLinear* v;
+    const BlockLinear* o;
+    const float* cos;  // [positions, rotated], or null without RoPE
+    const float* sin;
+    i64 hidden;
+    i64 rotated;
+    float epsilon;  // epsilon of all norms
+    float scale;
+    bool is_interleaved;
+    bool norms_after_rotation;
+    bool is_bf16;
+    bool attends_in_bf16;
+};
+
+// Feed-forward with its norm and its residual connection: y = x + down(activation(gate(n)) * up(n)) with n = norm(x),
+// for x [positions, hidden].
+struct FeedForwardBlock {
+    const float* norm;  // [hidden]
+    const BlockLinear* gate;
+    const BlockLinear* up;
+    const BlockLinear* down;
+    i64 positions;
+    i64 hidden;
+    float epsilon;
+    bool is_gelu;
+    bool is_bf16;
+};
+
 // Table of an 8-bit format for values between -1 and 1 (ops/adamw). To find the level nearest to x, `first` is indexed
 // with the upper bits of x. The code is the entry, or the next code if x is above the border between the two levels.
 struct DynamicLevels {
@@ -401,6 +455,21 @@ Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSize
 // Runs a model on token ids [batch, length], and writes the logits [batch * length, vocab].
 Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
                      const i64* ids, float* logits);
+
+// -- training blocks --------------------------------------------------------------------------------------------------
+
+// The forward pass writes y [positions, hidden] and the tensors `saved` for the backward pass, whose size in bytes
+// depends only on the sizes of the block. The backward pass writes x_gradient, which may be null, and the gradients of
+// the linear layers.
+Status attention_block_saved(const AttentionBlock* block, i64* bytes);
+Status attention_block_forward(const AttentionBlock* block, const float* x, float* y, void* saved);
+Status attention_block_backward(const AttentionBlock* block, const float* x, void* saved, const float* y_gradient,
+                                float* x_gradient);
+
+Status feed_forward_block_saved(const FeedForwardBlock* block, i64* bytes);
+Status feed_forward_block_forward(const FeedForwardBlock* block, const float* x, float* y, void* saved);
+Status feed_forward_block_backward(const FeedForwardBlock* block, const float* x, void* saved, const float* y_gradient,
+                                   float* x_gradient);
 
 // -- lists of tensors, given as arrays of pointers and of sizes -------------------------------------------------------
 

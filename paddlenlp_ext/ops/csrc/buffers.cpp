@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "errors.h"
+#include "pooled_array.h"
 #include "sanitize.h"
 
 namespace plx {
@@ -37,18 +38,13 @@ struct DLManagedTensor {
 constexpr i64 HUGE_PAGE = i64(1) << 21;
 constexpr i64 MAX_DIMS = 8;
 
-struct Block {
-    char* data;
-    i64 size;
-};
-
 struct Handle : DLManagedTensor {
     int64_t dims[2 * MAX_DIMS];
-    Block block;
+    PooledBlock block;
 };
 
 std::mutex mutex;
-std::vector<Block> free_blocks;  // least recently used first
+std::vector<PooledBlock> free_blocks;  // least recently used first
 i64 held = 0, used = 0, most_used = 0;
 
 // Rounds up to a multiple of a power of two, so that tensors of similar size can share blocks. The power of two is at
@@ -59,7 +55,7 @@ i64 rounded(i64 size) {
     return (size + step - 1) / step * step;
 }
 
-void unmap(const Block& block) {
+void unmap(const PooledBlock& block) {
     set_accessible(block.data, block.size, block.size);
     munmap(block.data, block.size);
     held -= block.size;
@@ -70,7 +66,7 @@ void unmap_oldest() {
     free_blocks.erase(free_blocks.begin());
 }
 
-Block map_block(i64 size, i64 peak) {
+PooledBlock map_block(i64 size, i64 peak) {
     // Unmaps the least recently used blocks until the pool is not much larger than the peak use.
     while (!free_blocks.empty() && held + size > peak + peak / 16) unmap_oldest();
     i64 span = size + HUGE_PAGE;  // enough to align the block to a huge page
@@ -84,7 +80,10 @@ Block map_block(i64 size, i64 peak) {
     return {start + lead, size};
 }
 
-Block acquire(i64 size) {
+}  // namespace
+
+PooledBlock acquire_block(i64 bytes) {
+    const i64 size = rounded(bytes);
     std::lock_guard<std::mutex> lock(mutex);
     const i64 peak = used + size > most_used ? used + size : most_used;
     size_t best = free_blocks.size();
@@ -95,17 +94,19 @@ Block acquire(i64 size) {
         if (spare == 0) break;
     }
     if (best == free_blocks.size()) {
-        Block block = map_block(size, peak);
+        const PooledBlock block = map_block(size, peak);
         most_used = peak, used += size;
+        set_accessible(block.data, bytes, block.size);
         return block;
     }
-    Block block = free_blocks[best];
+    const PooledBlock block = free_blocks[best];
     free_blocks.erase(free_blocks.begin() + best);
     most_used = peak, used += block.size;
+    set_accessible(block.data, bytes, block.size);
     return block;
 }
 
-void release(const Block& block) noexcept {
+void release_block(const PooledBlock& block) noexcept {
     std::lock_guard<std::mutex> lock(mutex);
     used -= block.size;
     try {
@@ -116,9 +117,11 @@ void release(const Block& block) noexcept {
     }
 }
 
+namespace {
+
 void delete_tensor(DLManagedTensor* managed) {
     std::unique_ptr<Handle> handle(static_cast<Handle*>(managed));
-    release(handle->block);
+    release_block(handle->block);
 }
 
 i64 tensor_bytes(i64 bits, i64 dims, const i64* shape) {
@@ -136,8 +139,7 @@ Status buffers_new(i64 code, i64 bits, i64 dims, const i64* shape, void** tensor
     return guarded([&] {
         const i64 size = tensor_bytes(bits, dims, shape);
         auto handle = std::make_unique<Handle>();
-        handle->block = acquire(rounded(size));
-        set_accessible(handle->block.data, size, handle->block.size);
+        handle->block = acquire_block(size);
         i64 stride = 1;
         for (i64 i = dims - 1; i >= 0; --i) {
             handle->dims[i] = shape[i];

@@ -10,6 +10,7 @@
 #include <initializer_list>
 #include <optional>
 
+#include "arrays.h"
 #include "decode_attention.h"
 #include "gates.h"
 #include "gemm.h"
@@ -25,48 +26,32 @@ namespace {
 constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
 constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
 
-// Consecutive arrays in one block of memory. With a null block, only their total size is computed.
-class Arrays {
-  public:
-    explicit Arrays(float* block) : block_(block) {}
-    float* take(i64 count) {
-        float* const found = block_ == nullptr ? nullptr : block_ + size_;
-        size_ += round_up(count);
-        return found;
-    }
-    i64 size() const { return size_; }
-
-  private:
-    float* block_;
-    i64 size_ = 0;
-};
-
 // Tensors that all threads fill, each thread a part.
 struct Shared {
     float *q, *k, *v, *attended, *projected, *gate, *up, *down;
     Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
-        : q(arrays.take(positions * sizes.heads * sizes.head_dim)),
-          k(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
-          v(arrays.take(positions * sizes.kv_heads * sizes.head_dim)),
-          attended(arrays.take(positions * sizes.heads * sizes.head_dim)),
-          projected(arrays.take(positions * sizes.hidden)), gate(arrays.take(positions * sizes.inner)),
-          up(arrays.take(positions * sizes.inner)), down(arrays.take(positions * sizes.hidden)) {}
+        : q(arrays.take<float>(positions * sizes.heads * sizes.head_dim)),
+          k(arrays.take<float>(positions * sizes.kv_heads * sizes.head_dim)),
+          v(arrays.take<float>(positions * sizes.kv_heads * sizes.head_dim)),
+          attended(arrays.take<float>(positions * sizes.heads * sizes.head_dim)),
+          projected(arrays.take<float>(positions * sizes.hidden)), gate(arrays.take<float>(positions * sizes.inner)),
+          up(arrays.take<float>(positions * sizes.inner)), down(arrays.take<float>(positions * sizes.hidden)) {}
 };
 
 // Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one attention task.
 struct Private {
     float *x, *normed, *operand, *heads;
     Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
-        : x(arrays.take(positions * sizes.hidden)), normed(arrays.take(positions * sizes.hidden)),
-          operand(arrays.take(positions * std::max({sizes.hidden, sizes.inner, sizes.heads * sizes.head_dim}))),
-          heads(arrays.take((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
+        : x(arrays.take<float>(positions * sizes.hidden)), normed(arrays.take<float>(positions * sizes.hidden)),
+          operand(arrays.take<float>(positions * std::max({sizes.hidden, sizes.inner, sizes.heads * sizes.head_dim}))),
+          heads(arrays.take<float>((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
 };
 
 template <class Tensors>
 Tensors in_scratch(ScratchSlot slot, const DecodeSizes& sizes, i64 positions) {
     Arrays measured(nullptr);
     Tensors(sizes, positions, measured);
-    Arrays arrays(scratch<float>(slot, measured.size()));
+    Arrays arrays(scratch_bytes(slot, measured.bytes()));
     return Tensors(sizes, positions, arrays);
 }
 

@@ -6,6 +6,10 @@
 namespace plx {
 namespace {
 
+struct ReportedError {  // its message is already stored
+    Status status;
+};
+
 thread_local char message[256];  // a fixed size: reporting a lack of memory must not allocate
 
 Status report(Status status, const char* text) noexcept {
@@ -18,6 +22,8 @@ Status report(Status status, const char* text) noexcept {
 Status report_exception() noexcept {
     try {
         throw;
+    } catch (const ReportedError& error) {
+        return error.status;
     } catch (const OutOfMemory& error) {
         std::snprintf(message, sizeof message, "cannot allocate %lld bytes", static_cast<long long>(error.bytes));
         return MEMORY_ERROR;
@@ -32,6 +38,10 @@ Status report_exception() noexcept {
     } catch (...) {
         return report(RUNTIME_ERROR, "unknown C++ exception");
     }
+}
+
+void require_ok(Status status) {
+    if (status != OK) throw ReportedError{status};
 }
 
 const char* last_error() { return message; }

@@ -19,6 +19,9 @@ class OutOfMemory : public std::bad_alloc {
 // Stores the message of the current exception for last_error(), and returns the status of the exception.
 Status report_exception() noexcept;
 
+// Throws the error of an entry point that another entry point has called.
+void require_ok(Status status);
+
 // Runs the body of an entry point and converts exceptions to a status.
 template <class Body>
 inline Status guarded(Body&& body) noexcept {

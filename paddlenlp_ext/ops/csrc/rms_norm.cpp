@@ -7,26 +7,6 @@
 #include "row_sums.h"
 
 namespace plx {
-namespace {
-
-// `residual` is another gradient of x, which is added to the result; it may be null.
-void row_gradient(const float* gradient, const float* x, const float* weight, float inverse, const float* residual,
-                  i64 size, float* out) {
-    f32x16 products{};
-    for_each_vector(size, [&](i64 start, i64 count) {
-        products += load_part(gradient + start, count) * load_part(weight + start, count) * load_part(x + start, count);
-    });
-    float projection = horizontal_sum(products) / size * inverse * inverse;
-    for_each_vector(size, [&](i64 start, i64 count) {
-        f32x16 scaled = load_part(gradient + start, count) * load_part(weight + start, count);
-        f32x16 value = (scaled - load_part(x + start, count) * projection) * inverse;
-        if (residual != nullptr) value += load_part(residual + start, count);
-        store_part(out + start, value, count);
-    });
-}
-
-}  // namespace
-
 Status rms_norm_forward(const float* x, const float* weight, float epsilon, i64 rows, i64 size, float* out,
                         float* inverse_rms) {
     return guarded([&] {
@@ -62,8 +42,8 @@ Status rms_norm_backward(const float* gradient, const float* x, const float* wei
         parallel_for_rows(rows, size, [=](i64 begin, i64 end) {
             for (i64 row = begin; row < end; ++row) {
                 i64 at = row * size;
-                row_gradient(gradient + at, x + at, weight, inverse_rms[row],
-                             residual == nullptr ? nullptr : residual + at, size, x_gradient + at);
+                norm_row_gradient(gradient + at, x + at, weight, inverse_rms[row],
+                                  residual == nullptr ? nullptr : residual + at, size, x_gradient + at);
             }
         });
     });

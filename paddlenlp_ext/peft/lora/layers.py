@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.lora_linear import lora_linear
+from paddlenlp_ext.ops.training_blocks import AdaptedLinear
 from paddlenlp_ext.peft.layers import (
     Factor,
     LinearAdapter,
@@ -99,6 +100,18 @@ class LoRALinear(LinearAdapter):
     def fusable_base(self) -> FrozenLinear | None:
         """Return the base as an operand of the fused op `lora_linear`; None if the op cannot be used."""
         return None if self.dropout and self.training else self.base.as_frozen_linear()
+
+    def as_adapted_linear(self) -> AdaptedLinear | None:
+        """Return the layer as an operand of a training block, or None if the block does not cover the layer.
+
+        Subclasses compute other updates, which the block does not cover.
+        """
+        if not self.enabled:
+            return self.base.as_adapted_linear()
+        base = self.fusable_base()
+        if type(self) is not LoRALinear or base is None or self.lora_bias() is not None or self.shard_group is not None:
+            return None
+        return AdaptedLinear(base, self.lora_A.weight, self.lora_B.weight, self.scaling)
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return s dropout(x) A^T B^T for x [..., in]."""

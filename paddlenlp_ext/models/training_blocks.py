@@ -1,0 +1,171 @@
+"""Attention and feed-forward of a decoder layer as training blocks, one C++ call each (ops/training_blocks.py).
+
+`run_attention_block` and `run_feed_forward_block` return None for a layer or a pass that the C++ call does not cover.
+The layer then runs op by op, and the reason is logged once at DEBUG.
+
+| check | covered |
+| --- | --- |
+| pass | float32 activations on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
+| recomputation | whole layers, or none |
+| attention | grouped-query attention, with QK norms per head; no ALiBi and no sinks |
+| feed-forward | SwiGLU and GeGLU |
+| linear layers | frozen or quantized, with LoRA or without an adapter |
+
+Shapes: B batch, S sequence, D hidden.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import paddle
+
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.recompute import selects_regions
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
+from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+from paddlenlp_ext.ops.gates import geglu, swiglu
+from paddlenlp_ext.ops.rms_norm.reference import scale_of
+from paddlenlp_ext.ops.training_blocks import (
+    AdaptedLinear,
+    BlockAttention,
+    BlockNorm,
+    attention_block,
+    feed_forward_block,
+)
+from paddlenlp_ext.paddle_compat import has_forward_hooks, is_symbolic
+from paddlenlp_ext.utils.logging import get_logger
+
+
+def run_attention_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
+    """Return `x + attention(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
+    attention, norm = layer.mixer, layer.norms_by_role()["attention_norm"]
+    reason = _pass_reason(layer, norm, x_BSD, inputs) or _attention_reason(attention, norm.epsilon)
+    linears: dict[str, AdaptedLinear] = {}
+    reason = reason or _take_linears(attention, ("q_proj", "k_proj", "v_proj", "o_proj"), linears)
+    if reason is not None:
+        _log("attention", reason)
+        return None
+    options = BlockAttention(
+        attention.head_dim,
+        attention.scale,
+        attention.softcap or 0.0,
+        inputs.layouts[attention.window],
+        inputs.rotations[attention.layer_index] if attention.rotates else None,
+        attention.interleaved,
+        *_qk_norms(attention),
+    )
+    return attention_block(x_BSD, _norm(norm), linears, options)
+
+
+def run_feed_forward_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
+    """Return `x + mlp(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
+    mlp, norm = layer.mlp, layer.norms_by_role()["mlp_norm"]
+    reason = _pass_reason(layer, norm, x_BSD, inputs) or _feed_forward_reason(mlp)
+    linears: dict[str, AdaptedLinear] = {}
+    reason = reason or _take_linears(mlp, ("gate_proj", "up_proj", "down_proj"), linears)
+    if reason is not None:
+        _log("feed-forward", reason)
+        return None
+    return feed_forward_block(x_BSD, _norm(norm), linears, is_gelu=mlp.gate is geglu)
+
+
+def _take_linears(block: Any, names: Sequence[str], linears: dict[str, AdaptedLinear]) -> str | None:
+    """Put the operands of linear layers into `linears`, by field of the C++ struct; return why a layer has none."""
+    if has_forward_hooks(block):
+        return f"{type(block).__name__} has hooks"
+    for name in names:
+        layer = getattr(block, name)
+        hooked = (layer, layer.base) if hasattr(layer, "base") else (layer,)
+        linear = layer.as_adapted_linear() if hasattr(layer, "as_adapted_linear") else None
+        if linear is None or any(map(has_forward_hooks, hooked)):
+            return f"{name} is trained, or has hooks, dropout or an adapter other than LoRA"
+        reason = _linear_reason(linear)
+        if reason is not None:
+            return f"{name}: {reason}"
+        linears[name.removesuffix("_proj")] = linear
+    return (
+        "products have different dtypes"
+        if len({uses_bf16(each.base.weight) for each in linears.values()}) > 1
+        else None
+    )
+
+
+def _pass_reason(layer: Any, norm: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> str | None:
+    if inputs.cache is not None or inputs.prefix is not None or inputs.num_shared or inputs.adapter_inputs is not None:
+        return "the pass has a cache, a prefix, a shared prompt, or inputs of an adapter"
+    if inputs.query_scale is not None or layer.residual_multiplier != 1.0:
+        return "the C++ block does not support a scale of the queries or a residual multiplier"
+    if is_symbolic(x_BSD):
+        return "the model is being exported"
+    unavailable_reason = library.usable(x_BSD) or library.products_unavailable_reason()
+    if unavailable_reason is not None:
+        return unavailable_reason
+    if x_BSD.shape[0] * x_BSD.shape[1] <= library.small_batch_rows(in_bf16=True):
+        return "the pass has only a few positions"
+    return "the recompute plan selects regions of a layer" if selects_regions() else _norm_reason(norm)
+
+
+def _attention_reason(attention: Any, epsilon: float) -> str | None:
+    if type(attention) is not Attention:
+        return f"the C++ block does not support {type(attention).__name__}"
+    if attention.slopes_N is not None or attention.sinks is not None:
+        return "the C++ block does not support ALiBi and sinks"
+    if attention.implementation not in (None, "cpp"):
+        return f"attention runs in {attention.implementation!r}"
+    if attention.qk_norm is None:
+        return None
+    norms = [getattr(attention, name) for name in attention.qk_norm.names]
+    if not attention.qk_norm.per_head or any(type(each) is RMSNorm and each.epsilon != epsilon for each in norms):
+        return "the C++ block does not support QK norms over all heads, or with another epsilon"
+    return next(filter(None, map(_norm_reason, norms)), None)
+
+
+def _feed_forward_reason(mlp: Any) -> str | None:
+    is_covered = type(mlp) is FeedForward and mlp.gate in (swiglu, geglu)
+    return None if is_covered else f"the C++ block does not support {type(mlp).__name__}"
+
+
+def _norm_reason(norm: Any) -> str | None:
+    if type(norm) is not RMSNorm or norm.shards is not None or norm.weight.dtype != paddle.float32:
+        return "a norm is not an RMSNorm, or is sharded or not float32"
+    if not norm.weight.stop_gradient:
+        return "a norm is trained"
+    return "a norm has hooks" if has_forward_hooks(norm) else None
+
+
+def _linear_reason(linear: AdaptedLinear) -> str | None:
+    base = linear.base
+    if type(base) not in (FrozenDense, FrozenQuantized):
+        return f"the C++ block does not support {type(base).__name__}"
+    if type(base) is FrozenQuantized and not base.weight.is_plain:
+        return "the weight has zero points or reordered columns"
+    floats = [*linear.factors, *([] if base.bias is None else [base.bias])]
+    if any(each.dtype != paddle.float32 or not each.is_contiguous() for each in floats):
+        return "a bias or a factor is not float32"
+    if type(base) is FrozenDense and not (base.weight.dtype == paddle.float32 or uses_bf16(base.weight)):
+        return f"the weight is in {base.weight.dtype}, for which this processor has no products"
+    return None
+
+
+def _qk_norms(attention: Any) -> tuple[tuple[paddle.Tensor, paddle.Tensor] | None, bool]:
+    """Return the scales of the QK norms, and whether the norms are applied after RoPE."""
+    if attention.qk_norm is None:
+        return None, False
+    q_scale, k_scale = (_norm(getattr(attention, name)).scale for name in attention.qk_norm.names)
+    return (q_scale, k_scale), attention.qk_norm.after_rotation
+
+
+def _norm(norm: Any) -> BlockNorm:
+    return BlockNorm(scale_of(norm.weight, norm.offset), norm.epsilon)
+
+
+@functools.cache
+def _log(block: str, reason: str) -> None:
+    """Log a reason once."""
+    get_logger(__name__).debug("%s runs op by op: %s", block, reason)

@@ -1,0 +1,215 @@
+// Training block of attention: norm, projections, QK norms, rotation, attention, output projection and residual
+// connection. The results are the same as with separate ops, up to rounding.
+//
+// Attention needs all positions. Before and after attention, each thread computes chunks of positions (row_chunks.h):
+//
+//     x -> norm -> q, k, v -> QK norms, rotate | attention | round -> o, + x
+#include "arrays.h"
+#include "rope.h"
+#include "training_block.h"
+
+namespace plx {
+namespace {
+
+// Heads of the queries or the keys, [positions, heads, head_dim]. With QK norms, also the inputs of the norms, and the
+// inverse RMS of each head.
+struct Heads {
+    i64 width;  // channels of all heads
+    const float* norm;
+    float *values, *before_norm = nullptr, *inverse_rms = nullptr;
+
+    Heads(const AttentionBlock& block, i64 width, const float* norm, Arrays& arrays)
+        : width(width), norm(norm), values(arrays.take<float>(block.sizes->positions * width)) {
+        if (norm == nullptr) return;
+        before_norm = arrays.take<float>(block.sizes->positions * width);
+        inverse_rms = arrays.take<float>(block.sizes->positions * width / block.sizes->head_dim);
+    }
+};
+
+// Tensors saved for the backward pass. `attended` is the output of attention, `rounded` the same in the type of the
+// products.
+template <class Value>
+struct Saved {
+    Heads q, k;
+    float *v, *attended, *log_sums, *inverse_rms;
+    Value *normed, *rounded, *inner, *o_inner;
+
+    Saved(const AttentionBlock& block, Arrays& arrays)
+        : q(block, block.q->out, block.q_norm, arrays), k(block, block.k->out, block.k_norm, arrays) {
+        const i64 rows = block.sizes->positions;
+        v = arrays.take<float>(rows * block.v->out);
+        attended = arrays.take<float>(rows * block.o->in);
+        log_sums = arrays.take<float>(rows * block.sizes->heads);
+        inverse_rms = arrays.take<float>(rows);
+        normed = arrays.take<Value>(rows * block.hidden);
+        if constexpr (std::is_same_v<Value, float>)
+            rounded = attended;
+        else
+            rounded = arrays.take<Value>(rows * block.o->in);
+        inner = arrays.take<Value>(rows * (block.q->rank + block.k->rank + block.v->rank));
+        o_inner = arrays.take<Value>(rows * block.o->rank);
+    }
+};
+
+template <class Value>
+Saved<Value> saved_at(const AttentionBlock& block, void* memory) {
+    Arrays arrays(memory);
+    return Saved<Value>(block, arrays);
+}
+
+// Rotates the heads of a row in place.
+void rotate_row(const AttentionBlock& block, i64 width, bool is_backward, i64 row, float* heads) {
+    if (block.cos == nullptr) return;
+    auto rotate = block.is_interleaved ? rotate_pairs : rotate_head;
+    const float *cos = block.cos + row * block.rotated, *sin = block.sin + row * block.rotated;
+    for (i64 at = 0; at < width; at += block.sizes->head_dim)
+        rotate(heads + at, cos, sin, is_backward, block.rotated / 2, heads + at);
+}
+
+// Applies the QK norm and the rotation to a row of projections.
+void norm_and_rotate(const AttentionBlock& block, const Heads& heads, i64 row) {
+    const i64 size = block.sizes->head_dim, count = heads.width / size;
+    float* const values = heads.values + row * heads.width;
+    auto norm = [&] {
+        std::copy_n(values, heads.width, heads.before_norm + row * heads.width);
+        for (i64 head = 0; head < count; ++head) {
+            float& inverse = heads.inverse_rms[row * count + head] =
+                row_inverse_rms(values + head * size, size, block.epsilon);
+            scale_row(values + head * size, heads.norm, inverse, size, values + head * size);
+        }
+    };
+    if (heads.norm != nullptr && !block.norms_after_rotation) norm();
+    rotate_row(block, heads.width, false, row, values);
+    if (heads.norm != nullptr && block.norms_after_rotation) norm();
+}
+
+// Turns the gradient of queries or keys into the gradient of their projections, in place.
+void norm_and_rotate_backward(const AttentionBlock& block, const Heads& heads, i64 row, float* gradient) {
+    const i64 size = block.sizes->head_dim, count = heads.width / size;
+    auto norm = [&] {
+        for (i64 head = 0; head < count; ++head) {
+            float* const own = gradient + head * size;
+            norm_row_gradient(own, heads.before_norm + row * heads.width + head * size, heads.norm,
+                              heads.inverse_rms[row * count + head], nullptr, size, own);
+        }
+    };
+    if (heads.norm != nullptr && block.norms_after_rotation) norm();
+    rotate_row(block, heads.width, true, row, gradient);
+    if (heads.norm != nullptr && !block.norms_after_rotation) norm();
+}
+
+AttentionTensors attention_tensors(const Heads& q, const Heads& k, float* v, float* attended, float* log_sums) {
+    AttentionTensors tensors{};
+    tensors.q = q.values, tensors.k = k.values, tensors.v = v, tensors.out = attended, tensors.log_sums = log_sums;
+    return tensors;
+}
+
+template <class Value>
+void forward(const AttentionBlock& block, const float* x, float* y, void* memory) {
+    const Saved<Value> saved = saved_at<Value>(block, memory);
+    const i64 rows = block.sizes->positions, hidden = block.hidden, inner = block.o->in;
+    const i64 q_width = block.q->out, kv_width = block.k->out;
+    const Chunks chunks(rows);
+    {
+        const LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
+        chunks.run([&](const Chunk& chunk) {
+            Value* const normed = saved.normed + chunk.row * hidden;
+            norm_rows(x + chunk.row * hidden, block.norm, block.epsilon, chunk.rows, hidden,
+                      saved.inverse_rms + chunk.row, normed);
+            qkv.forward(chunk, normed, saved.inner,
+                        {saved.q.values + chunk.row * q_width, saved.k.values + chunk.row * kv_width,
+                         saved.v + chunk.row * kv_width});
+            for (i64 row = chunk.row; row < chunk.row + chunk.rows; ++row) {
+                norm_and_rotate(block, saved.q, row);
+                norm_and_rotate(block, saved.k, row);
+            }
+        });
+    }
+    const AttentionTensors tensors = attention_tensors(saved.q, saved.k, saved.v, saved.attended, saved.log_sums);
+    require_ok(attention_forward(block.sizes, block.scale, &tensors, block.attends_in_bf16));
+    const LinearGroup<Value> o({block.o}, chunks, rows);
+    chunks.run([&](const Chunk& chunk) {
+        Value* const rounded = saved.rounded + chunk.row * inner;
+        convert(saved.attended + chunk.row * inner, rounded, chunk.rows * inner);
+        o.forward(chunk, rounded, saved.o_inner, {y + chunk.row * hidden}, x + chunk.row * hidden);
+    });
+}
+
+template <class Value>
+void backward(const AttentionBlock& block, const float* x, void* memory, const float* y_gradient, float* x_gradient) {
+    const Saved<Value> saved = saved_at<Value>(block, memory);
+    const i64 rows = block.sizes->positions, hidden = block.hidden, inner = block.o->in;
+    const i64 q_width = block.q->out, kv_width = block.k->out;
+    const Chunks chunks(rows);
+    const PooledArray<float> q(rows * q_width), k(rows * kv_width), v(rows * kv_width);  // gradients
+    {
+        const PooledArray<float> attended(rows * inner);
+        LinearGroup<Value> o({block.o}, chunks, rows);
+        o.begin_backward();
+        chunks.run([&](const Chunk& chunk) {
+            const float* const exact = y_gradient + chunk.row * hidden;
+            const Converted<Value> gradient(exact, chunk.rows * hidden);
+            convert(exact, gradient.data(), chunk.rows * hidden);
+            const auto of_u = o.inner_gradient(chunk, saved.o_inner, {gradient.data()});
+            o.multiply_inputs(chunk, of_u, saved.rounded + chunk.row * inner);
+            o.x_gradient(chunk, of_u, {gradient.data()}, attended.data() + chunk.row * inner);
+        });
+        o.end_backward();
+        AttentionTensors tensors = attention_tensors(saved.q, saved.k, saved.v, saved.attended, saved.log_sums);
+        tensors.out_gradient = attended.data();
+        tensors.q_gradient = q.data(), tensors.k_gradient = k.data(), tensors.v_gradient = v.data();
+        require_ok(attention_backward(block.sizes, block.scale, &tensors, block.attends_in_bf16));
+    }
+    LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
+    qkv.begin_backward();
+    chunks.run([&](const Chunk& chunk) {
+        float *const own_q = q.data() + chunk.row * q_width, *const own_k = k.data() + chunk.row * kv_width,
+                     *const own_v = v.data() + chunk.row * kv_width;
+        for (i64 row = 0; row < chunk.rows; ++row) {
+            norm_and_rotate_backward(block, saved.q, chunk.row + row, own_q + row * q_width);
+            norm_and_rotate_backward(block, saved.k, chunk.row + row, own_k + row * kv_width);
+        }
+        const Converted<Value> q_in(own_q, chunk.rows * q_width), k_in(own_k, chunk.rows * kv_width),
+            v_in(own_v, chunk.rows * kv_width);
+        convert(own_q, q_in.data(), chunk.rows * q_width);
+        convert(own_k, k_in.data(), chunk.rows * kv_width);
+        convert(own_v, v_in.data(), chunk.rows * kv_width);
+        const std::vector<const Value*> gradients = {q_in.data(), k_in.data(), v_in.data()};
+        const auto of_u = qkv.inner_gradient(chunk, saved.inner, gradients);
+        qkv.multiply_inputs(chunk, of_u, saved.normed + chunk.row * hidden);
+        if (x_gradient == nullptr) return;
+        const i64 at = chunk.row * hidden;
+        const PooledArray<float> normed(chunk.rows * hidden);
+        qkv.x_gradient(chunk, of_u, gradients, normed.data());
+        norm_rows_backward(normed.data(), x + at, block.norm, saved.inverse_rms + chunk.row, y_gradient + at,
+                           chunk.rows, hidden, x_gradient + at);
+    });
+    qkv.end_backward();
+}
+
+}  // namespace
+
+Status attention_block_saved(const AttentionBlock* block, i64* bytes) {
+    return guarded([&] {
+        with_dtype(block->is_bf16, [&](auto value) {
+            Arrays arrays(nullptr);
+            Saved<decltype(value)>(*block, arrays);
+            *bytes = arrays.bytes();
+        });
+    });
+}
+
+Status attention_block_forward(const AttentionBlock* block, const float* x, float* y, void* saved) {
+    return guarded(
+        [&] { with_dtype(block->is_bf16, [&](auto value) { forward<decltype(value)>(*block, x, y, saved); }); });
+}
+
+Status attention_block_backward(const AttentionBlock* block, const float* x, void* saved, const float* y_gradient,
+                                float* x_gradient) {
+    return guarded([&] {
+        with_dtype(block->is_bf16,
+                   [&](auto value) { backward<decltype(value)>(*block, x, saved, y_gradient, x_gradient); });
+    });
+}
+
+}  // namespace plx

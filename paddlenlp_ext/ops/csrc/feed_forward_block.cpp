@@ -1,0 +1,133 @@
+// Training block of a gated feed-forward layer: norm, gate, up, activation, down and residual connection. The results
+// are the same as with separate ops, up to rounding.
+//
+// Each thread computes chunks of positions (row_chunks.h). The outputs of gate and up are saved in the type of the
+// products. The backward pass computes the product of activation and up again.
+#include "arrays.h"
+#include "gates.h"
+#include "training_block.h"
+
+namespace plx {
+namespace {
+
+template <class Value>
+struct Saved {
+    float* inverse_rms;
+    Value *normed, *gate, *up, *inner, *down_inner;
+
+    Saved(const FeedForwardBlock& block, Arrays& arrays) {
+        const i64 rows = block.positions;
+        inverse_rms = arrays.take<float>(rows);
+        normed = arrays.take<Value>(rows * block.hidden);
+        gate = arrays.take<Value>(rows * block.gate->out);
+        up = arrays.take<Value>(rows * block.up->out);
+        inner = arrays.take<Value>(rows * (block.gate->rank + block.up->rank));
+        down_inner = arrays.take<Value>(rows * block.down->rank);
+    }
+};
+
+template <class Value>
+Saved<Value> saved_at(const FeedForwardBlock& block, void* memory) {
+    Arrays arrays(memory);
+    return Saved<Value>(block, arrays);
+}
+
+template <class Gate, class Value>
+void forward(const FeedForwardBlock& block, const float* x, float* y, void* memory) {
+    const Saved<Value> saved = saved_at<Value>(block, memory);
+    const i64 rows = block.positions, hidden = block.hidden, width = block.gate->out;
+    const Chunks chunks(rows);
+    const LinearGroup<Value> columns({block.gate, block.up}, chunks, rows), down({block.down}, chunks, rows);
+    chunks.run([&](const Chunk& chunk) {
+        const i64 at = chunk.row * hidden, size = chunk.rows * width;
+        norm_rows(x + at, block.norm, block.epsilon, chunk.rows, hidden, saved.inverse_rms + chunk.row,
+                  saved.normed + at);
+        const PooledArray<float> gate(size), up(size);
+        columns.forward(chunk, saved.normed + at, saved.inner, {gate.data(), up.data()});
+        Value *const own_gate = saved.gate + chunk.row * width, *const own_up = saved.up + chunk.row * width;
+        const PooledArray<Value> product(size);
+        for_each_vector(size, [&](i64 start, i64 count) {
+            store_part(own_gate + start, load_part(gate.data() + start, count), count);
+            store_part(own_up + start, load_part(up.data() + start, count), count);
+            const f32x16 g = load_part(own_gate + start, count), u = load_part(own_up + start, count);
+            store_part(product.data() + start, gate_product<Gate>(g, u), count);
+        });
+        down.forward(chunk, product.data(), saved.down_inner, {y + at}, x + at);
+    });
+}
+
+template <class Gate, class Value>
+void backward(const FeedForwardBlock& block, const float* x, void* memory, const float* y_gradient, float* x_gradient) {
+    const Saved<Value> saved = saved_at<Value>(block, memory);
+    const i64 rows = block.positions, hidden = block.hidden, width = block.gate->out;
+    const Chunks chunks(rows);
+    LinearGroup<Value> columns({block.gate, block.up}, chunks, rows), down({block.down}, chunks, rows);
+    columns.begin_backward();
+    down.begin_backward();
+    chunks.run([&](const Chunk& chunk) {
+        const i64 at = chunk.row * hidden, size = chunk.rows * width;
+        const Value *const own_gate = saved.gate + chunk.row * width, *const own_up = saved.up + chunk.row * width;
+        const PooledArray<Value> product(size), gate(size), up(size);
+        {
+            const Converted<Value> gradient(y_gradient + at, chunk.rows * hidden);
+            convert(y_gradient + at, gradient.data(), chunk.rows * hidden);
+            const auto of_u = down.inner_gradient(chunk, saved.down_inner, {gradient.data()});
+            const PooledArray<float> incoming(size);
+            down.x_gradient(chunk, of_u, {gradient.data()}, incoming.data());
+            for_each_vector(size, [&](i64 start, i64 count) {
+                const f32x16 g = load_part(own_gate + start, count), u = load_part(own_up + start, count);
+                const f32x16 of_product = load_part(incoming.data() + start, count), s = Gate::sigmoid_of(g);
+                store_part(product.data() + start, g * s * u, count);
+                store_part(up.data() + start, g * s * of_product, count);
+                store_part(gate.data() + start, Gate::slope(g, s) * of_product * u, count);
+            });
+            down.multiply_inputs(chunk, of_u, product.data());
+        }
+        const std::vector<const Value*> gradients = {gate.data(), up.data()};
+        const auto of_u = columns.inner_gradient(chunk, saved.inner, gradients);
+        columns.multiply_inputs(chunk, of_u, saved.normed + at);
+        if (x_gradient == nullptr) return;
+        const PooledArray<float> normed(chunk.rows * hidden);
+        columns.x_gradient(chunk, of_u, gradients, normed.data());
+        norm_rows_backward(normed.data(), x + at, block.norm, saved.inverse_rms + chunk.row, y_gradient + at,
+                           chunk.rows, hidden, x_gradient + at);
+    });
+    columns.end_backward();
+    down.end_backward();
+}
+
+// Calls run with the activation and a value of the dtype: Silu{} or Gelu{}, bf16{} or 0.0f.
+template <class Run>
+void with_types(const FeedForwardBlock& block, Run&& run) {
+    with_dtype(block.is_bf16, [&](auto value) { block.is_gelu ? run(Gelu{}, value) : run(Silu{}, value); });
+}
+
+}  // namespace
+
+Status feed_forward_block_saved(const FeedForwardBlock* block, i64* bytes) {
+    return guarded([&] {
+        with_dtype(block->is_bf16, [&](auto value) {
+            Arrays arrays(nullptr);
+            Saved<decltype(value)>(*block, arrays);
+            *bytes = arrays.bytes();
+        });
+    });
+}
+
+Status feed_forward_block_forward(const FeedForwardBlock* block, const float* x, float* y, void* saved) {
+    return guarded([&] {
+        with_types(*block,
+                   [&](auto gate, auto value) { forward<decltype(gate), decltype(value)>(*block, x, y, saved); });
+    });
+}
+
+Status feed_forward_block_backward(const FeedForwardBlock* block, const float* x, void* saved, const float* y_gradient,
+                                   float* x_gradient) {
+    return guarded([&] {
+        with_types(*block, [&](auto gate, auto value) {
+            backward<decltype(gate), decltype(value)>(*block, x, saved, y_gradient, x_gradient);
+        });
+    });
+}
+
+}  // namespace plx

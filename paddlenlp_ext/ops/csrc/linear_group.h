@@ -1,0 +1,184 @@
+// Linear layers of a training block that read the same x [rows, in], with frozen weights and low-rank updates.
+//
+//     u = [A_1; A_2; ...] x^T            one product for all layers: x is read once
+//     y_i = residual + bias + scaling B_i u_i, then += x W_i^T
+//
+// Value is the type of the inputs of all products. Quantized weights are dequantized once per call.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "gemm.h"
+#include "low_rank.h"
+#include "pooled_array.h"
+#include "quantized_weight.h"
+#include "row_chunks.h"
+
+namespace plx {
+
+using BlockLinears = std::vector<const BlockLinear*>;
+
+static inline void convert(const float* from, float* to, i64 count) {
+    if (from != to) std::copy_n(from, count, to);
+}
+static inline void convert(const float* from, bf16* to, i64 count) { copy_values(from, to, count); }
+
+// to [columns, rows] = factor * from^T.
+static inline void transpose_scaled(const float* from, i64 rows, i64 columns, float factor, float* to) {
+    for (i64 r = 0; r < rows; ++r)
+        for (i64 c = 0; c < columns; ++c) to[c * rows + r] = factor * from[r * columns + c];
+}
+
+template <class Value>
+class LinearGroup {
+  public:
+    LinearGroup(const BlockLinears& layers, const Chunks& chunks, i64 rows)
+        : layers_(layers), lanes_(chunks.lanes()), rows_(rows), in_(layers[0]->in), rank_(sum(&BlockLinear::rank)),
+          factors_(rank_ * in_), factors_in_(factors_.data(), rank_ * in_), terms_(terms_size()),
+          terms_in_(terms_.data(), terms_size()) {
+        float *factors = factors_.data(), *terms = terms_.data();
+        for (const BlockLinear* layer : layers) {
+            weights_.push_back(weight_of(*layer));
+            factors = std::copy_n(layer->a, layer->rank * in_, factors);
+            transpose_scaled(layer->b, layer->out, layer->rank, layer->scaling, terms);
+            terms += layer->rank * layer->out;
+        }
+        convert(factors_.data(), factors_in_.data(), rank_ * in_);
+        convert(terms_.data(), terms_in_.data(), terms_size());
+    }
+
+    // Computes the outputs of a chunk, and `inner` [rank, all rows] of its rows. x, y and the residual start at the
+    // first row of the chunk.
+    void forward(const Chunk& chunk, const Value* x, Value* inner, const std::vector<float*>& y,
+                 const float* residual = nullptr) const {
+        const PooledArray<float> u(rank_ * chunk.rows);
+        if (rank_ > 0) {
+            gemm(false, true, rank_, chunk.rows, in_, 1.0f, factors_in_.data(), in_, x, in_, 0.0f, u.data(),
+                 chunk.rows);
+            for (i64 k = 0; k < rank_; ++k)
+                convert(u.data() + k * chunk.rows, inner + k * rows_ + chunk.row, chunk.rows);
+        }
+        i64 first = 0, terms = 0;
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const BlockLinear& layer = *layers_[i];
+            const bool has_start = start(residual, layer.bias, u.data() + first * chunk.rows, chunk.rows,
+                                         inner + first * rows_ + chunk.row, rows_, terms_.data() + terms,
+                                         terms_in_.data() + terms, layer.rank, layer.out, chunk.rows, y[i]);
+            gemm(false, true, chunk.rows, layer.out, in_, 1.0f, x, in_, weights_[i], in_, has_start ? 1.0f : 0.0f, y[i],
+                 layer.out);
+            first += layer.rank, terms += layer.rank * layer.out;
+        }
+    }
+
+    // Allocates the sums of the gradients of A and B over the chunks of each lane.
+    void begin_backward() {
+        a_sums_ = std::make_unique<PooledArray<float>>(lanes_ * rank_ * in_);
+        b_sums_ = std::make_unique<PooledArray<float>>(lanes_ * terms_size());
+    }
+
+    // Gradients of a chunk: the gradient of u.
+    struct InnerGradient {
+        PooledArray<float> exact;
+        Converted<Value> rounded;
+        InnerGradient(i64 rank, i64 rows) : exact(rank * rows), rounded(exact.data(), rank * rows) {}
+    };
+
+    // Returns the gradient of u of a chunk, and adds to the gradients of B.
+    InnerGradient inner_gradient(const Chunk& chunk, const Value* inner, const std::vector<const Value*>& y) const {
+        InnerGradient of_u(rank_, chunk.rows);
+        i64 first = 0, terms = 0;
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const BlockLinear& layer = *layers_[i];
+            const i64 rank = layer.rank, out = layer.out;
+            if (layer.b_gradient != nullptr)
+                gemm(false, false, rank, out, chunk.rows, layer.scaling, inner + first * rows_ + chunk.row, rows_, y[i],
+                     out, chunk.is_first ? 0.0f : 1.0f, b_sums_->data() + chunk.lane * terms_size() + terms, out);
+            gemm(false, true, rank, chunk.rows, out, 1.0f, terms_in_.data() + terms, out, y[i], out, 0.0f,
+                 of_u.exact.data() + first * chunk.rows, chunk.rows);
+            first += rank, terms += rank * out;
+        }
+        convert(of_u.exact.data(), of_u.rounded.data(), rank_ * chunk.rows);
+        return of_u;
+    }
+
+    // Writes the gradient of the x of a chunk.
+    void x_gradient(const Chunk& chunk, const InnerGradient& of_u, const std::vector<const Value*>& y,
+                    float* to) const {
+        bool has_start = start(nullptr, nullptr, of_u.exact.data(), chunk.rows, of_u.rounded.data(), chunk.rows,
+                               factors_.data(), factors_in_.data(), rank_, in_, chunk.rows, to);
+        for (size_t i = 0; i < layers_.size(); ++i, has_start = true)
+            gemm(false, false, chunk.rows, in_, layers_[i]->out, 1.0f, y[i], layers_[i]->out, weights_[i], in_,
+                 has_start ? 1.0f : 0.0f, to, in_);
+    }
+
+    // Adds to the gradients of A.
+    void multiply_inputs(const Chunk& chunk, const InnerGradient& of_u, const Value* x) const {
+        gemm(false, false, rank_, in_, chunk.rows, 1.0f, of_u.rounded.data(), chunk.rows, x, in_,
+             chunk.is_first ? 0.0f : 1.0f, a_sums_->data() + chunk.lane * rank_ * in_, in_);
+    }
+
+    // Writes the gradients of A and B after all chunks.
+    void end_backward() const {
+        sum_lanes(a_sums_->data(), rank_ * in_);
+        sum_lanes(b_sums_->data(), terms_size());
+        const float *a = a_sums_->data(), *b = b_sums_->data();
+        for (const BlockLinear* layer : layers_) {
+            if (layer->a_gradient != nullptr) std::copy_n(a, layer->rank * in_, layer->a_gradient);
+            if (layer->b_gradient != nullptr) transpose_scaled(b, layer->rank, layer->out, 1.0f, layer->b_gradient);
+            a += layer->rank * in_, b += layer->rank * layer->out;
+        }
+    }
+
+  private:
+    static constexpr i64 FEW_RANKS = 16;  // up to this rank, start_outputs is faster than a product
+
+    i64 sum(i64 BlockLinear::* size) const {
+        i64 total = 0;
+        for (const BlockLinear* layer : layers_) total += layer->*size;
+        return total;
+    }
+    i64 terms_size() const {
+        i64 total = 0;
+        for (const BlockLinear* layer : layers_) total += layer->rank * layer->out;
+        return total;
+    }
+
+    const Value* weight_of(const BlockLinear& layer) {
+        if (layer.quantized == nullptr) return static_cast<const Value*>(layer.dense);
+        dequantized_.push_back(std::make_unique<PooledArray<Value>>(layer.out * layer.in));
+        dequantize_rows(*layer.quantized, 0, layer.out, dequantized_.back()->data());
+        return dequantized_.back()->data();
+    }
+
+    // Writes the start values of y; returns false if there are none.
+    static bool start(const float* residual, const float* bias, const float* u, i64 stride, const Value* u_in,
+                      i64 stride_in, const float* factors, const Value* factors_in, i64 rank, i64 width, i64 rows,
+                      float* y) {
+        if (residual == nullptr && bias == nullptr && rank == 0) return false;
+        const bool in_product = rank > FEW_RANKS;
+        start_outputs(residual, bias, u, stride, factors, in_product ? 0 : rank, width, rows, y);
+        if (in_product) gemm(true, false, rows, width, rank, 1.0f, u_in, stride_in, factors_in, width, 1.0f, y, width);
+        return true;
+    }
+
+    void sum_lanes(float* sums, i64 size) const {
+        for (i64 lane = 1; lane < lanes_; ++lane)
+            for_each_vector(size, [&](i64 at, i64 count) {
+                store_part(sums + at, load_part(sums + at, count) + load_part(sums + lane * size + at, count), count);
+            });
+    }
+
+    const BlockLinears layers_;
+    const i64 lanes_, rows_, in_, rank_;
+    const PooledArray<float> factors_;  // A of all layers, [rank, in]
+    const Converted<Value> factors_in_;
+    const PooledArray<float> terms_;  // scaling * B^T [rank, out] of each layer
+    const Converted<Value> terms_in_;
+    std::vector<std::unique_ptr<PooledArray<Value>>> dequantized_;
+    std::vector<const Value*> weights_;
+    std::unique_ptr<PooledArray<float>> a_sums_, b_sums_;
+};
+
+}  // namespace plx

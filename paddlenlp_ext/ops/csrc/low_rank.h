@@ -1,0 +1,44 @@
+// Start values of the outputs of a product that is added to them: bias, residual and low-rank update.
+//
+//     y[n, c] = residual[n, c] + bias[c] + sum over k of u[k, n] F[k, c]
+//
+// As a separate product after the product with the weight, the update would read and write y once more.
+#pragma once
+
+#include "elementwise.h"
+
+namespace plx {
+
+// y [COUNT, width]; residual [COUNT, width] or null; bias [width] or null; u [rank, stride], from the column of the
+// first row on; factors F [rank, width].
+template <int COUNT>
+static inline void start_rows(const float* residual, const float* bias, const float* u, i64 stride,
+                              const float* factors, i64 rank, i64 width, float* y) {
+    for_each_vector(width, [&](i64 start, i64 count) {
+        f32x16 sums[COUNT];
+        const f32x16 common = bias == nullptr ? f32x16{} : load_part(bias + start, count);
+#pragma GCC unroll 4
+        for (int row = 0; row < COUNT; ++row)
+            sums[row] = residual == nullptr ? common : common + load_part(residual + row * width + start, count);
+        for (i64 k = 0; k < rank; ++k) {
+            const f32x16 factor = in_register(load_part(factors + k * width + start, count));
+#pragma GCC unroll 4
+            for (int row = 0; row < COUNT; ++row) sums[row] += u[k * stride + row] * factor;
+        }
+#pragma GCC unroll 4
+        for (int row = 0; row < COUNT; ++row) store_part(y + row * width + start, sums[row], count);
+    });
+}
+
+// start_rows for any number of rows.
+static inline void start_outputs(const float* residual, const float* bias, const float* u, i64 stride,
+                                 const float* factors, i64 rank, i64 width, i64 rows, float* y) {
+    constexpr int GROUP = 4;  // rows that share a load of F
+    auto at = [&](i64 row) { return residual == nullptr ? nullptr : residual + row * width; };
+    i64 row = 0;
+    for (; row + GROUP <= rows; row += GROUP)
+        start_rows<GROUP>(at(row), bias, u + row, stride, factors, rank, width, y + row * width);
+    for (; row < rows; ++row) start_rows<1>(at(row), bias, u + row, stride, factors, rank, width, y + row * width);
+}
+
+}  // namespace plx

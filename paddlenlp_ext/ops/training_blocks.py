@@ -1,0 +1,226 @@
+"""Training blocks in C++: a norm and the attention or feed-forward layer after it (csrc/*_block.cpp).
+
+    attention       y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n)))        n = norm(x)
+    feed-forward    y = x + down(activation(gate(n)) * up(n))
+
+A block is one autograd node with one C++ call per direction. It replaces about ten ops and their autograd nodes. The
+base layers and the norm are frozen; x and the low-rank factors get gradients.
+
+Shapes: B batch, S sequence, D hidden, H head dimension, R rotated channels of a head.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import paddle
+from paddle.autograd import PyLayer
+
+from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.attention.cpp import attention_sizes
+from paddlenlp_ext.ops.cpp import library
+from paddlenlp_ext.ops.cpp.api_header import struct
+from paddlenlp_ext.ops.cpp.bf16 import as_bf16, bf16_matmuls_enabled, uses_bf16
+from paddlenlp_ext.ops.frozen_linear import FrozenLinear
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
+from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
+from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
+
+
+@dataclass(frozen=True)
+class AdaptedLinear:
+    """Frozen linear layer with an optional low-rank update, x W^T + bias + s (x A^T) B^T.
+
+    Attributes:
+        base: frozen layer x W^T + bias.
+        a: A [r, in], or None without an update.
+        b: B [out, r], or None without an update.
+        scaling: factor s of the update.
+    """
+
+    base: FrozenLinear
+    a: paddle.Tensor | None = None
+    b: paddle.Tensor | None = None
+    scaling: float = 0.0
+
+    @property
+    def factors(self) -> list[paddle.Tensor]:
+        """A and B, or an empty list."""
+        return [each for each in (self.a, self.b) if each is not None]
+
+
+@dataclass(frozen=True)
+class BlockNorm:
+    """RMS norm before a block.
+
+    Attributes:
+        scale: factor of each channel, float32 [D].
+        epsilon: constant added to the mean square, here and in QK norms.
+    """
+
+    scale: paddle.Tensor
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class BlockAttention:
+    """Options of the attention in a block.
+
+    Attributes:
+        head_dim: channels per head.
+        scale: factor of the scores.
+        softcap: soft-cap of the scores; 0: no soft-cap.
+        layout: documents of the batch.
+        rotation: cosines and sines [B, S, R]; None without RoPE.
+        interleaved: whether RoPE rotates neighbouring channels instead of halves.
+        qk_scales: scales of the QK norms of queries and keys, float32 [H]; None without QK norms.
+        norms_after_rotation: whether the QK norms are applied after RoPE.
+    """
+
+    head_dim: int
+    scale: float
+    softcap: float
+    layout: AttentionLayout
+    rotation: tuple[paddle.Tensor, paddle.Tensor] | None
+    interleaved: bool
+    qk_scales: tuple[paddle.Tensor, paddle.Tensor] | None
+    norms_after_rotation: bool
+
+
+def attention_block(
+    x_BSD: paddle.Tensor, norm: BlockNorm, linears: Mapping[str, AdaptedLinear], options: BlockAttention
+) -> paddle.Tensor:
+    """Return `x + o(attention(...))` [B, S, D] for float32 x [B, S, D] on the CPU; `linears` are q, k, v and o."""
+    heads, kv_heads = (linears[name].base.weight.shape[0] // options.head_dim for name in ("q", "k"))
+    shape = heads, kv_heads, options.head_dim, options.head_dim, 0
+    fields = {
+        "sizes": attention_sizes(options.layout, *shape, options.softcap, None),
+        "scale": options.scale,
+        "is_interleaved": options.interleaved,
+        "norms_after_rotation": options.norms_after_rotation,
+        "attends_in_bf16": bf16_matmuls_enabled(),
+    }
+    assert options.layout.num_positions == x_BSD.shape[0] * x_BSD.shape[1], f"{x_BSD.shape} does not match the layout"
+    if options.rotation is not None:
+        cos, sin = map(contiguous, options.rotation)
+        assert cos.shape[:2] == sin.shape[:2] == x_BSD.shape[:2], "the tables' shape does not match x"
+        fields |= {"cos": cos, "sin": sin, "rotated": cos.shape[2]}
+    if options.qk_scales is not None:
+        fields |= dict(zip(("q_norm", "k_norm"), options.qk_scales, strict=True))
+    return _Block("attention_block", "AttentionBlock", norm, linears, fields).run(x_BSD)
+
+
+def feed_forward_block(
+    x_BSD: paddle.Tensor, norm: BlockNorm, linears: Mapping[str, AdaptedLinear], is_gelu: bool
+) -> paddle.Tensor:
+    """Return `x + down(activation(gate(norm(x))) * up(norm(x)))` [B, S, D] for float32 x [B, S, D] on the CPU.
+
+    Args:
+        x_BSD: input of the block.
+        norm: norm before the block.
+        linears: gate, up and down.
+        is_gelu: whether the activation is the tanh approximation of gelu; otherwise, the activation is silu.
+    """
+    fields = {"positions": x_BSD.shape[0] * x_BSD.shape[1], "is_gelu": is_gelu}
+    return _Block("feed_forward_block", "FeedForwardBlock", norm, linears, fields).run(x_BSD)
+
+
+class _Block:
+    """Arguments of the C++ functions of a block.
+
+    Each call reads the addresses of the tensors again, because a layer may release its weights between the forward and
+    the backward pass (ZeRO stage 3).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        struct_name: str,
+        norm: BlockNorm,
+        linears: Mapping[str, AdaptedLinear],
+        fields: Mapping[str, Any],
+    ) -> None:
+        in_bf16 = {uses_bf16(each.base.weight) for each in linears.values()}
+        assert len(in_bf16) == 1, "the products of a block have one dtype"
+        self._name, self._struct_name, self._linears = name, struct_name, linears
+        self._fields = {**fields, "norm": norm.scale, "epsilon": norm.epsilon, "is_bf16": in_bf16.pop()}
+        self.factors = [factor for each in linears.values() for factor in each.factors]
+
+    def run(self, x: paddle.Tensor) -> paddle.Tensor:
+        """Run the forward pass, with autograd if a gradient is needed."""
+        x = contiguous(x)
+        return _Node.apply(x, self, *self.factors) if needs_grad(x, *self.factors) else self.forward(x)[0]
+
+    def forward(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Return the output, and the tensors for the backward pass as bytes."""
+        kept: list[Any] = []
+        block, size = self._struct(x, [None] * len(self.factors), kept), ctypes.c_int64()
+        library.function(f"{self._name}_saved")(block, ctypes.byref(size))
+        y, saved = library.empty(x.shape), library.empty([size.value], "uint8")
+        library.function(f"{self._name}_forward")(block, *map(library.pointer, (x, y, saved)))
+        return y, saved
+
+    def backward(
+        self,
+        x: paddle.Tensor,
+        saved: paddle.Tensor,
+        y_gradient: paddle.Tensor,
+        x_gradient: paddle.Tensor | None,
+        factor_gradients: Sequence[paddle.Tensor | None],
+    ) -> None:
+        """Write the gradients of x and of the factors; None: not needed."""
+        kept: list[Any] = []
+        block = self._struct(x, factor_gradients, kept)
+        library.function(f"{self._name}_backward")(block, *map(_as_field, (x, saved, y_gradient, x_gradient)))
+
+    def _struct(self, x: paddle.Tensor, factor_gradients: Sequence[paddle.Tensor | None], kept: list[Any]) -> object:
+        """Return a pointer to the struct of the block; `kept` receives what must outlive the call."""
+        gradients = iter(factor_gradients)
+        fields = {**self._fields, "hidden": x.shape[-1]}
+        for name, linear in self._linears.items():
+            of_factors = [next(gradients) for _ in linear.factors]
+            fields[name] = self._linear_struct(linear, of_factors or [None, None], kept)
+        kept.append(fields)
+        return ctypes.byref(struct(self._struct_name)(**{name: _as_field(value) for name, value in fields.items()}))
+
+    def _linear_struct(
+        self, linear: AdaptedLinear, gradients: Sequence[paddle.Tensor | None], kept: list[Any]
+    ) -> ctypes.Structure:
+        weight = linear.base.weight
+        stored: list[Any]
+        if isinstance(weight, QuantizedWeight):
+            stored = [None, packed_struct(weight)]
+        else:
+            operand = contiguous(weight)
+            stored = [as_bf16(operand) if self._fields["is_bf16"] else operand, None]
+        kept += stored
+        rank = 0 if linear.a is None else linear.a.shape[0]
+        pointers = map(_as_field, (*stored, linear.base.bias, linear.a, linear.b, *gradients))
+        return struct("BlockLinear")(*pointers, *reversed(weight.shape), rank, linear.scaling)
+
+
+class _Node(PyLayer):
+    @staticmethod
+    def forward(ctx, x, block, *factors):
+        y, saved = block.forward(x)
+        ctx.block, ctx.grads_needed = block, [not each.stop_gradient for each in (x, *factors)]
+        ctx.save_for_backward(x, saved, *factors)
+        return y
+
+    @staticmethod
+    def backward(ctx, y_gradient):
+        x, saved, *factors = ctx.saved_tensor()
+        pairs = zip((x, *factors), ctx.grads_needed, strict=True)
+        x_gradient, *gradients = [library.empty(each.shape) if needed else None for each, needed in pairs]
+        ctx.block.backward(x, saved, contiguous(y_gradient), x_gradient, gradients)
+        return x_gradient, *gradients
+
+
+def _as_field(value: Any) -> Any:
+    """Return the value of a field of a struct: an address for a tensor or another struct."""
+    if isinstance(value, paddle.Tensor):
+        return library.pointer(value)
+    return ctypes.addressof(value) if isinstance(value, ctypes.Structure) else value

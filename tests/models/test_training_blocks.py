@@ -1,0 +1,192 @@
+"""Training blocks in C++ against the layers op by op: outputs, gradients, recomputation, and the log."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.models import decoder_layers, training_blocks
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
+from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.peft.methods.dora import DoRAConfig
+from paddlenlp_ext.peft.methods.lora import LoRAConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.quantization.config import QuantizationConfig
+from paddlenlp_ext.quantization.quantize_model import quantize_linears
+from tests.common.marks import needs_cpp
+from tests.common.models import ODD_SIZES, TINY_LLAMA
+
+pytestmark = needs_cpp
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "llama": TINY_LLAMA,
+    "odd sizes, biases": {"model_type": "qwen2", **ODD_SIZES},
+    "window": {**TINY_LLAMA, "model_type": "mistral", "sliding_window": 5},
+    "interleaved": {"model_type": "glm", **ODD_SIZES, "head_dim": 12, "attention_bias": True},
+    "QK norms": {"model_type": "qwen3", **ODD_SIZES, "head_dim": 10},
+    "QK norms after rotation": {"model_type": "hunyuan_v1_dense", **ODD_SIZES, "head_dim": 10},
+    "geglu, offset": {"model_type": "gemma", **ODD_SIZES, "head_dim": 10},
+}
+IDS = np.random.default_rng(0).integers(1, 60, (2, 37))
+DOCUMENTS = [[10, 27], [1, 36]]
+LONG_IDS = np.random.default_rng(0).integers(1, 60, (1, 601))
+
+
+def make_model(config: dict[str, Any], rank: int = 3, quantized: bool = False, dtype: str = "float32", **options: Any):
+    """Return a model with LoRA whose factors are not zero."""
+    model = AutoModelForCausalLM.from_config(config, seed=1, dtype=dtype)
+    if quantized:
+        quantize_linears(model, QuantizationConfig(algo="nf4"))
+    model = get_peft_model(model, LoRAConfig(rank=rank, lora_alpha=2 * rank, **options))
+    draw = np.random.default_rng(5)
+    for _, parameter in model.named_parameters():
+        if not parameter.stop_gradient:
+            parameter.set_value(draw.normal(0, 0.1, parameter.shape).astype("float32"))
+    model.train()
+    return model
+
+
+def outputs_and_gradients(model, in_bf16: bool = False, ids=IDS, documents=DOCUMENTS) -> list[np.ndarray]:
+    """Return the logits and the gradients of the factors."""
+    with bf16.bf16_matmuls() if in_bf16 else nullcontext():
+        logits = model(paddle.to_tensor(ids), document_lengths=documents)
+    logits.square().mean().backward()
+    trained = [each for _, each in sorted(model.named_parameters()) if not each.stop_gradient]
+    gradients = [each.grad.numpy() for each in trained]
+    for each in trained:
+        each.clear_gradient(set_to_zero=False)
+    return [logits.numpy(), *gradients]
+
+
+@pytest.fixture
+def ran(monkeypatch) -> list[str]:
+    """Return the names of the blocks that run in C++."""
+    names = []
+
+    def recorded(name: str, function):
+        def run(*arguments, **options):
+            names.append(name)
+            return function(*arguments, **options)
+
+        return run
+
+    for name in ("attention_block", "feed_forward_block"):
+        monkeypatch.setattr(training_blocks, name, recorded(name, getattr(training_blocks, name)))
+    return names
+
+
+def op_by_op(monkeypatch, run):
+    """Return the result of `run` without blocks."""
+    with monkeypatch.context() as patch:
+        for name in ("run_attention_block", "run_feed_forward_block"):
+            patch.setattr(decoder_layers, name, lambda *arguments: None)
+        return run()
+
+
+def check_equal(model, monkeypatch, ran, tolerance: float = 3e-6, **options) -> None:
+    expected = op_by_op(monkeypatch, lambda: outputs_and_gradients(model, **options))
+    assert ran == []
+    found = outputs_and_gradients(model, **options)
+    assert ran == ["attention_block", "feed_forward_block"] * 2
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=tolerance * abs(other).max())
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_blocks_equal_layers_op_by_op(config, monkeypatch, ran):
+    check_equal(make_model(CONFIGS[config]), monkeypatch, ran)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_blocks_of_many_positions_equal_layers_op_by_op(threads, monkeypatch, ran):
+    """With one thread, a thread computes several chunks of positions."""
+    before = library.threads()
+    library.set_threads(threads)
+    try:
+        check_equal(make_model(CONFIGS["llama"]), monkeypatch, ran, ids=LONG_IDS, documents=[[250, 351]])
+    finally:
+        library.set_threads(before)
+
+
+@pytest.mark.parametrize("rank", [1, 8, 40])
+def test_blocks_of_any_rank_equal_layers_op_by_op(rank, monkeypatch, ran):
+    check_equal(make_model(CONFIGS["llama"], rank), monkeypatch, ran)
+
+
+@pytest.mark.parametrize("targets", [["q_proj", "v_proj"], ["down_proj"]])
+def test_blocks_with_some_adapters_equal_layers_op_by_op(targets, monkeypatch, ran):
+    check_equal(make_model(CONFIGS["odd sizes, biases"], target_modules=targets), monkeypatch, ran)
+
+
+def test_blocks_over_quantized_weights_equal_layers_op_by_op(monkeypatch, ran):
+    check_equal(make_model(CONFIGS["odd sizes, biases"], quantized=True), monkeypatch, ran)
+
+
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+@pytest.mark.parametrize("quantized", [False, True])
+@pytest.mark.parametrize("rank", [8, 40])
+def test_blocks_in_bf16_are_as_close_to_float32_as_layers_op_by_op(quantized, rank, monkeypatch, ran):
+    model = make_model(CONFIGS["llama"], rank, quantized)
+    exact = op_by_op(monkeypatch, lambda: outputs_and_gradients(model))
+    separate = op_by_op(monkeypatch, lambda: outputs_and_gradients(model, in_bf16=True))
+    found = outputs_and_gradients(model, in_bf16=True)
+    assert ran == ["attention_block", "feed_forward_block"] * 2
+    for one, other, true in zip(found, separate, exact, strict=True):
+        assert 0 < np.linalg.norm(one - true) <= 1.3 * np.linalg.norm(other - true)
+
+
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+def test_blocks_over_bf16_weights_equal_layers_op_by_op_within_rounding(monkeypatch, ran):
+    """Several roundings by 2^-9 in other places."""
+    check_equal(make_model(CONFIGS["llama"], dtype="bfloat16"), monkeypatch, ran, tolerance=2.0**-5)
+
+
+@pytest.mark.parametrize("in_bf16", [False, True])
+def test_blocks_in_recomputed_layers_return_the_same_bits(in_bf16, monkeypatch, ran):
+    model = make_model(CONFIGS["llama"])
+    expected = outputs_and_gradients(model, in_bf16)
+    model.enable_recompute(RecomputePlan())
+    ran.clear()
+    found = outputs_and_gradients(model, in_bf16)
+    assert len(ran) == 8, "the blocks of two layers run twice"
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_feed_forward_of_some_positions_runs_op_by_op(monkeypatch, ran):
+    model = make_model(CONFIGS["llama"])
+    positions = paddle.to_tensor([3, 40])
+
+    def hidden():
+        states = model.hidden_states(paddle.to_tensor(IDS), document_lengths=DOCUMENTS, loss_positions=positions)
+        return paddle.gather(states.flatten(0, 1), positions).numpy()
+
+    expected = op_by_op(monkeypatch, hidden)
+    np.testing.assert_allclose(hidden(), expected, rtol=0, atol=3e-6 * abs(expected).max())
+    assert ran == ["attention_block", "feed_forward_block", "attention_block"]
+
+
+def test_layers_that_the_blocks_do_not_cover_run_op_by_op_and_log_why(caplog, monkeypatch, ran):
+    training_blocks._log.cache_clear()
+    model = make_model(CONFIGS["llama"])
+    layers = [layer for layer in model.sublayers() if isinstance(layer, decoder_layers.DecoderLayer)]
+    layers[0].self_attn.v_proj.register_forward_post_hook(lambda layer, inputs, output: output)
+    layers[1].mlp.down_proj.dropout = 0.5
+    with caplog.at_level(logging.DEBUG, logger="paddlenlp_ext"):
+        outputs_and_gradients(model)
+    assert ran == ["attention_block"]
+    reasons = [record.getMessage() for record in caplog.records if "op by op" in record.getMessage()]
+    assert [reason.partition(":")[0] for reason in reasons] == ["attention runs op by op", "feed-forward runs op by op"]
+    assert ["v_proj" in reasons[0], "down_proj" in reasons[1]] == [True, True]
+
+
+def test_adapter_other_than_lora_runs_op_by_op(monkeypatch, ran):
+    model = get_peft_model(AutoModelForCausalLM.from_config(TINY_LLAMA, seed=1), DoRAConfig(rank=2))
+    outputs_and_gradients(model)
+    assert ran == []
