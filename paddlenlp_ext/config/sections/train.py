@@ -64,12 +64,12 @@ class TrainConfig(OptionGroup):
         help="whether a greater metric is better; unset: false for losses, perplexity and unknown_labels, else true",
     )
     early_stopping: bool | None = option(
-        None, help="stop when metric_for_best_model no longer improves; unset: true if early_stopping_patience is set"
+        None, help="stop when metric_for_best_model stops improving; by default, on if early_stopping_patience is set"
     )
     early_stopping_patience: int | None = option(
         None,
         minimum=1,
-        help="stop after this many consecutive evaluations without improvement; unset: 4 with early_stopping",
+        help="stop after this many consecutive evaluations without improvement; with early_stopping, 4 by default",
     )
     early_stopping_threshold: float = option(
         0.0, minimum=0, help="early stopping ignores an improvement that does not exceed this value"
@@ -79,7 +79,7 @@ class TrainConfig(OptionGroup):
     )
     recompute: bool = option(False, help="recompute activations in the backward pass: slower, less memory")
     use_gradient_checkpointing: bool | str | None = option(
-        None, help="true sets recompute; unsloth sets recompute and offload_recompute_inputs"
+        None, help="true: the same as recompute: true; unsloth: offload_recompute_inputs: true in addition"
     )
     recompute_granularity: str = option(
         "full",

@@ -217,7 +217,7 @@ class PrefixTuningConfig(PeftConfig):
     )
     prefix_projection: bool = option(
         False,
-        help="compute the prefix with a trained two-layer network; this can make training more stable",
+        help="compute the prefix with a trained two-layer network, which can make training more stable",
         key="prefix_projection",
         arguments=("projection",),
     )

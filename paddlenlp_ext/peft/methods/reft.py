@@ -123,7 +123,9 @@ class ReFTConfig(PeftConfig):
     }
 
     layers: str = option(
-        "all", help='decoder layers whose output is changed: "all", or numbers as in "0;1;2"', aliases=("layers",)
+        "all",
+        help='decoder layers whose output is changed: "all", or indices from 0 such as "0;1;2"',
+        aliases=("layers",),
     )
     position: str = option(
         "f7+l7",
@@ -237,5 +239,5 @@ def _layer_numbers(layers: str) -> list[int] | None:
     if text == "all":
         return None
     if not re.fullmatch(r"\d+([;,]\d+)*", text):
-        raise ValueError(f'layers={layers!r} selects no layers; use "all", or numbers as in "0;1;2"')
+        raise ValueError(f'layers={layers!r} selects no layers; use "all", or indices from 0 such as "0;1;2"')
     return sorted({int(number) for number in re.split("[;,]", text)})
