@@ -33,8 +33,8 @@ mutants: .venv/installed-dev
 
 # Tests of ops and of the decoding step with a C++ library that AddressSanitizer and UBSan instrument
 # (docs/internals/cpp_library.md).
-# Paddle is not instrumented: ASan cannot check blocks of its memory pool (hence the system allocator), and dlopen needs
-# the path of its libraries.
+# Paddle is not instrumented: ASan cannot check blocks of Paddle's memory pool, so the system allocator is used, and dlopen
+# needs the path of Paddle's libraries.
 SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPTIONS=print_stacktrace=1 \
   ASAN_OPTIONS=detect_leaks=0:alloc_dealloc_mismatch=0:allocator_may_return_null=1
 sanitize: .venv/installed-dev
@@ -94,7 +94,7 @@ hooks: .venv/installed-dev
 clean:
 	rm -rf .venv build dist *.egg-info
 
-# Write the golden files again with PyTorch, transformers and peft, in an environment of their own (.venv-peers).
+# Write the golden files again with PyTorch, transformers and peft, in a separate environment (.venv-peers).
 golden: .venv-peers/installed
 	for name in $(basename $(notdir $(wildcard tests/golden/generators/make_*_golden.py))); do \
 	  echo $$name; .venv-peers/bin/python -m tests.golden.generators.$$name || exit 1; done
@@ -119,12 +119,12 @@ check-peers: .venv/installed-dev .venv-peers/installed
 	$(BIN)/python -m tests.golden.peer_checks.export_rewards_for_peers build/rewards_for_peers
 	.venv-peers/bin/python -m tests.golden.peer_checks.check_reward_in_peers $$(find build/rewards_for_peers -name scores.npz -printf '%h ')
 
-# Compare SmolLM2 as GGUF with llama.cpp that computes in float32, in an environment of its own.
+# Compare SmolLM2 as GGUF with llama.cpp that computes in float32, in a separate environment.
 check-llama-cpp: .venv/installed-dev .venv-llama-cpp-blas/installed
 	$(BIN)/python -m tests.golden.peer_checks.export_gguf_for_peers build/gguf_for_peers
 	.venv-llama-cpp-blas/bin/python -m tests.golden.peer_checks.check_gguf_in_llama_cpp_python build/gguf_for_peers
 
-# Compare the model for lm-eval with the harness's own model for Hugging Face, in an environment of their own.
+# Compare the model for lm-eval with the harness's own model for Hugging Face, in a separate environment.
 check-lm-eval: .venv-lm-eval/installed
 	.venv-lm-eval/bin/python -m tests.golden.peer_checks.check_lm_eval build/for_lm_eval
 
@@ -149,7 +149,7 @@ check-exports: .venv/installed-dev .venv-plain/installed
 	.venv-plain/bin/python -m pip install --quiet --disable-pip-version-check paddlepaddle numpy -c constraints.txt
 	touch $@
 
-# Send a run to each tracker of report_to, and read it with the tracker's own library, each in an environment of its own.
+# Send a run to each tracker of report_to, and read it with the tracker's own library, each in a separate environment.
 TRACKERS := visualdl tensorboard wandb swanlab mlflow
 check-trackers: $(TRACKERS:%=.venv-trackers/%/installed)
 	rm -rf build/tracked

@@ -29,11 +29,12 @@ class Case:
 
     Attributes:
         inputs: tensors of the op; floating-point tensors with `requires_grad` get gradients.
-        ours, formula: the op with our kernels, and in plain PyTorch with the dtypes that transformers uses.
+        ours: the op with our kernels.
+        formula: the op in plain PyTorch, with the dtypes that transformers uses.
         peer: the op of another package; None if there is none.
         forward_bytes, backward_bytes: bytes that a pass must read and write; 0 for an op bound by its matmuls.
-        operations, forward_operations: multiplications and additions of the large matmuls in both passes, and in the
-            forward pass.
+        operations: number of multiplications and additions of the large matmuls in both passes.
+        forward_operations: number of multiplications and additions of the large matmuls in the forward pass.
         programs: programs that can run the op.
         compilable: op that is compiled; None: the formula.
     """

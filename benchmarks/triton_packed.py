@@ -21,7 +21,9 @@ class PackedWeight:
         codes: two codes per byte, uint8 [outputs * inputs / 2].
         scales: one scale per block, float32 or uint8 codes.
         nested: levels, group scales and offset of 8-bit scales; None for float32 scales.
-        algo, block, group: format, number of weights per scale, and number of scales per group scale.
+        algo: quantization format.
+        block: number of weights per scale.
+        group: number of scales per group scale.
     """
 
     def __init__(

@@ -150,14 +150,14 @@ def accumulators(optimizer: paddle.optimizer.Optimizer) -> dict[str, dict[str, p
 
 
 def master_weights(optimizer: paddle.optimizer.Optimizer) -> dict[str, paddle.Tensor]:
-    """Return parameter name -> fp32 master weight, for half-precision parameters."""
+    """Return a dict from the names of half-precision parameters to their fp32 master weights."""
     return optimizer._master_weights
 
 
 def parameter_groups(optimizer: paddle.optimizer.Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups that were passed to the optimizer."""
     groups = optimizer._param_groups
-    assert groups is not None, "this package passes parameters to every optimizer"
+    assert groups is not None, "the optimizer must have parameters"
     return cast("list[dict[str, Any]]", groups)
 
 

@@ -38,7 +38,8 @@ class Shard:
 
     Attributes:
         axis: the sharded axis.
-        start, stop: first index of the slice in the full tensor, and its last index plus 1.
+        start: first index of the slice in the full tensor.
+        stop: last index of the slice in the full tensor, plus 1.
         size: length of the full tensor along `axis`.
         by_experts: whether the slice is a range of experts, sharded over expert-parallel and tensor-parallel ranks;
             False: the tensor is sharded over tensor-parallel ranks only.

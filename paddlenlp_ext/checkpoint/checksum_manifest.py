@@ -52,14 +52,14 @@ def find_damage(folder: Path) -> list[str]:
         step in the folder's name. The list is empty for an intact folder.
 
     Raises:
-        PermissionError: a file may not be read.
+        PermissionError: the user has no permission to read a file.
     """
     try:
         content = read_json_object(folder / MANIFEST_FILE)
     except ValueError as error:
         return [str(error).removeprefix(f"{folder}/")]
     if content.pop("sha256", None) != _content_sha256(content):
-        return [f"{MANIFEST_FILE}: damaged: its SHA-256 sum differs"]
+        return [f"{MANIFEST_FILE}: damaged: its SHA-256 sum is wrong"]
     if content.get("version") != _VERSION:
         return [f"{MANIFEST_FILE}: version {content.get('version')!r} is unknown to this release"]
     problems = _wrong_sizes(folder, content["files"])
@@ -70,7 +70,7 @@ def find_damage(folder: Path) -> list[str]:
         if isinstance(found, OSError):
             problems[name] = f"{name}: cannot be read ({found.strerror})"
         elif found != intact[name]["sha256"]:
-            problems[name] = f"{name}: damaged or from another checkpoint: its SHA-256 sum differs"
+            problems[name] = f"{name}: damaged or from another checkpoint: its SHA-256 sum is wrong"
     for pattern in _WEIGHT_FILES:
         for path in folder.glob(pattern):
             if path.name not in content["files"]:

@@ -71,7 +71,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (TEXT, "model_type"),
     (list_of(TEXT).or_null(), "architectures"),
     (one_of(*_DTYPES, *(f"torch.{name}" for name in _DTYPES), "auto").or_null(), "dtype torch_dtype"),
-    # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects such a size for required
+    # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects 0 and null for required
     # components.
     (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts num_shared_experts"),
     (whole(0, 10**8).or_null(), "vocab_size"),

@@ -58,7 +58,7 @@ class ResizedVocabulary(WeightSource):
             return self._source.read(name, dtype, shard)
         dtype, size = dtype or self.dtype(name), self._source.shape(name)[0]
         start, stop = (0, self._vocab_size) if shard is None else (shard.start, shard.stop)
-        assert shard is None or shard.axis == 0, "tables are sharded by rows"
+        assert shard is None or shard.axis == 0, "tables must be sharded by rows"
         stored = self._source.read(name, dtype, Shard(0, min(start, size), min(stop, size), size))
         num_new = max(0, stop - max(start, size))
         return np.concatenate([stored, np.broadcast_to(self._mean_of(name, dtype), (num_new, stored.shape[1]))])

@@ -95,7 +95,7 @@ class SafetensorsFile(WeightSource):
         return cast(values, stored, dtype or stored)
 
     def mapped(self) -> dict[str, np.ndarray]:
-        """Return name -> tensor in its stored dtype, as read-only views of the memory-mapped file."""
+        """Return a dict from names to tensors in the stored dtype, as read-only views of the memory-mapped file."""
         if not self._entries:
             return {}
         content = np.memmap(self.path, np.uint8, "r")
@@ -278,7 +278,7 @@ def save_sharded(
 def _prepare(named_tensors: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> list[tuple[str, LazyTensor]]:
     """Return lazy tensors, sorted by name so that equal tensors produce equal files."""
     pairs = list(dict(named_tensors).items()) if isinstance(named_tensors, Mapping) else list(named_tensors)
-    assert len({name for name, _ in pairs}) == len(pairs), "two tensors share a name"
+    assert len({name for name, _ in pairs}) == len(pairs), "tensors must have unique names"
     ordered = sorted(pairs, key=lambda pair: _natural_key(pair[0]))
     return [(name, as_lazy(tensor)) for name, tensor in ordered]
 

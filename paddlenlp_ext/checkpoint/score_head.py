@@ -40,5 +40,5 @@ class ClassifierWeights(WeightSource):
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if name not in self._new:
             return self._source.read(name, dtype, shard)
-        assert shard is None, "the score head is not sharded"
+        assert shard is None, "the score head must not be sharded"
         return cast(self._new[name].copy(), "float32", dtype or "float32")

@@ -121,5 +121,5 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
     except BaseException as error:
         reason = error if isinstance(error, OSError | ValueError) else f"{type(error).__name__}: {error}"
         raise ValueError(f"{folder}: transformers cannot read the tokenizer: {reason}") from error
-    assert tokenizer is not None, "transformers returns a tokenizer or raises"
+    assert tokenizer is not None, "transformers must return a tokenizer or raise an error"
     return tokenizer

@@ -180,7 +180,7 @@ def _export_adapter(arguments: ExportGgufArguments, output: Path, base: str, ada
         )
     if stored.quantization is not None:
         logger.warning(
-            "%s was trained on %s weights; on a GGUF base of another type, answers differ slightly",
+            "%s was trained on %s weights; on a GGUF base of another type, answers differ slightly from training",
             *(adapter, stored.quantization.describe()),
         )
     adapted = PeftModel.from_files(AutoModelForCausalLM.from_pretrained(base), stored)

@@ -14,7 +14,7 @@ from paddlenlp_ext.trainer.lr_scheduler import build_schedule
 FEW_STEPS = 10
 """Number of optimizer steps below which a run changes the model only slightly."""
 LARGE_SAVING = 0.2
-"""Fraction of saved positions above which `share_prefix` is recommended."""
+"""`share_prefix` is recommended if it removes more than this fraction of the positions."""
 
 
 def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:

@@ -56,7 +56,7 @@ def quantize(config: RunConfig, output: Path) -> str:
     Raises:
         ValueError: see `run_quantization`.
     """
-    assert config.ptq is not None, "the program has this section"
+    assert config.ptq is not None, "the configuration must have the section ptq"
     options, layout = options_of_section(config.ptq)
     training = replace(config.train, do_train=options.needs_rows, do_eval=False)
     data = load_data(replace(config, train=training, data=replace(config.data, lazy=False)))

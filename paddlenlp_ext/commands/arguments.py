@@ -11,7 +11,7 @@ SHORT_NAMES = {"-m": "--model", "-a": "--adapter", "-d": "--data", "-o": "--out"
 
 
 def with_long_names(argv: Sequence[str]) -> list[str]:
-    """Replace the short names of arguments, as in `-m VALUE` and `-m=VALUE`, with their long names."""
+    """Replace the short names of arguments with their long names, in both forms: `-m VALUE` and `-m=VALUE`."""
     split = [word.partition("=") for word in argv]
     return [
         "".join((SHORT_NAMES[name], *rest)) if name in SHORT_NAMES else name + "".join(rest) for name, *rest in split

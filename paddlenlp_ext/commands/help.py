@@ -143,7 +143,7 @@ def _page(entry: Mapping[str, Any]) -> str:
 
 
 def _find(words: Sequence[str], programs: dict[str, Keys], with_idle: bool) -> dict[str, str]:
-    """Return key -> description of the keys that contain all words; keys with all words in their name come first."""
+    """Return a dict from keys that contain all words to their descriptions; matches in names come first."""
     found: dict[bool, dict[str, str]] = {True: {}, False: {}}
     for keys in programs.values():
         for key, entry in keys.items():

@@ -45,7 +45,7 @@ class InitArguments(OptionGroup):
     memory: float | None = option(
         None, above=0, help="memory in GB that the run may use; default: 90 % of the free memory"
     )
-    out: str = option("run.json", help="file to write; its name is also the name of output_dir in ./checkpoints")
+    out: str = option("run.json", help="file to write; the file name is also the name of output_dir in ./checkpoints")
     yes: bool = option(False, help="ask no questions, and accept the defaults")
 
 

@@ -105,7 +105,7 @@ def chat(argv: Sequence[str]) -> None:
 
 
 def predict(argv: Sequence[str]) -> None:
-    """Answer a file of rows, or score the rows if the model is a reward model.
+    """Generate an answer for each row of a file, or a score for each row if the model is a reward model.
 
     Raises:
         ValueError: no rows are named, and the run has no dev rows.

@@ -26,7 +26,7 @@ _NAME = re.compile(r"[\w.-]+")
 
 
 def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
-    """Return the dev sets of a run: name -> path. The name of a single unnamed dev set is "".
+    """Return a dict from the names of the dev sets of a run to their paths. The name of a single unnamed dev set is "".
 
     Raises:
         ValueError: two dev sets have the same name, or a name or path is missing or invalid.
@@ -41,7 +41,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
         sets = [("" if len(paths) == 1 else Path(path).stem, path) for path in paths]
     for name, path in sets:
         if not path:
-            raise ValueError(f"eval_dataset_path: {name or 'a dev set'} has no path; write a file or folder")
+            raise ValueError(f"eval_dataset_path: {name or 'a dev set'} has no path; set the path of a file or folder")
         if len(sets) > 1 and [other for other, _ in sets].count(name) > 1:
             raise ValueError(f"eval_dataset_path: two dev sets are named {name!r}; write an object {{name: path}}")
         if name and not _NAME.fullmatch(name):
@@ -50,7 +50,7 @@ def dev_sets(data: DataConfig) -> dict[str, str | list[str] | None]:
                 "with names of letters, digits, '_', '-' and '.'"
             )
     if not sets:
-        raise ValueError("eval_dataset_path is empty; write a file or folder, or leave the key out")
+        raise ValueError("eval_dataset_path is empty; set the path of a file or folder, or leave the key out")
     return dict(sets)
 
 

@@ -51,7 +51,7 @@ def read_schema(program: str) -> dict[str, Any]:
 
 
 def read_aliases(program: str) -> dict[str, str]:
-    """Return the aliases of a program's keys, including the names in other toolkits: alias -> key."""
+    """Return a dict from the aliases of a program's keys, including names in other toolkits, to the keys."""
     references = (
         (alias, entry["$ref"]) for alias, entry in read_schema(program)["properties"].items() if "$ref" in entry
     )

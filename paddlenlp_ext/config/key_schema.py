@@ -67,7 +67,7 @@ def program_schema(program: Program, methods: Mapping[str, type]) -> Schema:
 
 
 def describe_keys(table: OptionTable, unread: Collection[str] = ()) -> dict[str, Schema]:
-    """Return key -> schema, in the order of the groups; keys of other toolkits come last.
+    """Return a dict from keys to schemas, in the order of the groups; keys of other toolkits come last.
 
     Args:
         table: keys that the program accepts.
@@ -163,7 +163,7 @@ def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
 
 @cache
 def _keys_in_rules() -> dict[str, set[str]]:
-    """Return key -> other keys of the rules that check the key."""
+    """Return a dict from each key to the other keys of the rules that check the key."""
     found: dict[str, set[str]] = {}
     for keys in keys_of_rules():
         for key in keys:

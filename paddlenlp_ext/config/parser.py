@@ -190,7 +190,7 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
 
 
 def _unavailable_keys(method: type) -> Mapping[str, str]:
-    """Return key -> reason, for keys of the base method that a variant rejects."""
+    """Return a dict from each key of the base method that a variant rejects to the reason."""
     return getattr(method, "unavailable_keys", {})
 
 

@@ -128,7 +128,7 @@ def collate(
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.
     """
-    assert packs and all(packs), "a micro-batch and each of its packs hold at least one row"
+    assert packs and all(packs), "a micro-batch and each of its packs must contain at least one row"
     batch_rows = batch_rows_of(packs, pad_to_length)
     num_positions = pad_to_length or sum(row.length for row in batch_rows[0])
     if pad_to_multiple_of is not None:

@@ -148,7 +148,7 @@ def load_dataset(
         (1, '2 + 2?4<|im_end|>')
     """
     if isinstance(dataset_name_or_path, DataConfig):
-        assert not keys, "the data keys are in the configuration"
+        assert not keys, "data keys must be set in the configuration"
         config = dataset_name_or_path
         return load_split(config, split, open_dataset(config, split), tokenizer, template, fingerprint)
     if isinstance(dataset_name_or_path, str | os.PathLike):

@@ -1,8 +1,8 @@
 """Find the token prefixes that rows of a dataset share.
 
-1. Rows are grouped by the hash of their first 32, 64, 96, ... tokens, as long as a group has at least two rows. The
-   groups form a tree. For example, the root is the system prompt of all rows, and its children are the few-shot
-   examples of each task.
+1. Rows are grouped by the hash of their first 32 tokens. Each group of two or more rows is then split by the hash of
+   the first 64 tokens, of the first 96 tokens, and so on. The groups form a tree. For example, the root is the system
+   prompt of all rows, and its children are the few-shot examples of each task.
 2. From the deepest groups upward: if one prefix for an entire group saves more positions than the prefixes of the
    subgroups, the rows of the subgroups move to the group. A row has only one prefix, because a document that continues
    a prefix cannot be continued (ops/attention/document_layout.py).

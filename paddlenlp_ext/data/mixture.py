@@ -70,7 +70,7 @@ class MixedDataset:
     """Concatenation of several datasets, which `epoch_rows` interleaves by weight.
 
     The number of rows in an epoch is the maximum of (row count / weight) over the datasets, rounded up. A pass over a
-    dataset may continue in the next epoch, so an epoch may not contain every row.
+    dataset can continue in the next epoch, so some epochs do not contain every row.
 
     Args:
         parts: the datasets.

@@ -14,8 +14,8 @@ with row lengths and a capacity of 10:
 
 Greedy packing: best-fit decreasing cannot fill space that is smaller than the shortest row. If the shortest row has 60
 tokens, a pack may have up to 59 empty positions. Greedy packing therefore adds rows to a pack until one or two unpacked
-rows can complete the pack with at most two empty positions. Such rows nearly always exist among hundreds of rows of
-many lengths.
+rows can complete the pack with at most two empty positions. Among hundreds of rows of many lengths, the
+needed rows nearly always exist.
 
 The lengths of the unpacked rows are stored as bits of a large integer: bit n is set if a row of length n is unpacked. A
 second integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a
@@ -90,7 +90,7 @@ class PackingPlan:
         assert packing in PACKINGS, repr(packing)
         assert batch_size >= 1, f"batch_size is {batch_size}"
         assert packing == "none" or (capacity is not None and capacity >= 1), f"capacity is {capacity}"
-        assert packing != "none" or prefixes is None, "rows share a prefix within a pack of several rows"
+        assert packing != "none" or prefixes is None, "shared prefixes require packing"
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size = batch_size
         self.packing = packing
@@ -100,7 +100,7 @@ class PackingPlan:
         self.packs_per_step, self.lead = packs_per_step, lead
         self.prefixes = prefixes
         self._own_order = order
-        assert not len(self.lengths) or self.lengths.min() >= 1, "every row has at least one position"
+        assert not len(self.lengths) or self.lengths.min() >= 1, "every row must have at least one position"
         if capacity is not None and len(self.lengths):
             longest = int(self.lengths.max())
             assert longest <= capacity, f"row {int(self.lengths.argmax())} takes {longest} positions of {capacity}"
@@ -116,12 +116,12 @@ class PackingPlan:
         if self.prefixes is None:
             lengths = self.lengths[order]
             return [order[pack].tolist() for pack in self._packed_positions(lengths, np.square(lengths), epoch)]
-        assert self.capacity is not None, "packing needs a capacity"
+        assert self.capacity is not None, "packing requires a capacity"
         bundles = bundle_rows(order, self.lengths, self.prefixes, self.capacity, self._pack_items)
         if self.packing == "greedy":
             packs = self._packed_positions(bundles.lengths, bundles.costs, epoch)
         else:
-            # A full bundle is a pack of its own; the bundles before and after it may share a pack.
+            # A full bundle is a complete pack. The bundles before and after the full bundle may share a pack.
             rest = np.flatnonzero(~bundles.is_full)
             packs = [rest[pack].tolist() for pack in self._pack_items(bundles.lengths[rest], self.capacity)]
             packs = sorted(packs + [[bundle] for bundle in np.flatnonzero(bundles.is_full).tolist()])
@@ -152,7 +152,7 @@ class PackingPlan:
         positions = np.arange(len(lengths))
         if self.packing == "none":
             return [[position] for position in positions.tolist()]
-        assert self.capacity is not None, "packing needs a capacity"
+        assert self.capacity is not None, "packing requires a capacity"
         if self.packing == "in_order":
             return pack_in_order(positions, lengths, self.capacity)
         shuffled = self._shuffled(epoch, stream=1)
@@ -165,7 +165,7 @@ class PackingPlan:
 
     def fill(self, epoch: int) -> float:
         """Return the fraction of filled positions in packs of `capacity` positions."""
-        assert self.capacity is not None, "fill needs a capacity"
+        assert self.capacity is not None, "fill requires a capacity"
         packs = self.packs(epoch)
         return self.num_positions(packs) / (len(packs) * self.capacity) if packs else 0.0
 

@@ -88,8 +88,8 @@ class DataOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield the global batches of step `index` of `epoch` and of all later steps, without end."""
-        assert cursor is None, "a stored dataset has no cursor"
+        """Yield the global batches of step `index` of `epoch` and of all later steps, in an endless iterator."""
+        assert cursor is None, "a stored dataset must not have a cursor"
         while True:
             micro_batches, size = self._epoch(epoch), self._micro_batches_per_step
             for number in range(index, self.num_steps(epoch)):
@@ -179,7 +179,7 @@ def check_same_data_order(saved: dict[str, Any], current: dict[str, Any]) -> Non
     """Check that a resumed run has the data order of its checkpoint.
 
     Raises:
-        ValueError: the data order differs.
+        ValueError: a setting that determines the data order is not the same in `saved` and `current`.
     """
     names = [*current, *(name for name in _OPTIONAL if name in saved and name not in current)]
     changed = [

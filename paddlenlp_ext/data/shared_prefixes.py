@@ -54,7 +54,7 @@ class PrefixedRows:
         """The prefix, and the remainders that continue it."""
         length = self.prefix_length
         wholes = [document for row in self.rows for document in row.documents]
-        assert len(wholes) == len(self.rows), "a row with a shared prefix is one document"
+        assert len(wholes) == len(self.rows), "a row with a shared prefix must be one document"
         prefix = Document(wholes[0].input_ids[:length], np.full(length, IGNORED_LABEL, np.int64))
         return (prefix, *(Document(whole.input_ids[length:], whole.labels[length:], length, 0) for whole in wholes))
 

@@ -89,11 +89,13 @@ def relative_difference(
     The relative difference of two arrays is max |actual - expected| / max |expected|; NaN counts as infinite.
 
     Args:
-        actual, expected: arrays to compare pairwise.
+        actual: arrays to check.
+        expected: reference arrays, in the same order as `actual`.
         names: names of the arrays for `Difference.place`; None: result 1, result 2, ...
 
     Raises:
-        ValueError: the number of arrays or their shapes differ.
+        ValueError: `actual` and `expected` do not have the same number of arrays, or two arrays of a pair do not have
+            the same shape.
     """
     largest = Difference(0.0, "")
     pairs = list(zip(actual, expected, strict=True))

@@ -69,7 +69,7 @@ def _measure(name: str, target: Target) -> Difference:
 
 @functools.cache
 def launch(target: Target) -> dict[str, list[float]]:
-    """Train in all layouts on two processes; return layout name -> losses and gradient norms.
+    """Train in all layouts on two processes; return a dict from layout names to losses and gradient norms.
 
     Raises:
         RuntimeError: a process failed; the message quotes the last line with "Error" in the log of a process.

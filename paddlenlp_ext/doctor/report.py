@@ -87,7 +87,7 @@ def _outcome(result: Result) -> tuple[str, str, str]:
     limit = f"{result.check.limit:.0e}"
     if result.error is not None:
         return "error", result.error, limit
-    assert result.difference is not None, "a result has either an error or a difference"
+    assert result.difference is not None, "a result without an error must have a difference"
     return "pass" if result.passed else "differs", f"{result.difference.relative:.1e}", limit
 
 

@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 def training_runs() -> dict[str, Run]:
-    """Return name -> run. The runs cover optimizers, DPO, reward models, quantized base models and adapter methods."""
+    """Return runs by name: optimizers, DPO, reward models, quantized base models and adapter methods."""
     runs = {"full": Run(), "full, recompute": Run(keys={"recompute": True})}
     runs |= {f"full, {optimizer}": Run(keys={"optim": optimizer}) for optimizer in ("adamw_mini", "adamw_8bit", "muon")}
     in_16_bits = {"fp16_opt_level": "O2"}

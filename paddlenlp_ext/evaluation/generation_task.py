@@ -90,7 +90,7 @@ def read_open_question(value: Any, options: TaskOptions) -> OpenQuestion:
     row = read_object(value, ())
     prompt = read_prompt(row, options)
     if options.prompt is None:
-        assert isinstance(prompt, Prompt), "rows in a fine-tuning format are conversations"
+        assert isinstance(prompt, Prompt), "a row in a fine-tuning format must be a conversation"
         references = [prompt.reference or ""]
         if not references[0].strip():
             raise InvalidRowError(INVALID_ANSWER, "the row has no reference answer; add an answer")

@@ -200,7 +200,7 @@ def _token_logprobs(model: Any, batch: PackedBatch) -> tuple[np.ndarray, paddle.
     hidden_BSD = hidden_states(model, batch)
     hidden_TD = hidden_BSD.reshape([-1, hidden_BSD.shape[-1]])
     labels_T = batch.labels.ravel()
-    assert (labels_T != IGNORED_LABEL).any(), "a batch has at least one target"
+    assert (labels_T != IGNORED_LABEL).any(), "a batch must have at least one target"
     logprobs_T = model.token_logprobs(hidden_TD, paddle.to_tensor(labels_T)).numpy().astype(np.float64)
     if np.isnan(logprobs_T).any():
         raise ValueError(

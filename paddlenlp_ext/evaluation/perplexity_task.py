@@ -91,8 +91,8 @@ class Perplexity(Task):
             windows += text_windows
             if self.is_one_text:
                 unit_of += range(len(text_windows))
-                # A window may end within a character, and decoding may not restore the text exactly. The byte count of
-                # the text is therefore divided among the windows in proportion to their decoded lengths.
+                # A window can end within a character, and decoded text can differ from the original text. The byte
+                # count of the text is therefore divided among the windows in proportion to their decoded lengths.
                 decoded = [len(encoder.tokenizer.decode(list(window.tokens)).encode()) for window in text_windows]
                 num_bytes += [len(text.encode()) * count / sum(decoded) for count in decoded]
             else:

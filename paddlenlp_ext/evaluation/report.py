@@ -87,8 +87,8 @@ class Evaluation:
     def examples(self, num_examples: int) -> tuple[str, list[list[str]]]:
         """Return the name of a task and its first rows, each with question, reference answer and all models' answers.
 
-        The task is the first generation task, else the first multiple-choice task. Without such a task, the name and
-        the list are empty.
+        The task is the first generation task, else the first multiple-choice task. If all tasks have another type, the
+        name and the list are empty.
         """
         with_outputs = [
             number for number in range(len(self.tasks)) if self.measured[self.models[0]][number].outputs is not None

@@ -122,7 +122,8 @@ def compare_ratios(
     is 2 (k + 1) / (R + 1), at most 1; the added 1 keeps the p-value above 0.
 
     Args:
-        first, second: values and weights of a model, float64 [N] each.
+        first: values and weights of the first model, float64 [N] each.
+        second: values and weights of the second model, float64 [N] each.
         seed: random seed that selects the resampled rows.
         transform: function to apply to each ratio.
     """

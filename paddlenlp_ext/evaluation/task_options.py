@@ -90,7 +90,7 @@ class TaskOptions(OptionGroup):
         if any(not text for text in self.stop):
             raise ValueError("stop contains an empty string, so all answers would be empty; remove the empty string")
         if self.prompt is not None and not fields_of(self.prompt):
-            raise ValueError('prompt contains no {field}; write a field of the row in braces, as in "Q: {question}"')
+            raise ValueError('prompt contains no {field}; write a field of the row in braces, such as "Q: {question}"')
         for name in self.metrics or ():
             if name not in METRICS[self.task]:
                 raise ValueError(f"metrics: {name} is not a metric of {self.task}; use {', '.join(METRICS[self.task])}")

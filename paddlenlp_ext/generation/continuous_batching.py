@@ -40,7 +40,7 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, forward
 from paddlenlp_ext.generation.request import LENGTH, Request, RunningRow, take_tokens
 
 _SHARED_STEP_DIVISOR = 4
-"""Divisor of the prompt tokens per step if several clients have requests, so that each step is shorter."""
+"""If several clients have requests, the limit of prompt tokens per step is divided by this number."""
 _MAX_PROMPTS_PER_STEP = 4
 """Maximum number of prompts in a step. Even a short prompt needs a forward pass that reads all weights. Without this
 limit, a burst of short prompts would delay the first step of another client."""
@@ -141,7 +141,7 @@ class Engine:
         self._ropes = [rope for index, rope in enumerate(ropes) if rope not in ropes[:index]]
         self._queues, self._shares = ClientQueues(), TimeShares()
         self._batches: dict[Hashable, _Batch] = {}
-        self._prompts: dict[str, _Batch] = {}  # client -> batch with the row whose prompt is being prefilled
+        self._prompts: dict[str, _Batch] = {}  # for each client, the batch with the row to prefill
 
     @property
     def num_rows(self) -> int:

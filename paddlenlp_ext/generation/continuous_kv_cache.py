@@ -205,7 +205,7 @@ class RowsOfCache(ReservingCache):
 
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
         """Store a prefix for all rows in a new cache; `prefixes` maps each layer index to keys and values."""
-        assert self.is_new, "set the prefix before appending"
+        assert self.is_new, "the prefix must be set before positions are appended"
         self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
         self._cache.has_prefix = True
 

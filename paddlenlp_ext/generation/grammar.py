@@ -148,7 +148,7 @@ class GrammarCompiler:
     """Compiler of grammars for the tokens of a tokenizer.
 
     Args:
-        tokenizer: a tokenizer of transformers with a `tokenizer.json`; it is read once, and not used afterwards.
+        tokenizer: a tokenizer of transformers with a `tokenizer.json`. Only the constructor reads the tokenizer.
 
     Raises:
         ValueError: llguidance is not installed, or the tokenizer has no `tokenizer.json`.

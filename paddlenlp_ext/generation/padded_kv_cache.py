@@ -140,7 +140,7 @@ class KVCache(ReservingCache):
     @paddle.no_grad()
     def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
         """Store a prefix in a new cache; `prefixes` maps each layer index to keys and values."""
-        assert self.is_new, "set the prefix before appending"
+        assert self.is_new, "the prefix must be set before positions are appended"
         self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
 
     @paddle.no_grad()
@@ -149,7 +149,7 @@ class KVCache(ReservingCache):
 
         The cache must have exactly one row, without padding.
         """
-        assert self._starts_B.tolist() == [0], "only a cache of one row without padding can become a prefix"
+        assert self._starts_B.tolist() == [0], "a prefix must be a cache of one row without padding"
 
         def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
             return x_BKCH[0, :, :end].transpose([1, 0, 2]).contiguous()
@@ -207,7 +207,7 @@ class KVCache(ReservingCache):
         prefix, column = reserved[0].prefix_length, reserved[0].length
         slot = prefix + column
         for layer in reserved:
-            assert layer.end == slot and layer.prefix_length == prefix, "the layers have different positions"
+            assert layer.end == slot and layer.prefix_length == prefix, "all layers must have the same positions"
             if slot + length > layer.capacity:
                 layer.grow(slot + length)
         for layer in reserved:

@@ -26,7 +26,8 @@ from paddlenlp_ext.generation.sampling import TokenChooser
 def propose(tokens: Sequence[int], max_ngram_size: int, max_draft_tokens: int) -> list[int]:
     """Return the draft tokens for a row, or [] if no n-gram at the end of the row occurs earlier in the row.
 
-    The longest n-gram and its latest earlier occurrence take precedence.
+    If several n-grams occur earlier, the longest n-gram is used. If this n-gram occurs several times, the draft is read
+    after the last of the earlier occurrences.
 
     Args:
         tokens: prompt and generated tokens of the row.

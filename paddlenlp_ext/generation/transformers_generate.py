@@ -184,7 +184,7 @@ def _without_neutral(options: Mapping[str, Any], where: str = "generate") -> dic
 
 
 def _joined(levels: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Join options; later levels override earlier levels.
+    """Join the options of several levels; later levels override earlier levels.
 
     `max_length` or `max_new_tokens` in a level overrides both in earlier levels. Within a level, `max_new_tokens` takes
     precedence.
@@ -227,8 +227,8 @@ def _as_batch(input_ids: Any, attention_mask: Any, pad_token_id: int) -> tuple[n
     shapes = [[list(row.shape) for row in rows] for rows in (ids, mask)]
     if shapes[0] != shapes[1] or any(len(shape) != 1 for shape in shapes[0]):
         raise ValueError(
-            f"generate: input_ids has rows of the shapes {shapes[0]} and attention_mask {shapes[1]}; pass both as "
-            "[batch, length]"
+            f"generate: the rows of input_ids have the shapes {shapes[0]}, but the rows of attention_mask have the "
+            f"shapes {shapes[1]}; pass both as [batch, length]"
         )
     width = max(map(len, ids), default=0)
     ids_BS = [np.pad(row, (width - len(row), 0), constant_values=pad_token_id) for row in ids]

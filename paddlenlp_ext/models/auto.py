@@ -53,8 +53,7 @@ class AutoModelForCausalLM:
                 effect on the CPU.
             quantization_config: quantization to apply to the linear layers while loading. Embeddings, norms and lm_head
                 stay in `dtype`.
-            before_quantizing: function that transforms each weight before quantization. PiSSA and LoftQ provide such a
-                function.
+            before_quantizing: function that transforms each weight before quantization; used by PiSSA and LoftQ.
             config_overrides: config.json keys and their new values, such as `rope_scaling`. `save_pretrained` writes
                 the new values. A different `vocab_size` resizes embedding and lm_head. Each new row is the mean of the
                 stored rows.
@@ -145,7 +144,7 @@ class AutoModelForSequenceClassification:
         source = _source_of(name_or_path, quantization_config, config_overrides).as_classifier(seed)
         dtype = _dtype_of(dtype, torch_dtype, quantization_config, source)
         model = _load(source, dtype, use_flash_attention, before_quantizing)
-        assert isinstance(model, SequenceClassifier), "as_classifier sets score_seed"
+        assert isinstance(model, SequenceClassifier), "the source must describe a classifier (as_classifier)"
         return model
 
 

@@ -193,7 +193,7 @@ def check_config(path: Path, config: DecoderConfig) -> None:
     """Check that the config of a GGUF file describes the same decoder as `config`.
 
     Raises:
-        ValueError: an attribute differs.
+        ValueError: an attribute of `DecoderConfig` has different values in the file and in `config`.
     """
     found = DecoderConfig.from_dict(config_from_gguf(open_gguf(path)))
     for field in dataclasses.fields(config):

@@ -165,7 +165,9 @@ def context_overrides(config: Mapping[str, Any], options: ModelConfig) -> Change
     settings = strategy.settings(extension)
     overrides = {
         "max_position_embeddings": trained if strategy.keeps_length else extension.target,
-        **({_TRAINED: trained} if _TRAINED in config else {}),  # takes precedence over the key in the RoPE settings
+        **(
+            {_TRAINED: trained} if _TRAINED in config else {}
+        ),  # transformers reads this key before the key in the RoPE settings
         **_in_form_of(config, stored, settings, by_layer),
     }
     # Raise an error for invalid parameters before any data is read.

@@ -46,7 +46,7 @@ class SequenceClassifier(CausalLM):
     trained_modules = (SCORE_WEIGHT.partition(".")[0],)
 
     def __init__(self, config: DecoderConfig) -> None:
-        assert config.num_labels == 1, "classifier_config sets num_labels"
+        assert config.num_labels == 1, "classifier_config must have set num_labels to 1"
         super().__init__(config)
         self.score = ScoreHead(config.hidden_size)
 

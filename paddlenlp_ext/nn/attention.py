@@ -84,7 +84,7 @@ class QKNorm:
     after_rotation: bool = False
 
     def __post_init__(self) -> None:
-        assert self.per_head or not self.after_rotation, "norms after RoPE are per head"
+        assert self.per_head or not self.after_rotation, "norms after RoPE must be per head"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,7 +194,7 @@ class AttentionLayer(TokenMixer):
             return attention(
                 q_BSNH, k_BSKH, v_BSKH, layout, self.scale, self.implementation, prefix, self.score_options
             )
-        assert prefix is None, "shared positions and a trained prefix exclude each other"
+        assert prefix is None, "shared positions and a trained prefix must not be combined"
         q_1PNH, k_1PKH, v_1PKH = (x[:, :shared] for x in (q_BSNH, k_BSKH, v_BSKH))
         q_1SNH, k_1SKH, v_1SKH = (x[:, shared:] for x in (q_BSNH, k_BSKH, v_BSKH))
         shared_layout = AttentionLayout.from_documents([[shared]], self.window)

@@ -148,7 +148,7 @@ class LatentAttention(AttentionLayer):
             prefix = None if cached.prefix is None else self._prefix_heads(cached.prefix)
             q_BSNH = paddle.concat([q_BSNU, q_BSNR], axis=-1)
             return attention(q_BSNH, k_BSNH, v_BSNE, cached.layout, self.scale, self.implementation, prefix, options)
-        assert cached.visible is not None, "a layer has a layout or visible positions"
+        assert cached.visible is not None, "a layer without a layout must have visible positions"
         to_keys_NUL, to_values_NLE = cache.derived(
             ("latent", self.layer_index), lambda: self._matrices_by_head(latents_BSL.dtype)
         )

@@ -108,7 +108,7 @@ class ShortConvolution(TokenMixer):
         if cached.layout is not None:
             return self._convolve_first(gated_BSD, cached)
         seen = cached.visible
-        assert isinstance(seen, VisiblePositions), "static graphs have no short convolution"
+        assert isinstance(seen, VisiblePositions), "short convolutions must not run in a static graph"
         stored_RD = paddle.concat([part_B1CE.flatten(0, 2) for part_B1CE in cached.tensors], axis=-1)
         return self.conv(stored_RD, _stored_taps(seen.ranges, cached.tensors[0].shape[2], self.num_taps))
 

@@ -1,7 +1,7 @@
 """Base class of the layers that mix the positions of a document: attention and short convolution.
 
-A mixer sees only the document of a position and the earlier positions of its parent document. Its output therefore does
-not depend on the other documents in a pack.
+A mixer sees only the document of a position and the earlier positions of its parent document. The output of a mixer
+therefore does not depend on the other documents in a pack.
 """
 
 from __future__ import annotations

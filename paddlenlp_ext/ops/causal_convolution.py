@@ -87,7 +87,7 @@ class _CausalConvolution(PyLayer):
         x_ND, weight_DL, taps_TL = ctx.saved_tensor()
         x_gradient = weight_gradient = None
         if ctx.needs_grad[0]:
-            # One addition per tap, from the last tap to the first, whatever the documents of the row.
+            # Taps are added one at a time, from last to first, so the layout of documents does not change the rounding.
             sum_MD = paddle.zeros([x_ND.shape[0] + 1, x_ND.shape[1]], x_ND.dtype)
             for index in reversed(range(weight_DL.shape[1])):
                 scaled_TD = gradient_TD * weight_DL[:, index]

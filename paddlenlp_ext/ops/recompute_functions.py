@@ -1,7 +1,7 @@
 """Recompute functions for tensors that are cheaper to recompute than to save for the backward pass.
 
-The op that computes such a tensor attaches a recompute function. A later op that needs the tensor in its backward pass
-saves the recompute function. Tensors without a recompute function are saved as usual.
+The op that computes a cheap tensor attaches a recompute function to the tensor. A later op that needs the tensor in its
+backward pass saves the recompute function. Tensors without a recompute function are saved as usual.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def _stacked_tensors(experts: Experts) -> list[tuple[nn.Layer, str]]:
 
 
 class ExpertExchange:
-    """Hooks that exchange rows before and after one expert layer.
+    """Forward hooks of one expert layer: exchange rows between ranks before and after the layer.
 
     Args:
         experts: expert layer, already sharded over the tensor ranks.
@@ -183,7 +183,7 @@ class ExpertExchange:
         """Send the expert outputs back; return each local token's sum over its experts, [T, D]."""
         if self._is_gathered:
             return output_MD
-        assert self._sent is not None, "rows are dispatched before the experts run"
+        assert self._sent is not None, "rows must be dispatched before the experts run"
         (rows, sent, received), self._sent = self._sent, None
         return sum_rows(exchange_rows(output_MD, received, sent, self._axis.group), rows)
 

@@ -1,15 +1,15 @@
 """Workarounds for Paddle's gloo backend on the CPU; installed only if a run uses gloo.
 
-Collectives
-    Paddle's gloo groups lack `*_on_calc_stream`, reduce-scatter and all-to-all. This module builds the missing
-    collectives from the existing ones. Every call is synchronous: it returns when the data has arrived.
+Collectives:
+    The gloo groups of Paddle do not implement `*_on_calc_stream`, reduce-scatter and all-to-all. This module builds the
+    missing collectives from the existing ones. Every call is synchronous: it returns when the data has arrived.
 
-Rendezvous
+Rendezvous:
     All gloo groups of a run publish their addresses under the same keys ("0", "1", ...: the rank within the group) in
     the key-value store of the launcher. If there are several groups, a process may read the address of another group,
     and the connection is refused or hangs. Each group therefore gets a separate key-value store.
 
-Waiting
+Waiting:
     A gloo collective times out after 30 seconds. Paddle does not expose this timeout: `ProcessGroupGloo.create` has no
     argument for it, and gloo reads no environment variable. Every operation therefore first waits until all its
     processes are ready (gloo_timeout.py). `gloo_barrier` waits for all processes of a run and needs only the store of
@@ -218,7 +218,9 @@ def _all_to_all_single(
     group.all_gather_into_tensor(gathered, paddle.concat([sent.detach(), padding]), True).wait()
     starts = [source * largest + int(sizes[source, : group.rank()].sum()) for source in range(num_ranks)]
     parts = [gathered[start : start + int(sizes[source, group.rank()])] for source, start in enumerate(starts)]
-    assert not received_sizes or [part.shape[0] for part in parts] == received_sizes, "ranks disagree about the sizes"
+    assert not received_sizes or [part.shape[0] for part in parts] == received_sizes, (
+        "the received parts must have the announced sizes"
+    )
     if received.shape[0]:
         received.set_value(paddle.concat(parts))
     return _Done()

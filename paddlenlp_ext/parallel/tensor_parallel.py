@@ -61,7 +61,7 @@ from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, set_placement,
 
 @dataclass(frozen=True)
 class _TPCollectives:
-    """Collectives before column-parallel layers (`enter`) and after row-parallel layers (`leave`)."""
+    """Communication before column-parallel layers (`enter`) and after row-parallel layers (`leave`)."""
 
     enter: Callable[[paddle.Tensor], paddle.Tensor]
     leave: Callable[[paddle.Tensor], paddle.Tensor]
@@ -143,7 +143,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
         if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
             continue  # no split: each rank holds the full tensors, or all values of some experts
         shard_axis = AXES[styles[name]]
-        assert isinstance(chosen.algo, str), "for_layers selects one algorithm per layer"
+        assert isinstance(chosen.algo, str), "for_layers must have selected one algorithm per layer"
         shape = (linear.out_features, linear.in_features)
         size = shape[shard_axis]
         try:
@@ -347,7 +347,7 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     for bias in list(own_parameters(experts)):
         shard_parameter(experts, bias, 0, axis)
     balance = model.load_balance
-    assert balance is not None, "a model with experts counts tokens per expert"
+    assert balance is not None, "a model with experts must count tokens per expert"
     balance.share = 1.0 / axis.size
     mixture.register_forward_pre_hook(lambda layer, inputs: (collectives.enter(inputs[0]), *inputs[1:]))
     mixture.register_forward_post_hook(lambda layer, inputs, output: collectives.leave(output))

@@ -46,7 +46,7 @@ Reduce = Callable[[list[paddle.Tensor]], None]
 
 
 class ParameterGatherer:
-    """Hooks on a model that reduce gradients to their owners, and gather and release parameter values.
+    """Register hooks on a model: the hooks reduce gradients to their owners, and gather and release parameter values.
 
     Args:
         model: `CausalLM` or `PeftModel`.

@@ -23,7 +23,7 @@ def require_same_method(where: str, stored: PeftConfig, config: PeftConfig) -> N
     """Check that both configs belong to the same method.
 
     Raises:
-        ValueError: the methods differ.
+        ValueError: `stored` and `config` belong to different methods.
     """
     if type(stored) is not type(config):
         found, expected = (f"{each.peft_type} ({type(each).__name__})" for each in (stored, config))
@@ -42,7 +42,7 @@ def continued_config(stored: AdapterFiles, config: PeftConfig, structure: PeftCo
         structure: config of the stored adapter, without targets that are missing in the model.
 
     Raises:
-        ValueError: the methods differ.
+        ValueError: the stored adapter and `config` belong to different methods.
     """
     require_same_method(str(stored.folder), stored.config, config)
     common = ("exclude_modules", "modules_to_save", "bias", "ensure_weight_tying", "saved_embeddings")
@@ -62,8 +62,8 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     """Check that a model with the stored tensors computes the same function under both configs.
 
     Raises:
-        ValueError: the methods differ, or options outside `free_on_resume` differ; the message lists both values of
-            each differing option.
+        ValueError: the configs belong to different methods, or an option outside `free_on_resume` has different values
+            in the two configs. The message lists both values of each of these options.
     """
     require_same_method(where, stored, config)
     differences = [
@@ -89,7 +89,7 @@ def _key(attribute: str, config: PeftConfig) -> str:
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
-    """Check that a resumed adapter was trained on the same base model; warn if the model's name differs.
+    """Check that a resumed adapter was trained on the same base model; warn if the adapter stores another model name.
 
     Args:
         stored: stored adapter.
@@ -104,7 +104,8 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
-            "%s was trained on %s and resumes on %s; results will differ unless both bases have the same weights",
+            "%s was trained on %s and resumes on %s; the training continues correctly only if both bases have the same "
+            "weights",
             stored.folder,
             before,
             base_model,
@@ -174,7 +175,7 @@ def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationC
     """Warn if the adapter was trained on weights in another quantized format; do nothing if no format is recorded."""
     if stored.quantization not in (None, quantization):
         logger.warning(
-            "%s was trained on weights in %s and is used with weights in %s; results will differ",
+            "%s was trained on weights in %s and is used with weights in %s; outputs will differ from training",
             stored.folder,
             describe_quantization(stored.quantization),
             describe_quantization(quantization),

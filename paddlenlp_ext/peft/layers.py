@@ -31,7 +31,8 @@ class AdapterLayer(nn.Layer):
     Attributes:
         shards_heads: whether each tensor-parallel rank applies the adapter only to the attention heads of its shard.
         is_on_stage: whether the layer is on this process's pipeline stage; a layer on another stage has no values.
-        style, shard_group: sharding style of the base, and its tensor-parallel group; None for an unsharded layer.
+        style: sharding style of the base layer; None for an unsharded layer.
+        shard_group: tensor-parallel group of the base layer; None for an unsharded layer.
     """
 
     shards_heads: ClassVar[bool] = False
@@ -142,7 +143,7 @@ class LinearAdapter(WeightAdapter):
         Adapter layers without `low_rank_factors` override this method.
         """
         factors = self.low_rank_factors()
-        assert factors is not None, "a method without low-rank factors overrides delta_weight"
+        assert factors is not None, "a method without low-rank factors must override delta_weight"
         return paddle.matmul(factors[1], factors[0])
 
     def merged_weight(self) -> paddle.Tensor:

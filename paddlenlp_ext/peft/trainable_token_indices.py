@@ -190,7 +190,7 @@ class TrainableTokens(WeightAdapter, AdaptedHead):
         table_UD, shard = self.base.weight, shard_of(self.base.weight)
         if shard is None:
             return paddle.gather(table_UD, self.indices).astype("float32")
-        assert self.shard_group is not None, "a shard belongs to a group"
+        assert self.shard_group is not None, "a shard must belong to a group"
         is_own_K = (self.indices >= shard.start) & (self.indices < shard.stop)
         own_K = paddle.where(is_own_K, self.indices - shard.start, paddle.zeros_like(self.indices))
         rows_KD = paddle.gather(table_UD, own_K).astype("float32") * is_own_K.unsqueeze(1).astype("float32")

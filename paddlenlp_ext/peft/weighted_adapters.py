@@ -31,8 +31,8 @@ def combined_factors(
         combination: "cat" or "linear".
 
     Raises:
-        ValueError: there are no adapters, the counts of adapters and weights differ, the combination is unknown, or
-            "linear" cannot combine the adapters.
+        ValueError: `parts` is empty, `parts` and `weights` differ in length, the combination is unknown, or "linear"
+            cannot combine the adapters.
     """
     if not parts or len(parts) != len(weights):
         raise ValueError(

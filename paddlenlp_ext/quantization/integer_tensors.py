@@ -26,7 +26,7 @@ SCALE, _SHAPE, _ZERO, _ORDER = INTEGER_PARTS
 
 def integer_tensors(layer: str, weight: QuantizedWeight) -> dict[str, Any]:
     """Return a dict of the tensors that store a layer's quantized weight, keyed by their full names."""
-    assert weight.group_scales is None, "integer formats have no double quantization"
+    assert weight.group_scales is None, "integer formats must not have double quantization"
     out, codes = weight.shape[0], weight.codes
     scales: dict[str, Any] = {layer + SCALE: _shaped(weight.scales, (out, weight.scales.size // out))}
     if weight.zeros is not None:

@@ -118,7 +118,7 @@ def _quantized(layer: Linear | GroupedLinear, packed: QuantizedWeight | Quantize
     if isinstance(packed, QuantizedStack):
         matrices = dataclasses.replace(packed.matrices, dtype=dtype)
         return QuantizedGroupedLinear(QuantizedStack(matrices), layer.compute_dtype)
-    assert isinstance(layer, Linear), "expert layers have stacked weights"
+    assert isinstance(layer, Linear), "an unstacked layer must be a Linear"
     return QuantizedLinear(dataclasses.replace(packed, dtype=dtype), layer.bias, layer.compute_dtype)
 
 

@@ -61,7 +61,8 @@ class QuantizedWeights(WeightSource):
             )
         self._options = {} if options is None else options.for_layers(layers)
         self._matrices = layers
-        self._stacks: dict[str, tuple[int, int]] = {}  # expert layer -> experts, matrices per expert
+        # For each expert layer, the number of experts and the number of matrices per expert.
+        self._stacks: dict[str, tuple[int, int]] = {}
         for stack, expert, part in filter(None, map(locate_matrix, self._stored)):
             experts, parts = self._stacks.get(stack, (0, 0))
             self._stacks[stack] = max(experts, expert + 1), max(parts, part + 1)

@@ -53,8 +53,9 @@ class Run:
 
     Attributes:
         folder: the folder.
-        steps: entry of each optimizer step in ascending order; in runs without history.jsonl, each log entry.
-        skipped: entry of each skipped step.
+        steps: history.jsonl's entries of optimizer steps, in ascending order; in runs without history.jsonl, the log
+            entries.
+        skipped: history.jsonl's entries of skipped steps.
         evaluations: metrics of each evaluation during training in ascending order, with the key `step`.
         events: all other events of the history.
         config: flat configuration in run_config.json.

@@ -186,7 +186,7 @@ def make_app(
     limits: Limits,
     api_key: str | None = None,
 ) -> ASGIApp:
-    """Return the application; it starts the engine's thread at startup, and ends the thread at shutdown."""
+    """Return the application, which starts the engine's thread at startup and ends the thread at shutdown."""
     service = Service(catalog, readers, engine, limits)
 
     @asynccontextmanager

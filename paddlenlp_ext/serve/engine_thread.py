@@ -84,7 +84,7 @@ class EngineThread:
         if self._thread.is_alive():
             self._thread.join(timeout)
         if self._thread.is_alive():
-            logger.warning("the engine still runs after %g seconds; its last answers are lost", timeout)
+            logger.warning("the engine still runs after %g seconds; the last answers of the engine are lost", timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -101,6 +101,6 @@ class EngineThread:
             try:
                 has_work = self._engine.step()
             except Exception:  # the requests are lost, but the server continues
-                logger.exception("a forward pass failed; its requests end with an error")
+                logger.exception("a forward pass failed; all requests of the pass end with an error")
                 self._engine.fail(EngineFailedError("the model failed; see the server's log"))
                 has_work = False

@@ -155,13 +155,13 @@ def _limit_memory() -> None:
 
 def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
-    assert parent is not None, "this process is not a reader"
+    assert parent is not None, "this process must be a reader"
     parent.join()
     os._exit(1)
 
 
 def _read(read: Read, body: bytes, max_seconds: float) -> ReadRequest:
-    assert _process_reader is not None, "this process is not a reader"
+    assert _process_reader is not None, "this process must be a reader"
     signal.setitimer(signal.ITIMER_PROF, max_seconds)  # the timer's signal kills the process
     try:
         return read(_process_reader, body)

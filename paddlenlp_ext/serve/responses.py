@@ -154,7 +154,7 @@ class CompletionFormat:
         return {"tokens": texts, "token_logprobs": values, "top_logprobs": top_logprobs, "text_offset": offsets}
 
     def _top(self, each: TokenLogprob) -> dict[str, float]:
-        """Return token text -> log-probability; if several tokens have the same text, keep the most likely token."""
+        """Return a dict from token texts to log-probabilities; of tokens with equal texts, keep the most likely one."""
         found: dict[str, float] = {}
         for token, value in (*each.top, (each.token, each.logprob)):
             found.setdefault(self._texts[token], _finite(value))

@@ -209,8 +209,9 @@ def _check_same_base(found: Mapping[str, tuple[Any, Mapping[str, Any]]]) -> None
             first = own
         elif own[1:] != first[1:]:
             raise ValueError(
-                f"--lora_path {name}: this adapter was trained on another configuration of the base than {first[0]} "
-                f"(settings {own[1]} and {first[1]}, quantization {own[2]} and {first[2]}); serve each adapter alone"
+                f"--lora_path: the adapters {first[0]} and {name} were trained on different configurations of the base "
+                f"model (settings {first[1]} and {own[1]}, quantization {first[2]} and {own[2]}); serve each adapter "
+                "alone"
             )
 
 

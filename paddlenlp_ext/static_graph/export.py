@@ -43,7 +43,7 @@ def export_model(
         model: `CausalLM` without adapter layers, in floating point or quantized.
         folder: folder to create or replace.
         source: source of the model, with its config and tokenizer.
-        adapter: folder of the adapter that was merged into the model; its tokenizer takes precedence.
+        adapter: folder of the adapter that was merged into the model; a tokenizer in this folder is exported.
         prefix: file name of program and weights, without suffix.
 
     Returns:

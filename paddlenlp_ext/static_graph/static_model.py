@@ -103,7 +103,7 @@ class StaticModel:
         """
         batch, length = input_ids.shape
         cache = KVCache([0] * batch) if cache is None else cache
-        assert isinstance(cache, KVCache), "an exported model does not support continuous batching"
+        assert isinstance(cache, KVCache), "an exported model requires a KVCache, without continuous batching"
         if position_ids is not None:
             cache.note_frequency_sets(self._rotary.frequency_sets(position_ids))
         cached = cache.tensors or [

@@ -88,10 +88,10 @@ def _open_split(
         readers = open_dataset(section, split, is_stream, rows)
         encoder = RowEncoder.from_config(section, choose_template(section, data.tokenizer, data.template), readers)
         return AuditedSplit(name, readers, encoder, STREAM_ROWS if is_stream else None)
-    assert isinstance(section, PreferenceDataConfig), "preference and reward runs have a PreferenceDataConfig"
+    assert isinstance(section, PreferenceDataConfig), "preference and reward runs must have a PreferenceDataConfig"
     if config.reward is not None:
         opened = open_pairs(RewardEncoder, section, config.reward.share_prompt, split, data.template, rows)
     else:
-        assert config.preference is not None, "a run on preference data has the section preference or reward"
+        assert config.preference is not None, "a run on preference data must have the section preference or reward"
         opened = open_pairs(PreferenceEncoder, section, config.preference.share_prompt, split, data.template, rows)
     return AuditedSplit(name, *opened)

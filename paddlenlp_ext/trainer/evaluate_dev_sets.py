@@ -58,7 +58,7 @@ class Evaluator:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of all dev sets. All processes return the values of the main process."""
-        assert self.dev_sets, "a trainer without eval_rows cannot evaluate"
+        assert self.dev_sets, "evaluation requires eval_rows"
         metrics: dict[str, float] = {}
         for name, rows in self.dev_sets.items():
             metrics |= with_dev_set(self._metrics_of(name, rows), name)

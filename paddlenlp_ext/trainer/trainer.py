@@ -264,7 +264,7 @@ class Trainer:
     def _prepare(self) -> tuple[DataOrder | StreamOrder, OptimizerStep]:
         """Build data order, schedule, optimizer and callbacks of a run; restore the checkpoint of a resumed run."""
         config, train, rows = self.config, self.config.train, self.train_rows
-        assert rows is not None, "a trainer without train_rows only evaluates"
+        assert rows is not None, "training requires train_rows"
         if self.process_group.is_main:
             check_output_dir(config)
         order = build_data_order(config, rows, self.process_group.size)

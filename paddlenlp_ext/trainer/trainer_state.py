@@ -194,7 +194,7 @@ class TrainerState:
     def next_log_entry(self, learning_rate: float) -> dict[str, Any]:
         """Return a log entry with the mean loss since the last log entry, and start a new interval."""
         interval, self.interval = self.interval, Interval()
-        assert interval.num_steps > 0, "no step since the last log entry"
+        assert interval.num_steps > 0, "at least one step must follow the last log entry"
         seconds = max(interval.seconds, 1e-9)
         return {
             "step": self.step,

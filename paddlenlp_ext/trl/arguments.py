@@ -284,7 +284,7 @@ class RewardConfig(TrainingArguments):
     Attributes:
         max_length: maximum number of tokens of a prompt with one answer; a pair may have twice as many. None: no
             truncation.
-        center_rewards_coefficient: weight of the squared sum of a pair's rewards; this loss term centers rewards at 0.
+        center_rewards_coefficient: weight of the squared sum of a pair's rewards, which centers rewards at 0.
         run_keys: further keys of a run, as in a JSON file for `llm/run_reward.py`.
     """
 

@@ -64,7 +64,7 @@ def file_sha256(path: Path) -> str:
 
 
 def check_writable(folder: Path, place: str) -> None:
-    """Check that files can be created in a folder, which may not exist yet.
+    """Check that files can be created in a folder, or in its nearest existing parent if the folder does not exist.
 
     Args:
         folder: the folder.
@@ -196,6 +196,6 @@ def write_text(target: str | os.PathLike[str], text: str) -> None:
 
 
 def cache_folder(name: str) -> Path:
-    """Return the path `paddlenlp_ext/NAME` in XDG_CACHE_HOME, or in ~/.cache by default; the folder may not exist."""
+    """Return the path `paddlenlp_ext/NAME` in XDG_CACHE_HOME, or in ~/.cache by default, without creating it."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "paddlenlp_ext" / name

@@ -32,13 +32,13 @@ _HINTS = (
     (re.compile(r"(True|False)\b"), "write true or false in lower case"),
     (re.compile(r"(None|nil|undefined)\b"), "write null for a missing value"),
     (re.compile(r"[-+]?(NaN|nan|Infinity|inf)"), _NO_NAN),
-    (re.compile(r"[-+]?\.\d|\+\d"), "a JSON number begins with a digit or with - and a digit, as in 0.5"),
+    (re.compile(r"[-+]?\.\d|\+\d"), "a JSON number begins with a digit or with - and a digit, such as 0.5"),
     (re.compile(r"[A-Za-z_]"), "unknown word; put strings and keys in double quotes"),
 )
 
 
 IN_MEMORY = "<rows>"
-"""File name in the locations of rows that are passed in memory; the line of such a location is the row index from 0."""
+"""File name in the locations of rows that are passed in memory; the line in these locations is the row index from 0."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,8 @@ class JsonError(ValueError):
     """Error about text that cannot be read as JSON.
 
     Attributes:
-        text, offset: the text, and the offset of the error in the text.
+        text: the text.
+        offset: position of the error in the text, counted in characters from 0.
         reason: SYNTAX, ENCODING, DUPLICATE or NUMBER.
         end: offset after the rejected value if the value is valid JSON (DUPLICATE, NUMBER), otherwise None.
     """

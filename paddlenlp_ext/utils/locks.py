@@ -91,7 +91,7 @@ class FileLock:
 
     def close(self) -> None:
         """Close the file; the system releases the lock when the parent and all forked children have closed the file."""
-        assert self._descriptor is not None, "the lock is not held"
+        assert self._descriptor is not None, "the lock must be held"
         _close(self._descriptor)
         self._descriptor = None
         _held.discard(self)
@@ -187,7 +187,7 @@ def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
     Args:
         path: the lock file.
         draft: folder that the holder writes to; a new or growing file in the folder counts as progress.
-        remedy: last words of the error messages; they say how to avoid the lock.
+        remedy: last words of the error messages, which say how to avoid the lock.
 
     Raises:
         ValueError: the lock file cannot be written, or the holder has not written to `draft` for `LOCK_PATIENCE_S`.

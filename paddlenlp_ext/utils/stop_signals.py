@@ -49,7 +49,7 @@ def handled_stop_signals() -> Iterator[None]:
     """Handle stop signals while the block runs; the module docstring lists the effects of a signal.
 
     The block is the main part of a program. If a signal arrived during the block, the process ends when the block ends,
-    whatever exception the block raises. After the block, the next signal makes the process exit immediately.
+    even if the block raises an exception. After the block, the next signal makes the process exit immediately.
     """
     handle_stop_signals(stop_program)
     keeper = _HandlerKeeper()
@@ -116,7 +116,7 @@ def default_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within the block, whatever handler is set outside the block."""
+    """Let Ctrl-C raise KeyboardInterrupt within the block; restore the previous handler after the block."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield

@@ -58,7 +58,7 @@ def test_as_prefix_returns_all_keys_and_values():
     np.testing.assert_array_equal(v_prefix.numpy(), v[0].numpy())
     other = KVCache(STARTS)
     other.set_prefix({0: (k_prefix, v_prefix)})
-    with pytest.raises(AssertionError, match="before appending"):
+    with pytest.raises(AssertionError, match="before positions are appended"):
         other.set_prefix({0: (k_prefix, v_prefix)})
 
 

@@ -177,7 +177,7 @@ def test_load_weights_over_another_quantization_raises_or_warns(
     with pytest.raises(ValueError, match=error):
         other.load_weights(tmp_path / "adapter")
     monkeypatch.setattr(logging.getLogger("paddlenlp_ext"), "propagate", True)
-    warning = "and is used with weights in full precision; results will differ"
+    warning = "and is used with weights in full precision; outputs will differ from training"
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), tmp_path / "adapter")
     assert warning in caplog.text
     caplog.clear()

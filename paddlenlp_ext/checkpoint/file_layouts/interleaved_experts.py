@@ -101,7 +101,7 @@ class _InterleavedWeights(WeightSource):
         values = self._source.read(self._files[name], dtype, shard)
         if not _is_expert(name):
             return values
-        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        assert shard is None or shard.axis == 0, "stacked experts must be sharded by experts"
         return np.ascontiguousarray(InterleavedExperts().from_transformers(name, values))
 
 

@@ -27,13 +27,13 @@ class RenamedTensors(FileLayout):
     def __init__(self, names: Mapping[str, str], in_adapters: bool = False) -> None:
         self._to_files = _patterns(names)
         self._to_memory = _patterns({file: memory for memory, file in names.items()})
-        # Components that differ, such as {"down_proj": "w2"}, by which entries of `target_modules` are renamed.
+        # Components with another name in files, such as {"down_proj": "w2"}; renames entries of `target_modules`.
         self._components: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
             pairs = zip(memory.split("."), file.split("."), strict=True)
             self._components |= {own: stored for own, stored in pairs if own != stored}
         self._stored_components = {stored: own for own, stored in self._components.items()}
-        assert len(self._components) == len(self._stored_components), "components of adapters have unique names"
+        assert len(self._components) == len(self._stored_components), "components of adapters must have unique names"
 
     def open(self, source: WeightSource) -> WeightSource:
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})

@@ -190,7 +190,7 @@ class _StackedWeights(WeightSource):
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if name not in self._parts:
             return self._source.read(self._plain[name], dtype, shard)
-        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        assert shard is None or shard.axis == 0, "stacked experts must be sharded by experts"
         experts = range(self._num_experts(name)) if shard is None else range(shard.start, shard.stop)
         return self._stacked(name, dtype or self.dtype(name), experts)
 
@@ -215,5 +215,5 @@ class _StackedWeights(WeightSource):
                     )
                 result[index, row : row + len(values)] = values
                 row += len(values)
-        assert result is not None and math.prod(result.shape), "a shard holds at least one expert"
+        assert result is not None and math.prod(result.shape), "a shard must contain at least one expert"
         return result

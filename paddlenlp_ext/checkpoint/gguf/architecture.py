@@ -85,7 +85,7 @@ class Architecture:
         keys: key of config.json -> metadata key, in addition to the keys that all families share.
         constants: keys of config.json without a metadata key, with the values of the published models.
         settings: function that derives keys of config.json from several metadata values or from tensors.
-        has_experts: whether the family is a mixture of experts; its files have an `expert_count` of at least 1.
+        has_experts: whether the family is a mixture of experts, whose files have an `expert_count` of at least 1.
         reads: function that recognizes the files of this family among files with the same `general.architecture`.
         permutes: whether the rows of query and key projections are permuted.
         norm_offset: offset that is added to norm weights in files.

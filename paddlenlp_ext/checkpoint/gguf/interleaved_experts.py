@@ -91,7 +91,7 @@ class InterleavedGates(JoinedTensors):
         parts = [self._source.read(part, dtype, shard) for part in self._parts[name]]
         if split_layer(name)[1] not in _PARTS:
             return parts[0]
-        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        assert shard is None or shard.axis == 0, "stacked experts must be sharded by experts"
         experts, rows, *columns = parts[0].shape
         values = np.stack(parts, axis=2).reshape(experts, rows * len(parts), *columns)
         return np.ascontiguousarray(np.swapaxes(values, 1, 2)) if columns else values

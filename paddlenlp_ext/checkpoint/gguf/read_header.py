@@ -50,7 +50,7 @@ class GgufTensor:
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], dict[str, GgufTensor]]:
-    """Return the metadata of a file (key -> value) and its tensors (name -> location).
+    """Return two dicts: the metadata of a file by key, and the locations of its tensors by name.
 
     Raises:
         ValueError: the file is damaged, truncated, big-endian or not GGUF; a length, size or offset exceeds the file;
@@ -158,7 +158,7 @@ def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
 def _locate(
     entries: list[tuple[str, tuple[int, ...], int, int]], path: Path, data_start: int, size: int
 ) -> dict[str, GgufTensor]:
-    """Return name -> location of each tensor.
+    """Return a dict from tensor names to the locations of the tensors.
 
     Args:
         entries: name, shape, type and offset of each tensor.

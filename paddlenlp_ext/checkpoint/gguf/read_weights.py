@@ -62,7 +62,7 @@ class GgufWeights(WeightSource):
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if shard is not None and len(self.shape(name)) == 3:
-            assert shard.axis == 0, "stacked experts are sharded by experts"
+            assert shard.axis == 0, "stacked experts must be sharded by experts"
             experts = [
                 read_gguf_tensor(self.file, self._places[name].stored, e) for e in range(shard.start, shard.stop)
             ]

@@ -189,7 +189,7 @@ def _special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
 
 
 def _added_tokens(file: GgufFile, special: Mapping[str, str], adds_bos: bool) -> dict[str, bool]:
-    """Return `bos_token` and `eos_token` -> whether the tokenizer adds the token to every text.
+    """Return a dict with whether the tokenizer adds `bos_token`, and `eos_token`, to every text.
 
     Args:
         file: the file.

@@ -219,7 +219,7 @@ def check_tokenizer(file: GgufFile, tokenizer: PreTrainedTokenizerBase) -> None:
     token.
 
     Raises:
-        ValueError: the tokens differ; the message contains the first difference.
+        ValueError: the two tokenizers return different tokens; the message contains the first difference.
     """
     read = tokenizer_from_gguf(file)
     for text in (*PROBE.splitlines(keepends=True), PROBE, "".join(tokenizer.all_special_tokens)):

@@ -23,7 +23,7 @@ _EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 def stored_tensors(
     tensors: Mapping[str, LazyTensor], architecture: Architecture, config: Any
 ) -> dict[str, StoredTensor]:
-    """Return GGUF name -> tensor to write; the values of a tensor are computed when the tensor is written.
+    """Return a dict from GGUF names to tensors; the values of a tensor are computed when it is written.
 
     Args:
         tensors: Hugging Face name -> tensor with its Hugging Face shape.

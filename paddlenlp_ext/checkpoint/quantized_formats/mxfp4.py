@@ -52,7 +52,7 @@ class _MXFP4Weights(WeightSource):
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if name not in self._packed:
             return self._source.read(name, dtype, shard)
-        assert shard is None or shard.axis == 0, "stacked experts are sharded by experts"
+        assert shard is None or shard.axis == 0, "stacked experts must be sharded by experts"
         blocks, scales = (self._source.read(name + suffix, None, shard) for suffix in (_BLOCKS, _SCALES))
         experts = [cast(_dequantized(*one), "float32", dtype or "bfloat16") for one in zip(blocks, scales, strict=True)]
         return np.stack(experts).swapaxes(1, 2)

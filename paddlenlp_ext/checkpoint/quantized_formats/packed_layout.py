@@ -48,7 +48,7 @@ class PackedLayout:
     Attributes:
         method: value of `quant_method` in config.json.
         marker: name suffix of a tensor that only quantized layers have.
-        parts: name suffixes of the other tensors of a weight.
+        parts: name suffixes of all tensors of a quantized weight except the tensor with `marker`.
         bits: bits per code, 4 or 8.
         group_size: number of inputs that share a scale; None: all inputs of a row share one scale.
         symmetric: whether written weights have the middle code as zero point; reading always uses the stored zero
@@ -105,7 +105,7 @@ class PackedLayout:
         return None
 
     def tensors(self, layer: str, matrix: IntegerMatrix) -> dict[str, np.ndarray]:
-        """Return tensor name -> values to store for a layer.
+        """Return a dict from the tensor names of a layer to the values to store.
 
         Raises:
             ValueError: the format does not support the shape of the matrix.

@@ -76,7 +76,7 @@ class PackedWeights(WeightSource):
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         if name not in self._parts:
             return self._source.read(name, dtype, shard)
-        assert shard is None, "quantized weights are read in full and sharded afterwards"
+        assert shard is None, "quantized weights must be read in full and sharded afterwards"
         layer, part = self._parts[name]
         layout, source = self._layout, self._source
         try:
@@ -137,7 +137,7 @@ def pack_tensors(tensors: Mapping[str, Any], layout: PackedLayout, scale_dtype: 
     parts = {layer + part for layer in layers for part in (_WEIGHT, *INTEGER_PARTS)}
     written = {name: tensor for name, tensor in tensors.items() if name not in parts}
     for layer in layers:
-        assert layer + _ORDER not in tensors, "models quantized by this package have groups of consecutive inputs"
+        assert layer + _ORDER not in tensors, f"{layer}: integer weights must not reorder inputs"
         matrix = _integer_matrix(tensors, layer, layout)
         for name, values in layout.tensors(layer, matrix).items():
             is_scale = name == layout.scale_name(layer)

@@ -29,7 +29,7 @@ rules = Rules()
 
 @run_rules()
 def _run_has_a_task(model: ModelConfig, data: DataConfig, train: TrainConfig, report: Report) -> None:
-    # Also report the keys that a switch with an invalid value needs.
+    # A switch with an invalid value counts as on, so that missing keys are reported in the same run.
     switches = ("do_train", "do_eval", "do_predict")
     on = [switch for switch in switches if getattr(train, switch) or switch in report.invalid_keys]
     if not on:
@@ -333,7 +333,7 @@ _IDLE: tuple[tuple[tuple[str, ...], str, tuple[Any, ...], str], ...] = (
 
 
 def reasons_without_effect() -> dict[str, list[str]]:
-    """Return key -> reasons why the key may have no effect, such as "push_to_hub is false"."""
+    """Return a dict from keys to reasons why a key may have no effect, such as "push_to_hub is false"."""
     found: dict[str, list[str]] = {}
     for keys, _, _, reason in _IDLE:
         for key in keys:

@@ -140,5 +140,5 @@ def _by_row(results: Iterable[TokenizedRow | InvalidRow]) -> Iterator[list[Token
 def _location(row: AuditedRow, path: tuple[str | int, ...] = ()) -> Location:
     if row.dropped is not None and not path:
         return row.dropped.location
-    assert row.source is not None, "an unreadable row is dropped"
+    assert row.source is not None, "unreadable rows must have been dropped"
     return location_of(row.source, path)

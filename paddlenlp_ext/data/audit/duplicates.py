@@ -65,7 +65,8 @@ class Duplicate:
     """Pair of similar rows.
 
     Attributes:
-        row, other: indices of the records; `other` was read earlier than `row`, in this or an earlier split.
+        row: index of the record of the later row.
+        other: index of the record of the earlier row, from the same split or an earlier split.
         similarity: estimated Jaccard similarity; 1.0 for equal words, or if `same_prompt` is true.
         same_prompt: whether the rows have equal prompts but are not similar.
     """

@@ -67,6 +67,6 @@ def collate_reward_pairs(
 
 
 def last_scored(tokens: np.ndarray, unscored_token_id: int | None) -> int:
-    """Return the index of the last token other than `unscored_token_id`; without such a token, the last index."""
+    """Return the index of the last token other than `unscored_token_id`, or the last index if there is none."""
     others = np.flatnonzero([token != unscored_token_id for token in tokens.tolist()])
     return int(others[-1]) if len(others) else len(tokens) - 1

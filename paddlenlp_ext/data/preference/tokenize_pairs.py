@@ -234,7 +234,7 @@ def _split(sequences: Sequence[tuple[list[int], list[bool]]]) -> _Encoded:
     while any(ids[:length] != first[:length] for ids, _ in sequences):
         length -= 1
     if length < 1:
-        raise InvalidRowError(NO_TARGET, "the answers have no common prompt; add a question")
+        raise InvalidRowError(NO_TARGET, "the prompt that the answers share is empty; add a question to the row")
     return _Encoded(first[:length], [(ids[length:], mask[length:]) for ids, mask in sequences])
 
 

@@ -41,7 +41,7 @@ class RewardEncoder(PreferenceEncoder):
         """
         answers = parse_preference(value)
         if len(answers) < 2:
-            message = "the row has one answer, but a reward model needs a chosen and a rejected answer; add one"
+            message = "the row has one answer, but a reward model needs a chosen and a rejected answer; add an answer"
             raise InvalidRowError(NOT_SUPPORTED, message)
         self.margin(value)
         return answers
@@ -65,7 +65,7 @@ class RewardEncoder(PreferenceEncoder):
         if margin is None:
             return 0.0
         if isinstance(margin, bool) or not isinstance(margin, int | float) or not abs(margin) < math.inf:
-            message = f"{MARGIN} is not a number; write the minimum difference between the rewards, or remove it"
+            message = f"{MARGIN} is not a number; write the minimum difference between the rewards, or remove the field"
             raise InvalidRowError(WRONG_TYPE, message, (MARGIN,))
         return float(margin)
 

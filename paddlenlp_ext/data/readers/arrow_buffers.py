@@ -17,7 +17,7 @@ _HEADER_TYPE, _HEADER = 1, 2
 _DICTIONARY_BATCH, _RECORD_BATCH = 2, 3
 """Values of `_HEADER_TYPE`."""
 _DATA = 1
-"""Field of `DictionaryBatch`; its value is a `RecordBatch`."""
+"""Field of `DictionaryBatch` whose value is a `RecordBatch`."""
 _BUFFERS, _COMPRESSION = 2, 3
 """Fields of `RecordBatch`."""
 

@@ -78,8 +78,8 @@ def open_dataset(config: DataConfig, split: str, is_stream: bool = False, rows: 
 
 
 def _check_no_dev_split(config: DataConfig) -> None:
-    """Check that no dataset has eval rows of its own, so that `dev_ratio` is the only source of eval rows."""
-    assert config.dataset_name_or_path is not None, "the training rows have been opened"
+    """Check that no dataset has an eval split, so that `dev_ratio` is the only source of eval rows."""
+    assert config.dataset_name_or_path is not None, "the training rows must have been opened"
     for name in dataset_names(config.dataset_name_or_path):
         if name not in BUILTIN_NAMES and _has_no_splits(_find_folder(name)):
             continue
@@ -275,7 +275,7 @@ def _has_no_splits(path: Path) -> bool:
 
 
 def _find_folder(dataset_name_or_path: str) -> Path:
-    """Return the path of a dataset: a file, or a directory. The path may not exist.
+    """Return the path of a dataset, a file or a directory, without checking that the path exists.
 
     If there is no directory `AdvertiseGen`, the download directory of PaddleNLP is searched for the dataset:
     `$PPNLP_HOME/datasets`, by default `~/.paddlenlp/datasets`.

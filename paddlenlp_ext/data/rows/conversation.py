@@ -197,5 +197,5 @@ def _check_plain(message: Message, template: str) -> None:
     if message.tool_calls:
         raise InvalidRowError(REFUSED, f"{template} cannot write tool calls; use a Jinja chat template", message.path)
     if message.reasoning is not None:
-        problem = f"{template} cannot write reasoning; write it into the answer, or remove it"
+        problem = f"{template} cannot write reasoning; move the reasoning into the answer, or remove the reasoning"
         raise InvalidRowError(REFUSED, problem, message.path)

@@ -28,7 +28,7 @@ def loss_weights(fields: dict[str, Any], path: FieldPath = ()) -> dict[str, bool
     """Return the loss weights of a row or message by field: True for 1, False for 0.
 
     Raises:
-        InvalidRowError: a weight is neither 0 nor 1, or two weights differ.
+        InvalidRowError: a weight is neither 0 nor 1, or two fields have different weights.
     """
     weights: dict[str, bool] = {}
     if _NAMES.isdisjoint(fields):

@@ -154,11 +154,15 @@ def _check_context(item: dict[str, Any], role: str, weights: dict[str, bool], pa
     """Check that a message other than an answer has no loss weight of 1, no reasoning and no tool calls."""
     for name, is_target in weights.items():
         if is_target:
-            problem = f"{name} makes a {role} message a target, but only assistant messages can be targets; remove it"
+            problem = (
+                f"{name} makes a {role} message a target, but only assistant messages can be targets; remove the field"
+            )
             raise InvalidRowError(NOT_SUPPORTED, problem, (*path, name))
     for name in (*REASONING, *CALLS):
         if item.get(name) not in NOTHING:
-            problem = f"{name} is in a {role} message, but only assistant messages may have it; remove it"
+            problem = (
+                f"{name} is in a {role} message, but only assistant messages may have this field; remove the field"
+            )
             raise InvalidRowError(NOT_SUPPORTED, problem, (*path, name))
 
 

@@ -98,7 +98,7 @@ def _check_calls(conversation: Conversation, row: dict[str, Any]) -> None:
     """Check that answers have at most one tool call each if `parallel_tool_calls` is false."""
     for message in conversation.messages if row.get("parallel_tool_calls") is False else ():
         if len(message.tool_calls) > 1:
-            problem = "the answer has several tool calls, but parallel_tool_calls is false; keep one call, or set true"
+            problem = "the answer has several tool calls, but parallel_tool_calls is false; keep one of the calls"
             raise InvalidRowError(NOT_SUPPORTED, problem, message.path)
 
 

@@ -43,7 +43,8 @@ class Window:
         epoch: number of the epoch.
         number: index of the window in the epoch.
         first_row: index in the epoch of the first row of the window.
-        begin, end: completed fraction of the epoch before and after the window.
+        begin: completed fraction of the epoch before the window.
+        end: completed fraction of the epoch after the window.
         is_last: whether the window is the last window of the epoch.
     """
 
@@ -102,7 +103,7 @@ class TokenStream:
         return window.arrays.row(index - window.first_row, int(index))
 
     def source(self, index: int) -> tuple[str, int]:
-        """Return the file and the line of row `index` of the current epoch; its window must be in memory."""
+        """Return the file and the line of row `index` of the current epoch. The row's window must be in memory."""
         window = self._window_of(index)
         file, line, _ = window.arrays.locations[index - window.first_row]
         return self._files[file], int(line)
@@ -126,7 +127,7 @@ class TokenStream:
         }
 
     def windows(self, epoch: int = 0, cursor: Mapping[str, Any] | None = None) -> Iterator[Window]:
-        """Yield the windows of consecutive epochs without end; `release_before` frees the memory of windows.
+        """Yield the windows of the first epoch and of all later epochs; `release_before` frees the memory of windows.
 
         Args:
             epoch: first epoch, if `cursor` is None.

@@ -90,7 +90,7 @@ class SourceCursor:
                 return
 
     def _blocks(self, passes: int, file: int, start: Cursor) -> Iterator[Block]:
-        """Yield the blocks of consecutive passes without end, and append the start of each block to `_starts`."""
+        """Yield blocks in an endless loop over the files, and append the start of each block to `_starts`."""
         while True:
             num_blocks = 0
             for number in range(file, len(self._source.readers)):

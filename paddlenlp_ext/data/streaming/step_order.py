@@ -54,7 +54,7 @@ class StreamOrder:
     def step_batches(
         self, epoch: int = 0, index: int = 0, cursor: Mapping[str, Any] | None = None
     ) -> Iterator[StepBatch]:
-        """Yield the global batch of each optimizer step, without end.
+        """Yield the global batch of each optimizer step, in an endless iterator.
 
         Args:
             epoch: first epoch, if `cursor` is None.

@@ -53,7 +53,7 @@ class ChatTemplate(ABC):
         answer_end_ids: token ids added after every answer, as targets.
         pieces_continue: whether each text of a turn is encoded as the continuation of the previous text.
         stop_token_ids: token ids that end generation.
-        tail_ids: token ids of the text after the last answer, such as a line break; they are not targets.
+        tail_ids: token ids of the text after the last answer, such as a line break; not targets.
         ends_answers: whether a special token ends every answer; otherwise loading the template logs a warning.
         writes_messages: whether the template accepts any list of messages, and not only question-answer turns.
     """

@@ -82,7 +82,7 @@ class Renderings:
         return self._render(count, True)
 
     def located(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return message index -> (start, end) of the answer in the text of the first `count` messages.
+        """Return a dict from message indices to the (start, end) of the answers in the text of `count` messages.
 
         An answer is omitted if the template writes it differently in the shorter text that ends with the answer.
         """
@@ -166,7 +166,7 @@ class Renderings:
         return None if start is None else (start, self._end(text, start))
 
     def _marked_spans(self, count: int) -> dict[int, tuple[int, int]]:
-        """Return message index -> marked span in the text of the first `count` messages, including the end token."""
+        """Return a dict from message indices to marked spans in the text of `count` messages, with end tokens."""
         if count not in self._marks:
             renderer = self.renderer
             text, spans = renderer.marked_text_of(self.conversation.until(count), self.kwargs)
@@ -274,8 +274,8 @@ def _join_adjacent(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def unfold(renderings: Renderings) -> list[Example]:
     """Return examples that contain each target exactly as the model would generate it.
 
-    The last example is the full conversation. A target that the template renders differently in the full conversation
-    is trained in a shorter example, a prefix of the conversation.
+    The last example is the full conversation. The template can rewrite an earlier answer when later messages follow. A
+    rewritten target is trained in a shorter example, which is a prefix of the conversation.
     """
     remaining = {index for index in renderings.answers if renderings.messages[index].is_target}
     examples: list[Example] = []

@@ -198,7 +198,7 @@ class Renderer:
         if message.reasoning is None or inline is not None:
             return {}
         if not self._writes_tags:
-            problem = "the chat template does not write reasoning; write it into the answer, or remove it"
+            problem = "the chat template does not write reasoning; move the reasoning into the answer, or remove it"
             raise InvalidRowError(REFUSED, problem, message.path)
         opening, closing = THINK_TAGS
         return {"content": f"{opening}\n{message.reasoning}\n{closing}\n\n{message.content}"}

@@ -71,7 +71,7 @@ def _encode_one(
     try:
         return list(encode([row]))
     except InvalidRowError as error:
-        assert isinstance(row, SourceRow), "an invalid row is not encoded"
+        assert isinstance(row, SourceRow), "an invalid row must not be encoded"
         return [error.in_row(row)]
 
 
@@ -85,7 +85,7 @@ def _encode_conversations(
         if isinstance(examples, InvalidRow):
             yield examples
             continue
-        assert isinstance(row, SourceRow), "examples come from a valid row"
+        assert isinstance(row, SourceRow), "an example must come from a valid row"
         yield from _finish_row(row, [(example, next(encoded)) for example in examples], template, limits)
 
 
@@ -168,7 +168,7 @@ def _encode_texts(
         if isinstance(text, InvalidRow):
             yield text
             continue
-        assert isinstance(row, SourceRow), "text comes from a valid row"
+        assert isinstance(row, SourceRow), "a text must come from a valid row"
         (turn,) = next(encoded)
         try:
             for part, ids in enumerate(split_text(turn.prompt + turn.answer, limits)):

@@ -157,7 +157,7 @@ class _GrowingArray:
         """Write the number of rows into the header, and close the file."""
         self._file.seek(0)
         self._write_header()
-        assert self._file.tell() == self._header_size, "the header has another size"
+        assert self._file.tell() == self._header_size, "the header must have the announced size"
         self._file.close()
 
     def _write_header(self) -> None:

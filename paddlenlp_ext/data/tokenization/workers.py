@@ -33,7 +33,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.stop_signals import handle_stop_signals
 
 BYTES_PER_WORKER = 1 << 22
-"""Bytes of data per worker process; for less data, starting another process takes longer than tokenizing without it."""
+"""Minimum bytes of data per worker process. For less data, starting the process takes longer than it saves."""
 _BLOCKS_AHEAD = 16
 _PROGRESS_SECONDS = 15.0
 _PARENT_CHECK_SECONDS = 1.0
@@ -138,7 +138,7 @@ def _exit_with_parent(parent: int) -> None:
 
 
 def _encode_in_worker(block: Block) -> Any:
-    assert _worker_encoder is not None, "this process is not a worker"
+    assert _worker_encoder is not None, "this process must be a worker"
     return _worker_encoder(block)
 
 

@@ -62,7 +62,8 @@ class OpCase:
 
     Attributes:
         run: function that creates inputs, calls the op and returns the outputs, including tensors updated in place.
-        gpu_dtypes, cpu_dtypes: dtypes in which the op is tested on GPUs and on CPUs.
+        gpu_dtypes: dtypes in which the op is tested on GPUs.
+        cpu_dtypes: dtypes in which the op is tested on CPUs.
         keeps_dtype: whether the reference runs in the dtype of the target; otherwise it runs in float32.
     """
 

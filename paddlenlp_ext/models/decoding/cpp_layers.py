@@ -99,7 +99,9 @@ class CppLayers:
         self.reserve(cache, batch, length)
         tables = [rotations[index] for index in self._indices]
         for cos, _ in tables:
-            assert cos.shape[:2] == [batch, length], "the positions do not match the hidden states"
+            assert cos.shape[:2] == [batch, length], (
+                "positions and hidden states must have the same batch size and length"
+            )
         self.set_tables([(library.pointer(cos), library.pointer(sin), cos.shape[2]) for cos, sin in tables])
         out_BSD = x_BSD.clone()
         library.function("decode_layers")(*self.arguments, library.pointer(out_BSD))
@@ -108,7 +110,7 @@ class CppLayers:
     def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
         """Reserve `length` new positions per row in the cache, and write their slots into the structs."""
         reserved = cache.reserve(self._indices, length)
-        assert len(reserved.starts) == batch, "the cache does not match the hidden states"
+        assert len(reserved.starts) == batch, "cache and hidden states must have the same batch size"
         if batch > len(self._starts):
             self._set_capacity(batch)
         self.sizes.batch, self.sizes.length, self.sizes.prefix = batch, length, reserved.prefix

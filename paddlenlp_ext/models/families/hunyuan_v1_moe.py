@@ -25,10 +25,10 @@ _FILES = StackedExperts(EXPERT_FILES, {"mlp.gate.weight": f"{_ROUTER}.weight"})
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace lists with a value per layer by the value; add the keys that GGUF files store.
+    """Replace each list of equal values per layer by the value; add the keys that GGUF files store.
 
     Raises:
-        ValueError: the values of two layers differ.
+        ValueError: the layers do not all have the same value of a key.
     """
     config = dict(complete_hunyuan(config))
     for key in ("num_experts", "moe_topk"):

@@ -1,8 +1,8 @@
 """Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and other tensor names in files. arXiv:2309.16609.
 
 Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
-inference, but not in training. Neither scaling is implemented, so the context of a model is `seq_length`, and longer
-generation is refused.
+inference, but not in training. This package implements neither of the two, so the context of a model is `seq_length`,
+and longer generation is refused.
 """
 
 from __future__ import annotations

@@ -48,7 +48,9 @@ def _call_bf16(updates: Sequence[Bf16Update], beta1: float, beta2: float, epsilo
     in_bf16 = all(gradient.dtype == paddle.bfloat16 for gradient in gradients)
     gradients = [gradient.astype("bfloat16" if in_bf16 else "float32").contiguous() for gradient in gradients]
     for weight, gradient in zip(weights, gradients, strict=True):
-        assert weight.shape == gradient.shape and weight.dtype == paddle.bfloat16, "gradient does not match its weight"
+        assert weight.shape == gradient.shape and weight.dtype == paddle.bfloat16, (
+            "the gradient must match the bfloat16 weight"
+        )
     copies = None if masters[0] is None else pointers(masters)
     tensors = [pointers(weights), copies, *(pointers(column) for column in (gradients, *state))]
     numbers = [(ctypes.c_float * len(updates))(*column) for column in (rates, decays)]

@@ -112,7 +112,7 @@ def _update(
     master: paddle.Tensor | None,
     position: DrawPosition | None,
 ) -> _Update:
-    assert weight.shape == gradient.shape, "gradient does not match its weight"
+    assert weight.shape == gradient.shape, "the gradient must have the shape of the weight"
     gradient = contiguous(gradient)
     row = TableRow(
         weight=_pointer(weight),
@@ -124,7 +124,7 @@ def _update(
     )
     rounding = "none" if master is None else "nearest"
     if position is not None:
-        assert weight.dtype == paddle.bfloat16, "stochastic rounding needs a bfloat16 parameter"
+        assert weight.dtype == paddle.bfloat16, "stochastic rounding requires a bfloat16 parameter"
         row = row.with_draws(position)
         rounding = "groups" if row.has_groups else "single"
     assert weight.dtype == paddle.float32 or rounding != "none", (
@@ -134,7 +134,7 @@ def _update(
 
 
 def _pointer(tensor: paddle.Tensor) -> int:
-    assert tensor.is_contiguous(), "the kernels need contiguous tensors"
+    assert tensor.is_contiguous(), "the tensors must be contiguous"
     return tensor.data_ptr()
 
 

@@ -14,7 +14,8 @@ class AdamWUpdate(NamedTuple):
 
     Attributes:
         parameter, gradient, moment1, moment2: tensors of the same shape.
-        beta1_power, beta2_power: [1], b1^t and b2^t at the step t of this update.
+        beta1_power: [1], b1^t at the step t of this update.
+        beta2_power: [1], b2^t at the step t of this update.
         rate: learning rate.
         decay: weight decay; the parameter shrinks by the factor `1 - rate * decay`.
     """
@@ -50,8 +51,8 @@ class Moments8Bit(NamedTuple):
     """First and second moment of one parameter, quantized to 8 bits.
 
     Attributes:
-        codes1, codes2: uint8 [blocks, BLOCK].
-        scales1, scales2: float32 [blocks, 1].
+        codes1, codes2: codes of the first and the second moment, uint8 [blocks, BLOCK].
+        scales1, scales2: scales of the first and the second moment, float32 [blocks, 1].
     """
 
     codes1: paddle.Tensor

@@ -7,9 +7,10 @@ checks the calls with Paddle's shape inference. One Paddle function selects betw
     2         compute capability 8 and later      1 / sqrt(H)             FlashAttention 2
     3         compute capability 9 (Hopper)       an argument             FlashAttention 3
 
-The mask has one range of queries per key. Prefixes and some parent documents do not fit this form and are copied into
-the documents (start_rows.py). The kernels need the same head dimension for q, k and v, a multiple of 8. Narrower
-tensors are padded with zeros, and the outputs are truncated.
+The mask of the kernels stores one range of queries per key. One range per key cannot represent prefixes and some parent
+documents, so their keys and values are copied into each document that attends to them (start_rows.py). The kernels need
+the same head dimension for q, k and v, a multiple of 8. Narrower tensors are padded with zeros, and the outputs are
+truncated.
 
 Shapes: B batch, S sequence, N query heads, K key-value heads, X heads, H head dimension of queries and keys, E head
 dimension of values.
@@ -82,7 +83,7 @@ def _run_kernel(
         causal=True,
         softmax_scale=scale if takes_scale else None,
     )
-    assert not isinstance(out_BSNH, list), "the kernel returns a list only if the softmax is requested"
+    assert not isinstance(out_BSNH, list), "the kernel must return one tensor if the softmax is not requested"
     return out_BSNH
 
 

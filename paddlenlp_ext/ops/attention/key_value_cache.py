@@ -69,7 +69,7 @@ class KeyValueCache(ABC):
         if cached.layout is not None:
             rest = (scale, implementation, cached.prefix, options)
             return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)
-        assert cached.visible is not None, "a layer has a layout or visible positions"
+        assert cached.visible is not None, "a layer without a layout must have visible positions"
         return decode_attention(q_BSNH, *cached.tensors, cached.visible, scale, options)
 
 

@@ -1,7 +1,7 @@
 """Attention masks of the GPU kernels: one range of queries per key (start rows).
 
-Prefixes and some parent documents cannot be expressed as one range per key, so their keys and values are copied into
-the documents.
+One range per key cannot represent prefixes and some parent documents. Keys and values of prefixes and of these parents
+are therefore copied into each document that attends to them.
 
 Shapes: B batch, S sequence, E positions with the copies, P prefix positions, X heads, H head dimension.
 """
@@ -32,7 +32,7 @@ def attend_in_copies(
 
     Args:
         attend: function that computes the attention of q, k and v under a layout.
-        tensors: queries, keys and values, as in `attention`.
+        tensors: q, k and v, with the shapes of the arguments of `attention`.
         layout: documents of the batch.
         prefix: keys and values before every document.
         uses_distances: whether `attend` derives distances from the indices of positions in the row.

@@ -1,7 +1,8 @@
 """Attention of Paddle tensors with Triton kernels, which support all score options.
 
-The mask has one range of queries per key. Prefixes and some parent documents do not fit this form and are copied into
-the documents (start_rows.py). The forward pass saves its inputs, its output and the log-sum-exp of the scores.
+The mask of the kernels stores one range of queries per key. One range per key cannot represent prefixes and some
+parent documents, so their keys and values are copied into each document that attends to them (start_rows.py). The
+forward pass saves its inputs, its output and the log-sum-exp of the scores.
 
 Tested in Triton's interpreter on the CPU (tests/ops/attention/test_triton.py), except for the launch itself. Not yet
 run on a GPU with Paddle.

@@ -65,7 +65,7 @@ def _has_onednn(libraries: Path) -> bool:
 
 
 def with_products(condition: Callable[[paddle.Tensor], str | None]) -> Callable[[paddle.Tensor], str | None]:
-    """Extend the condition of a C++ op by the requirements of matrix products (`products_unavailable_reason`)."""
+    """Return a condition for a C++ op that multiplies matrices: `condition`, then `products_unavailable_reason`."""
     return lambda x: condition(x) or products_unavailable_reason()
 
 

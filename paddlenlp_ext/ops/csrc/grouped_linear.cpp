@@ -1,5 +1,5 @@
-// y = x W[g]^T for groups of rows, each with a weight of its own, and the gradients. Group g has the rows starts[g] to
-// starts[g + 1] - 1. Weights of groups without rows are not read.
+// y = x W[g]^T for groups of rows, and the gradients. Each group has a separate weight. Group g has the rows starts[g]
+// to starts[g + 1] - 1. Weights of groups without rows are not read.
 #include "gemm.h"
 #include "small_batch_gemm.h"
 

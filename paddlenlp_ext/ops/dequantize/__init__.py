@@ -65,7 +65,7 @@ def dequantize_stack(stack: QuantizedStack) -> paddle.Tensor:
 def dequantize_rows(
     weight: QuantizedWeight, first: int, last: int, dtype: paddle.dtype = paddle.float32
 ) -> paddle.Tensor:
-    """Return the dequantized rows `first` to `last` - 1, [last - first, in]; they must be a chunk of `row_blocks`."""
+    """Return the dequantized rows `first` to `last` - 1, a chunk of `row_blocks`, [last - first, in]."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
         shifts_RG = block_shifts(weight)[first:last]

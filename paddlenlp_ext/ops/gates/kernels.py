@@ -141,7 +141,8 @@ def launch_forward(
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
-        gate, up: inputs [..., F].
+        gate: input of the activation, [..., F].
+        up: factor of the activation, [..., F].
         out: product [..., F]; written.
         activation: "silu", "gelu" or "clamped".
         alpha, limit: parameters of the clamped gate.

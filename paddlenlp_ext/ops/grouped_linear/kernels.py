@@ -43,7 +43,7 @@ PRODUCT_SIZES = TileSizes(
     num_warps=(4, 8),
     num_stages=(2, 3, 4),
 )
-"""Tile sizes of the product. The bound `rows` is the mean number of rows of non-empty groups."""
+"""Tile sizes of the product. Tile sizes depend on `rows`, the mean number of rows of non-empty groups."""
 WEIGHT_GRADIENT_SIZES = TileSizes(
     "grouped_weight_gradient",
     ("element_size",),
@@ -161,7 +161,8 @@ def launch_product(
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
-        x, weight: contiguous, [N, K] and [G, O, I].
+        x: [N, K], contiguous.
+        weight: [G, O, I], contiguous.
         y: [N, C]; written.
         tiles: int32 [num_tiles, 3], each with at most `sizes["ROWS"]` rows.
         strides: strides of W along C and K.

@@ -23,7 +23,7 @@ from paddlenlp_ext.ops.triton_utils.launch import launch
 _CHUNK_BYTES = 1 << 29
 """Maximum size of a chunk's logits in bytes."""
 _CHUNK_STEP = 256
-"""Divisor of the number of rows per chunk, so that matmul tiles are full."""
+"""The number of rows per chunk is a multiple of this number, so that matmul tiles are full."""
 
 
 def chunk_rows(num_columns: int, element_size: int) -> int:

@@ -15,7 +15,7 @@ sums of the warps are added at the end in a fixed order.
 
 Tested in Triton's interpreter (tests/ops/lora_linear/test_triton.py).
 
-Names: N rows, C columns, K rank, I inputs; F: B^T, or in the backward pass A.
+Names: N rows, C columns, K rank, I inputs; F is B^T in the forward pass and A in the backward pass.
 """
 
 from __future__ import annotations
@@ -261,8 +261,10 @@ def launch_lora_linear(
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         x: [..., I].
-        layer, form: tensors of the base layer, including the output tensor `y` [..., C], and the weight format.
-        a, b: A [K, I] and B [C, K] in any floating dtype; they are rounded to the dtype of x.
+        layer: tensors of the base layer, including the output tensor `y` [..., C].
+        form: weight format of the base layer.
+        a: A [K, I] in any floating dtype; rounded to the dtype of x.
+        b: B [C, K] in any floating dtype; rounded to the dtype of x.
         scaling: factor s of the update.
         inner: u [N, K] in the dtype of x; written.
     """
@@ -293,7 +295,9 @@ def launch_low_rank_gradients(
     Args:
         launch: function that runs a kernel.
         empty: function that creates a float32 tensor with the given shape.
-        gradient, inner, factor: dy [N, C], u [N, K] and B [C, K], contiguous.
+        gradient: dy [N, C], contiguous.
+        inner: u [N, K], contiguous.
+        factor: B [C, K], contiguous.
     """
     (num_rows, num_columns), rank = gradient.shape, factor.shape[1]
     sizes = GRADIENT_SIZES(gradient, element_size=gradient.element_size(), rank=rank)

@@ -51,7 +51,7 @@ other weights. The limits were not measured on a GPU (benchmarks/triton_cases_de
 LARGEST_SHARED_RANK = 32
 """Largest rank for the gradient kernel. Up to this rank, the partial sums of the kernel are smaller than dy."""
 SMALLEST_BATCH = 64
-"""Smallest number of positions for kernels beside Paddle's matmuls. For fewer positions, plain Paddle is faster."""
+"""For fewer positions than this number, plain Paddle is faster than Paddle's matmuls followed by the kernels."""
 
 
 def lora_linear_triton(
@@ -139,7 +139,7 @@ def add_low_rank_(
     """Add `s u F` to y [..., O] in place; `strides` are the strides of the contiguous `factor` (F) along K and O."""
     from paddlenlp_ext.ops.lora_linear.kernels import launch_add_low_rank
 
-    assert y.is_contiguous(), "the outputs of a matmul are contiguous"
+    assert y.is_contiguous(), "the outputs of the matmul must be contiguous"
     launch_add_low_rank(launch, y, contiguous(inner_TK), contiguous(factor), scaling, strides)
 
 

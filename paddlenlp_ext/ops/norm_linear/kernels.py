@@ -172,8 +172,10 @@ def launch_norm_linear(
         x: [..., I], of at most 16 positions.
         layers: one to three layers whose weights share a format; either all have a bias or none does.
         form: format of the weights.
-        scale, epsilon, offset: weight [I] and constants of the norm; without a norm, scale is None.
-        addend, total: addend [..., I], and the output tensor for x + addend; both are None without an addend.
+        scale: weight [I] of the norm; None without a norm.
+        epsilon, offset: constants of the norm's formula (ops/rms_norm).
+        addend: [..., I], added to x before the norm, or None.
+        total: output tensor for x + addend, [..., I]; None without an addend.
     """
     *leading, num_inputs = x.shape
     num_positions = math.prod(leading)

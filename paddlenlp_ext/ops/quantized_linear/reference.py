@@ -26,5 +26,5 @@ def quantized_input_gradient_reference(gradient: paddle.Tensor, weight: Quantize
             return part
         part = part if part.dtype == paddle.float32 else part.astype("float32")
         total = part if total is None else total.add_(part)
-    assert total is not None, "a weight has rows"
+    assert total is not None, "the weight must have at least one row"
     return total

@@ -3,7 +3,7 @@
 The kernel needs the codes in an undocumented order, which only `paddle.nn.quant.weight_quantize` produces.
 `weight_quantize` therefore gets the codes as float values. If the largest magnitude of every block is 127 (int8) or 7
 (int4), `weight_quantize` computes a scale of 1 and returns the same codes, reordered. Newly quantized weights satisfy
-this condition, but shards along the inputs may not. The kernel call passes the original scales.
+this condition. A shard along the inputs can violate the condition. The kernel call passes the original scales.
 """
 
 from __future__ import annotations

@@ -122,7 +122,7 @@ def stack_weights(groups: Sequence[Sequence[QuantizedWeight]]) -> QuantizedStack
 
 def _neutral(name: str, weight: QuantizedWeight) -> paddle.Tensor:
     """Return neutral zero points or column indices for a stacked matrix that has none."""
-    assert name in ("zeros", "order"), f"either all matrices of a stack have {name} or none"
+    assert name in ("zeros", "order"), f"either all matrices of a stack must have {name}, or none of the matrices"
     return (
         paddle.arange(weight.shape[1], dtype="int32") if name == "order" else paddle.zeros(weight.scales.shape, "int16")
     )

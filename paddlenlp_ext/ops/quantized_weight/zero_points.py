@@ -49,7 +49,7 @@ def input_gradient_with_zero_points(
 
 def block_shifts(weight: QuantizedWeight) -> paddle.Tensor:
     """Return the offset of the weights of each block, -zeros * scales, float32 [out, in / block]."""
-    assert weight.zeros is not None, "the weight has zero points"
+    assert weight.zeros is not None, "the weight must have zero points"
     return (weight.zeros.astype("float32") * weight.scales).reshape([weight.shape[0], -1]).scale(-1.0)
 
 

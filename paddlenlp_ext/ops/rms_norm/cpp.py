@@ -96,7 +96,7 @@ def _backward(
     inverse_R: paddle.Tensor,
     residual: paddle.Tensor | None,
 ) -> paddle.Tensor:
-    """Return the gradient of x, to which `residual` is added if given."""
+    """Return the gradient of x, plus `residual` if `residual` is given."""
     x_gradient = empty(x.shape)
     inputs = pointer(gradient), pointer(x), pointer(weight_D), pointer(inverse_R)
     residual_pointer = None if residual is None else pointer(residual)

@@ -169,11 +169,12 @@ def launch_forward(
 
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
-        x: [..., D], with rows `x_stride` elements apart. All other tensors are contiguous.
+        x: [..., D], with rows `x_stride` elements apart. All tensors except x are contiguous.
         weight: [D].
         out: norm of `x`, or of `x + addend` [..., D]; written.
         epsilon, offset: constants of the formula.
-        addend, total: addend [..., D], and the output tensor for x + addend; both are None without an addend.
+        addend: [..., D], added to x before the norm, or None.
+        total: output tensor for x + addend, [..., D]; None without an addend.
     """
     num_rows, size = math.prod(x.shape[:-1]), x.shape[-1]
     sizes, adds = _sizes(FORWARD_SIZES, x), addend is not None

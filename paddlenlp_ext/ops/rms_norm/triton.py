@@ -98,7 +98,7 @@ def _backward(
     of_weight: bool,
     total_gradient: paddle.Tensor | None,
 ) -> tuple[paddle.Tensor, paddle.Tensor | None]:
-    """Return the gradient of x, to which `total_gradient` is added if given, and the weight gradient (or None)."""
+    """Return the gradient of x, plus `total_gradient` if given, and the weight gradient or None."""
     from paddlenlp_ext.ops.rms_norm.kernels import launch_backward, num_partials
     from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 

@@ -53,7 +53,7 @@ def rotate_heads_triton(
     heads, tables = (q_BSNH, k_BSKH), _tables((q_BSNH, k_BSKH), (cos_BSR, sin_BSR))
     norms = dataclasses.replace(norms, q_weight=norms.q_weight.contiguous(), k_weight=norms.k_weight.contiguous())
     weights = norms.q_weight, norms.k_weight
-    assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm weight does not match the heads"
+    assert all(each.shape == q_BSNH.shape[-1:] for each in weights), "a norm weight must have the size of a head"
     if needs_grad(*heads, *weights):
         return _NormRope.apply(*heads, *weights, *tables, norms, interleaved)
     q_BSNH, k_BSKH = _turned(heads, tables, interleaved, norms=norms)
@@ -74,7 +74,9 @@ def _tables(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Check the shapes of the cos and sin tables, and return contiguous tables."""
     (batch, length, _, head_dim), rotary_dim = heads[0].shape, tables[0].shape[-1]
-    assert all(each.shape == [batch, length, rotary_dim] for each in tables), "the tables' shape does not match x"
+    assert all(each.shape == [batch, length, rotary_dim] for each in tables), (
+        "the tables must have the batch size and length of x"
+    )
     assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
     return tables[0].contiguous(), tables[1].contiguous()
 

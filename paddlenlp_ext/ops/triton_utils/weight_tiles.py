@@ -24,9 +24,10 @@ class Layer(NamedTuple):
         matrix: unquantized weight [O, I], or codes: int8 [O * I] or uint8 [O * I / 2].
         y: outputs [..., O]; written.
         bias: [O], or None.
-        scales: float32, or uint8 with double quantization; None for an unquantized weight.
-        group_scales, offset: scales and offset of the quantized scales, float32 and float32 [1]; None without double
+        scales: scales of the weight, float32, or uint8 with double quantization; None for an unquantized weight.
+        group_scales: float32 factors that dequantize the uint8 scales, one per group of scales; None without double
             quantization.
+        offset: float32 [1], added to the dequantized scales; None without double quantization.
     """
 
     matrix: Any

@@ -194,7 +194,7 @@ class Pipeline:
 
     def _run_inference(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Run one forward pass through all stages; only the last stage returns the final hidden states."""
-        assert not paddle.is_grad_enabled(), "a forward pass outside `run` cannot have a backward pass"
+        assert not paddle.is_grad_enabled(), "a forward pass outside `run` must be under no_grad"
         messages: dict[Pass, Message] = {}
         result = x_BSD
         if self.sequence is not None:
@@ -210,7 +210,7 @@ class Pipeline:
 
     def logits(self, hidden: paddle.Tensor, compute_logits: Callable[[paddle.Tensor], paddle.Tensor]) -> paddle.Tensor:
         """Compute the logits [..., V] on the last stage, and broadcast them to every stage in float32."""
-        assert not paddle.is_grad_enabled(), "the logits that a pipeline broadcasts are not differentiable"
+        assert not paddle.is_grad_enabled(), "logits of a pipeline must be computed under no_grad"
         if self.axis.index == self.plan.last:
             logits = compute_logits(hidden).astype("float32")
         else:

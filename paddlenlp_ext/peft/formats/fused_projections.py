@@ -169,8 +169,8 @@ def _has_fused_form(peft_type: str, fused: str, parts: Parts, layers: FusedLayer
 def _warn_of_parts(peft_type: str, fused: str) -> None:
     """Warn, once per process, that an adapter is stored for separate projections."""
     logger.warning(
-        "this adapter of type %s cannot be stored for the fused layers of the base's files (%s) and is stored for "
-        "single projections, a layout that only this package reads; merge the adapter to use it in other programs",
+        "an adapter of type %s cannot be stored for the fused layers of the base's files (%s). The adapter is stored "
+        "for separate projections, and only this package can load it; merge the adapter to use it in other programs",
         peft_type,
         fused,
     )

@@ -57,7 +57,7 @@ def fields_and_tensors(
 
     Args:
         adapter: adapter to write.
-        peft_type: method to record in the file; it may differ from the trained method.
+        peft_type: method to record in the file, which can differ from the trained method.
         fields: the method's fields of adapter_config.json.
         tensors: the adapter's tensors.
     """

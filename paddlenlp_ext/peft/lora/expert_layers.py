@@ -50,7 +50,8 @@ class LoRAExperts(WeightAdapter):
         base: layer with the stacked weights.
         rank: r, the rank of each expert's update.
         scaling: s, the scale of the updates.
-        seed, name: determine the initial values of A.
+        seed: random seed of the initial values of A.
+        name: name of the layer; the initial values also depend on the name.
         gaussian: draw A from N(0, 1/r^2); False: Kaiming-uniform.
     """
 

@@ -3,7 +3,7 @@
     s B0 A0 = component of W that the decomposition selects; W - s B0 A0 stays frozen or is quantized
 
 Adapter files written by this package contain A0 and B0 (`subtracted_init.py`). Files written by Hugging Face PEFT and
-PaddleNLP do not contain A0 and B0, so loading such a file decomposes the base weights again.
+PaddleNLP do not contain A0 and B0, so loading a file of PEFT or PaddleNLP decomposes the base weights again.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

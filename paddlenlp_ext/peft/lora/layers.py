@@ -47,7 +47,8 @@ class LoRALinear(LinearAdapter):
     Args:
         rank: r, the rank of the update.
         scaling: s, the factor of the update.
-        seed, name: determine the initial values of A.
+        seed: random seed of the initial values of A.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
@@ -139,13 +140,14 @@ class LoRAHead(LoRALinear, AdaptedHead):
     @property
     def weight(self) -> paddle.Tensor:
         """Weight [V, D] of the base, without the update."""
-        assert isinstance(self.base, Linear), "an lm_head is never quantized"
+        assert isinstance(self.base, Linear), "the lm_head must not be quantized"
         return self.base.weight
 
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update: s dropout(h) A^T and B.
 
-        If B has a bias, the list also has the pair (column of ones, bias). It is empty if the adapter is disabled.
+        If B has a bias, the list also has the pair (column of ones, bias). The list is empty if the adapter is
+        disabled.
         """
         if not self.enabled:
             return []

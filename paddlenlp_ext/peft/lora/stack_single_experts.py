@@ -37,7 +37,8 @@ class StackedAdapter:
         tensors: all tensors of the adapter, keyed by their names in memory.
         layers: names of the layers with stacked weights and of the routers.
         parameters: names of the stacked weights and router weights in `target_parameters`.
-        ranks, alphas: `rank_pattern` and `alpha_pattern` for the stacked weights and routers.
+        ranks: `rank_pattern` for the stacked weights and routers.
+        alphas: `alpha_pattern` for the stacked weights and routers.
     """
 
     tensors: dict[str, np.ndarray]

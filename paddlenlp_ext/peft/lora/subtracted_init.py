@@ -82,8 +82,10 @@ class LoRALinearWithInit(LoRALinear):
         """Set A and B, and the subtracted factors A0 and B0.
 
         Args:
-            a, b: A [r, in] and B [out, r] of the unsharded layer; a sharded layer copies its shard.
-            removed_a, removed_b: A0 [r, in] and B0 [out, r]; None: equal to `a` and `b`.
+            a: A [r, in] of the unsharded layer; a sharded layer copies its shard of each argument.
+            b: B [out, r] of the unsharded layer.
+            removed_a: A0 [r, in]; None: equal to `a`.
+            removed_b: B0 [out, r]; None: equal to `b`.
         """
         set_local_shard(self.lora_A.weight, a)
         set_local_shard(self.lora_B.weight, b)

@@ -169,5 +169,5 @@ def merged_bias(layer: WeightAdapter) -> paddle.Tensor | None:
     delta = layer.delta_bias()
     if delta is None:
         return None
-    assert layer.base.bias is not None, "a method changed the bias of a layer without bias"
+    assert layer.base.bias is not None, "a method must not change the bias of a layer without bias"
     return layer.base.bias.astype("float32") + delta

@@ -108,9 +108,9 @@ def merge_adapter(
         adapter: adapter folder.
         output: folder to create.
         load_model: function that loads a folder or .gguf file as a float32 model, such as
-            `AutoModelForCausalLM.from_pretrained`. Its options are `quantization_config` and `before_quantizing` if the
-            base was quantized in training, `config_overrides` if the base's config was changed, and `task_type` for a
-            reward model.
+            `AutoModelForCausalLM.from_pretrained`. The options of `load_model` are `quantization_config` and
+            `before_quantizing` if the base was quantized in training, `config_overrides` if the base's config was
+            changed, and `task_type` for a reward model.
         base: base model; None: the base model recorded in the adapter's config.
         dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.

@@ -53,7 +53,7 @@ _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
 
 
 def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, dict[str, np.ndarray]]:
-    """Group the tensors of a stored adapter by layer: layer name -> name within the layer -> value.
+    """Group the tensors of a stored adapter: a dict from layer names to a dict from names in the layer to values.
 
     Raises:
         ValueError: the base lacks layers of the adapter.
@@ -156,7 +156,7 @@ def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
 def _adapter_factory(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
 ) -> Callable[[str, nn.Layer], WeightAdapter]:
-    """Return a function (layer name, base layer) -> adapter layer with the stored tensors."""
+    """Return a function from (layer name, base layer) to the adapter layer with the stored tensors."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
     tokens = tokens_by_table(stored.config.trainable_token_indices)
     bases = {

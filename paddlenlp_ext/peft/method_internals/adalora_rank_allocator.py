@@ -27,7 +27,8 @@ class BudgetSchedule:
     """Cubic schedule of the number of singular values, from `initial` down to `target`.
 
     Attributes:
-        initial, target: number of singular values in the model at the start and at the end.
+        initial: number of singular values in the model at the start.
+        target: number of singular values in the model at the end.
         warmup: number of initial steps without pruning.
         final: number of final steps, in which the selected singular values are fixed.
         interval: number of steps between selections.

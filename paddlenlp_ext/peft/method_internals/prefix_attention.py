@@ -57,7 +57,8 @@ class PrefixAttention(AdapterLayer):
         num_tokens: P.
         hidden_size: F of the projection; None for a prefix without projection.
         dropout: dropout probability on the prefix during training.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     shards_heads: ClassVar[bool] = True

@@ -33,7 +33,8 @@ class Document:
 
     Attributes:
         origin: index of position 0 in the flattened batch; out of range if position 0 is in the cache.
-        begin, end: first position that the forward pass computes, and last position plus 1.
+        begin: first position that the forward pass computes.
+        end: last position that the forward pass computes, plus 1.
         prompt_length: number of positions of the prompt.
     """
 

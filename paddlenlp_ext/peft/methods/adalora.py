@@ -325,7 +325,8 @@ class AdaLoRALinear(LinearAdapter):
     Args:
         rank: r, the rank of the update.
         scaling: s, the factor of the update.
-        seed, name: determine the initial values of P and Q.
+        seed: random seed of the initial values of P and Q.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:

@@ -109,9 +109,10 @@ class BottleneckAdapter(AdapterLayer):
     """Sublayer of a decoder layer with a bottleneck adapter.
 
     Args:
-        base: attention, feed-forward or expert layer; its first argument and its result are [B, S, D].
+        base: attention, feed-forward or expert layer that maps its first argument [B, S, D] to [B, S, D].
         config: options of the method.
-        seed, name: determine the initial values of W_down.
+        seed: random seed of the initial values of W_down.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: Sublayer, config: BottleneckConfig, seed: int, name: str) -> None:

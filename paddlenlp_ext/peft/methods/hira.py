@@ -79,7 +79,8 @@ class HiRALinear(LinearAdapter):
 
     Args:
         rank: r, the rank of the matrix.
-        seed, name: determine the initial values of A.
+        seed: random seed of the initial values of A.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: nn.Layer, rank: int, dropout: float, seed: int, name: str) -> None:

@@ -113,7 +113,8 @@ class HRALinear(LinearAdapter):
     Args:
         rank: r, the number of reflections.
         gram_schmidt: orthonormalize the vectors of the reflections.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: nn.Layer, rank: int, gram_schmidt: bool, seed: int, name: str) -> None:

@@ -2,9 +2,9 @@
 
     y = x / sqrt(mean(x^2) + epsilon) * w        w [D] starts as the base's scale
 
-The paper trains the scale and the bias of LayerNorm. The norms of this package have only the parameter w. They are RMS
-norms (the formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces the
-base's w, so the results of the merged model are bitwise equal to the results of the model with the adapter.
+The paper trains the scale and the bias of LayerNorm. The norms of this package have only the parameter w. These norms
+are RMS norms (the formula above; in Gemma the scale is 1 + w), or layer norms without bias (Cohere). Merging replaces
+the base's w, so the results of the merged model are bitwise equal to the results of the model with the adapter.
 
 Shapes: D length of the normalized axis.
 """
@@ -96,7 +96,7 @@ class TunedNorm(WeightAdapter):
 
     def forward_add(self, x: paddle.Tensor, addend: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return `x + addend` and its normalization, both [..., D]; only for RMS norms."""
-        assert isinstance(self.base, RMSNorm), "layer norms have no forward_add"
+        assert isinstance(self.base, RMSNorm), "forward_add requires an RMSNorm"
         return self.base.normalize_sum(x, addend, self.weight)
 
     def merged_weight(self) -> paddle.Tensor:

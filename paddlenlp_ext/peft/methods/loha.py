@@ -60,7 +60,8 @@ class LoHaLinear(LinearAdapter):
     Args:
         rank: r, the rank of both matrices.
         scaling: s, the factor of the update.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, seed: int, name: str) -> None:

@@ -3,10 +3,11 @@
     y = x W^T + x delta^T        delta W = s W1 (x) W2        s = alpha / r
     W1 [a, c] = 0, W2 [b, d] ~ Kaiming-uniform        out = a b, in = c d
 
-If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r. With `decompose_both`, W1 is such a product
-if max(a, c) > 2 r. The forward pass does not compute delta W: for x reshaped to [c, d], x delta^T = s W1 x W2^T.
+If max(b, d) > 2 r, W2 is a product of two matrices with inner dimension r. With `decompose_both`, W1 is also a
+product of two matrices if max(a, c) > 2 r. The forward pass does not compute delta W: for x reshaped to [c, d], x
+delta^T = s W1 x W2^T.
 
-Shapes: r rank; in/out features of the adapted linear, factored as in = c * d and out = a * b.
+Shapes: r rank; the adapted linear has c * d input features and a * b output features.
 """
 
 from __future__ import annotations
@@ -104,7 +105,8 @@ class LoKrLinear(LinearAdapter):
         scaling: s, the factor of the update.
         factor: as in `factorize`.
         decompose_both: also decompose a large W1.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(

@@ -4,8 +4,8 @@
     prompt = MLP(LSTM(E))              lstm: bidirectional LSTM of width F, then MLP 2 F -> 2 F -> D
 
 arXiv:2103.10385. E [P, D] and the network are trained. The model uses the prompt as in prompt tuning
-(prompt_tuning.py). Files of Hugging Face PEFT contain the prompt without the network. Training that starts from such a
-file trains the prompt directly (`encoder_reparameterization_type` "none").
+(prompt_tuning.py). Files of Hugging Face PEFT contain the prompt without the network. Training that starts from a
+file of PEFT trains the prompt directly (`encoder_reparameterization_type` "none").
 
 | tensor | start |
 | --- | --- |
@@ -183,7 +183,8 @@ class ComputedPrompt(PromptLayer):
     Args:
         base: token embedding.
         config: options of the method.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: Embedding, config: PTuningConfig, seed: int, name: str) -> None:

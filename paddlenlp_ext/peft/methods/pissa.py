@@ -13,7 +13,7 @@ error is smaller.
     y = x Q(W - s B0 A0)^T + s (dropout(x) A^T) B^T
 
 Files contain a plain LoRA of rank 2r over the original base. Files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
-and PaddleNLP (`pissa: true`) do not contain A0 and B0. When such a file is loaded, A0 and B0 are recomputed from the
+and PaddleNLP (`pissa: true`) do not contain A0 and B0. When these files are loaded, A0 and B0 are recomputed from the
 base with a full SVD, as in PEFT. Files with "pissa_niter_N" are refused, because the randomized SVD of their training
 cannot be recomputed.
 

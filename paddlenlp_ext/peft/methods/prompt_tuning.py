@@ -254,7 +254,8 @@ class PromptEmbedding(PromptLayer):
         base: token embedding.
         num_tokens: P.
         start: one of `INIT_CHOICES`.
-        seed, name: determine the initial values.
+        seed: random seed of the initial values.
+        name: name of the layer; the initial values also depend on the name.
     """
 
     def __init__(self, base: Embedding, num_tokens: int, start: str, seed: int, name: str) -> None:

@@ -6,11 +6,11 @@
 
 QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
-With `inputs` "independent", only the diagonal of R is used (theorem 2). This is cheaper but corrects less.
+With `inputs` "independent", only the diagonal of R is used (theorem 2). The diagonal is cheaper but corrects less.
 
-The paper trains A0 and B0. Here A0 and B0 are frozen, and a new LoRA is trained. Training A0 and B0 at LoRA's usual
-learning rate gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored as
-initial factors with the opposite sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the
+The paper trains A0 and B0. In this package, A0 and B0 are frozen, and a new LoRA is trained. Training A0 and B0 at
+LoRA's usual learning rate gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored
+as initial factors with the opposite sign (`lora/subtracted_init.py`). Files contain a plain LoRA of rank 2r over the
 quantized base.
 
 R is computed from the first batches of the run; training uses these batches again. To compute W - Q(W), the original
@@ -169,7 +169,7 @@ class InputCorrelation:
         Raises:
             ValueError: an input was not finite.
         """
-        assert self._total is not None, "no input was recorded"
+        assert self._total is not None, "at least one input must have been recorded"
         if not bool(paddle.isfinite(self._total).all()):
             raise ValueError("qera: an input in the first batches is not finite; check the first rows of the data")
         values, eigenvectors = _eigh(self._total) if self._correlated else (self._total, None)

@@ -104,7 +104,8 @@ class SHiRALinear(LinearAdapter):
 
     Args:
         rank: r, which determines the number of trained values.
-        seed, name: determine the positions.
+        seed: random seed of the positions.
+        name: name of the layer; the positions also depend on the name.
 
     Raises:
         ValueError: the rank selects more values than the weight has elements.

@@ -1,7 +1,7 @@
 """Trainable tokens: train only the embedding rows of a few tokens, such as chat markers.
 
 `TrainableTokens` in `peft/trainable_token_indices.py` is the adapter layer. A tied lm_head uses the trained rows of the
-embedding. An untied lm_head is adapted only if `target_modules` contains lm_head; it then has its own trained rows.
+embedding. An untied lm_head is adapted only if `target_modules` contains lm_head, which then has separate trained rows.
 Merging writes the rows into the weight.
 """
 

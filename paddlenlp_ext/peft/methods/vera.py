@@ -46,7 +46,9 @@ class Projections:
     """Frozen random matrices that all layers share: `a` [r, max in] and `b` [max out, r].
 
     Args:
-        rank, widest_in, widest_out: r, max in and max out.
+        rank: r.
+        widest_in: maximum number of input features of the adapted layers.
+        widest_out: maximum number of output features of the adapted layers.
         key: seed of the values.
         dtype: dtype of the base.
         stored: save `a` and `b` with the adapter, in addition to `key`.
@@ -92,7 +94,7 @@ class TorchUniform:
 
 
 class VeRAAdapter(Adapter):
-    """Adapter that resumes with the shared matrices of the checkpoint, even if the run's key differs."""
+    """Adapter that resumes with the shared matrices of the checkpoint, even if the run sets another key."""
 
     peft_config: VeRAConfig
 
@@ -100,7 +102,7 @@ class VeRAAdapter(Adapter):
         super().resume_from(stored)
         assert isinstance(stored.config, VeRAConfig)
         key = stored.config.projection_prng_key
-        assert key is not None, "a stored config has the key"
+        assert key is not None, "a stored config must have projection_prng_key"
         pairs = {
             id(layer.projections): layer.projections for _, layer in adapter_layers_of(self.base_model, VeRALinear)
         }

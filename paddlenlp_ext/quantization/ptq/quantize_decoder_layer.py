@@ -108,7 +108,7 @@ def _quantize_experts(
 ) -> None:
     """Quantize the weights of all experts; `names` maps `gate_up_proj`, `down_proj` or both to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
-    assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts are quantized once"
+    assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts must not be quantized already"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
     num_experts, step = experts.num_local, max(1, _STATISTICS_BYTES // moments)
     packed: dict[str, list[list[QuantizedWeight]]] = {part: [] for part in stacks}

@@ -23,7 +23,7 @@ logger = get_logger(__name__)
 
 _OBJECTIVE_SECTIONS = ("preference", "reward")
 _REPORTED_SECTIONS = ("optim", "precision")
-_WITHOUT_EFFECT = ("device", "scale_loss")  # the device may differ, and the loss scale comes from the checkpoint
+_WITHOUT_EFFECT = ("device", "scale_loss")  # a run may resume on another device, and restores the loss scale
 _MAX_PROBLEMS = 5
 
 
@@ -124,12 +124,16 @@ def checkpoint_damage(folder: Path) -> list[str]:
         return [f"{MANIFEST_FILE}: missing"]
     if values.get("step", state.step) != state.step:
         return [f"training_state.json is from step {values['step']}, trainer_state.json from step {state.step}"]
-    logger.warning("%s was written by an earlier version without %s; its files are not verified", folder, MANIFEST_FILE)
+    logger.warning(
+        "the checkpoint %s was written by an earlier version without %s; the files of the checkpoint are not verified",
+        folder,
+        MANIFEST_FILE,
+    )
     return []
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of the preference loss or the reward model have the same values as in the checkpoint.
+    """Check that the options of the preference loss or the reward model have the values of the checkpoint.
 
     Raises:
         ValueError: an option has changed; the message has the old and the new value.

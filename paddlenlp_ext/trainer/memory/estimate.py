@@ -38,15 +38,15 @@ _PROCESS_BYTES = 370e6
 """Bytes that Python, Paddle, the tokenizer and their libraries take before the first tensor is allocated."""
 _LOSS_CHUNK = 256
 """Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. In
-bfloat16, the C++ library uses chunks of 384 positions without a rounded copy of the gradient. Such a chunk needs as
-many bytes as 256 positions with the copy."""
+bfloat16, the C++ library uses chunks of 384 positions without a rounded copy of the gradient. 384 positions without the
+copy need as many bytes as 256 positions with the copy."""
 _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of a C++ op's result that is allocated in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
 """Maximum free memory in the C++ library's blocks, as a fraction of the blocks' peak (ops/csrc/buffers.cpp)."""
 _MMAP_THRESHOLD = 1 << 25
-"""Minimum size in bytes of an allocation that the C library maps separately. Freeing such an allocation returns its
-memory to the system (M_MMAP_THRESHOLD in mallopt(3))."""
+"""Minimum size in bytes of an allocation that the C library maps separately, and returns to the system when it is
+freed (M_MMAP_THRESHOLD in mallopt(3))."""
 _FREE_HEAP = 1.0
 """Freed memory that the C heap retains if the C++ library allocates the large results, as a fraction of the heap's peak
 without weights and optimizer state. Few freed chunks fit a later allocation."""

@@ -71,7 +71,7 @@ def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelRepo
     """Compute the scores of generated labels; surrounding white space is ignored.
 
     Raises:
-        ValueError: there are no outputs, or the number of references differs.
+        ValueError: `outputs` is empty, or `outputs` and `references` differ in length.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(

@@ -41,7 +41,7 @@ def custom_metrics(function: ComputeMetrics, rows: list[dict[str, str]]) -> dict
     """Return the metrics that a user-defined function computes from generated answers.
 
     Args:
-        function: user-defined function; its exceptions propagate.
+        function: user-defined function; exceptions of the function are not caught.
         rows: dicts with the texts src, tgt and output.
 
     Raises:

@@ -29,7 +29,8 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
         equal their reference except for surrounding white space.
 
     Raises:
-        ValueError: there are no outputs, the number of references differs, or a metric library is not installed.
+        ValueError: `outputs` is empty, `outputs` and `references` differ in length, or a metric library is not
+            installed.
     """
     if not outputs or len(outputs) != len(references):
         raise ValueError(

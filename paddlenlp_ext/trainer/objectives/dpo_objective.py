@@ -57,7 +57,7 @@ class PreferenceObjective(Objective):
     def __init__(
         self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward, process_group: ProcessGroup
     ) -> None:
-        assert config.preference is not None, "a preference run has the section preference"
+        assert config.preference is not None, "a preference run must have the section preference"
         self.config, self.options = config, config.preference
         self.model, self.forward_backward, self.process_group = model, forward_backward, process_group
         self._rates_answers = self.options.loss_type == "kto"
@@ -143,7 +143,7 @@ class PreferenceObjective(Objective):
         reference_A = None if batch.reference_logps is None else paddle.to_tensor(batch.reference_logps)
         lengths_A = paddle.to_tensor(lengths)
         if self._rates_answers:
-            assert batch.baseline is not None, "prepare computes the baseline"
+            assert batch.baseline is not None, "prepare must have computed the baseline"
             is_desirable_A = paddle.to_tensor(batch.is_desirable)
             loss = kto_loss(logps_A, reference_A, is_desirable_A, batch.baseline, self.options, lengths_A)
             losses, rewards_A = loss.losses, loss.rewards
@@ -173,7 +173,7 @@ class PreferenceObjective(Objective):
     def after_step(self, step: int) -> None:
         """Copy the trained model to the reference model every `ref_model_update_steps` steps."""
         if self.options.follows_model and step % self.options.ref_model_update_steps == 0:
-            assert self._weights is not None, "begin copies the weights"
+            assert self._weights is not None, "begin must have copied the weights"
             self._weights.copy_model()
 
     def training_state(self) -> dict[str, paddle.Tensor]:

@@ -47,7 +47,7 @@ class RewardObjective(Objective):
     num_sums = NUM_SUMS
 
     def __init__(self, config: RunConfig, model: TrainableModel) -> None:
-        assert config.reward is not None, "a run of a reward model has the section reward"
+        assert config.reward is not None, "a run of a reward model must have the section reward"
         self.config, self.options = config, config.reward
         self._unscored_token_id = model.config.source.get("pad_token_id")
 

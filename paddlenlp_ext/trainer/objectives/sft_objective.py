@@ -38,7 +38,7 @@ class CrossEntropy(Objective):
 
     def build_collate(self, rows: Any, pad_token_id: int, vocab_size: int) -> Collate:
         """Return the function that collates micro-batches of `rows`."""
-        assert self._config is not None, "collation needs the data section of a configuration"
+        assert self._config is not None, "collation requires the data section of a configuration"
         return build_collate(rows, self._config.data, pad_token_id, vocab_size, self._skips)
 
     def num_units(self, batch: PackedBatch) -> int:

@@ -46,7 +46,7 @@ def _widen_gradient(parameter: paddle.Tensor) -> Callable[[], None]:
         nonlocal total
         if not placement_of(parameter).has_float32_gradient:
             return
-        assert parameter.grad is not None, "the hook is called after the gradient is stored"
+        assert parameter.grad is not None, "the gradient must be stored before the hook is called"
         wide = parameter.grad.astype("float32")
         share_storage(wide if total is None else total.add_(wide), parameter.grad)
         total = None

@@ -129,7 +129,10 @@ REFUSED = {
         {"messages": [USER, ANSWER | {"tool_calls": [CALL, CALL]}], "parallel_tool_calls": False},
         "the answer has several tool calls, but parallel_tool_calls is false",
     ),
-    "calls of the user": ({"messages": [USER | {"tool_calls": [CALL]}, ANSWER]}, "only assistant messages may have it"),
+    "calls of the user": (
+        {"messages": [USER | {"tool_calls": [CALL]}, ANSWER]},
+        "only assistant messages may have this field",
+    ),
     "two thoughts": (
         {"messages": [USER, ANSWER | {"reasoning_content": "a", "thinking": "b"}]},
         "thinking differs from the reasoning in reasoning_content; keep one of the two",

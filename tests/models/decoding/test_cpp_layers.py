@@ -138,9 +138,9 @@ def test_cpp_layers_with_adapter_or_hook_runs_op_by_op(monkeypatch):
 @pytest.mark.parametrize(
     ("ids", "positions", "message"),
     [
-        ([[7], [8]], [[21]], "the positions do not match the hidden states"),
-        ([[7]], [[21]], "the cache does not match the hidden states"),
-        ([[7]] * 3, [[21]] * 3, "the cache does not match the hidden states"),
+        ([[7], [8]], [[21]], "positions and hidden states must have the same batch size and length"),
+        ([[7]], [[21]], "cache and hidden states must have the same batch size"),
+        ([[7]] * 3, [[21]] * 3, "cache and hidden states must have the same batch size"),
     ],
 )
 def test_cpp_layers_with_another_number_of_rows_raises(ids, positions, message):

@@ -241,7 +241,7 @@ def test_cpp_model_with_another_number_of_rows_raises():
     model = tiny_model("llama_grouped_heads")
     with paddle.no_grad():
         cache, _ = prefill(model, PROMPTS[:2])
-        with pytest.raises(AssertionError, match="the cache does not match the hidden states"):
+        with pytest.raises(AssertionError, match="cache and hidden states must have the same batch size"):
             step(model, [[7]] * 3, cache)
 
 

@@ -143,7 +143,7 @@ def test_adamw_bf16_triton_keeps_infinity_and_nan(launched):
 def test_adamw_bf16_triton_refuses_stochastic_rounding_to_float16(launched):
     weight = paddle.zeros([5], "float16")
     update = fp32.AdamWUpdate(weight, weight, *bf16.state_of([5]), 0.1, 0.0)
-    with pytest.raises(AssertionError, match="stochastic rounding needs a bfloat16 parameter"):
+    with pytest.raises(AssertionError, match="stochastic rounding requires a bfloat16 parameter"):
         adamw_bf16_triton([bf16.Bf16Update(update, position=DrawPosition(0, 0, 0, 0, 5, 5))], 0.9, 0.99, 1e-8)
 
 

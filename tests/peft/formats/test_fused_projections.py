@@ -154,7 +154,7 @@ def test_adapter_without_a_fused_form_is_stored_by_parts_with_a_warning(config: 
     fused_projections._warn_of_parts.cache_clear()
     with caplog.at_level("WARNING", "paddlenlp_ext.peft"):
         model.save_pretrained(tmp_path)
-    assert "is stored for single projections, a layout that only this package reads" in caplog.text
+    assert "is stored for separate projections, and only this package can load it" in caplog.text
     assert np.array_equal(logits_of(PeftModel.from_pretrained(tiny_phi(), tmp_path)), logits_of(model))
 
 

@@ -93,7 +93,7 @@ def test_choose_checkpoint_with_a_damaged_file_takes_the_one_before(run, caplog_
     assert choose_checkpoint(run, True) == newest and not caplog_package
     damage(newest / file)
     # A manifest of another checkpoint names the files that differ from it.
-    named = "SHA-256 sum differs" if damage is take_older and file == "manifest.json" else file
+    named = "SHA-256 sum is wrong" if damage is take_older and file == "manifest.json" else file
     if file not in ("manifest.json", "trainer_state.json"):
         named += {truncate: ": .* bytes instead of", empty: ": 0 bytes instead of", Path.unlink: ": missing"}.get(
             damage, ""

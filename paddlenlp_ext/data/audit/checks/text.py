@@ -73,7 +73,7 @@ def replacement_character(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit
     return row.search(_REPLACEMENT)
 
 
-@check("wrong encoding", WARNING, "read the source as UTF-8: it was read as Latin-1 or Windows-1252, as in Ã© for é")
+@check("wrong encoding", WARNING, "read the source as UTF-8: read as Latin-1 or Windows-1252, é becomes Ã©")
 def mojibake(row: AuditedRow, _info: TokenizerInfo) -> Iterator[Hit]:
     """Yield UTF-8 text that was decoded as Latin-1 or Windows-1252."""
     return row.search(_MOJIBAKE)

@@ -245,7 +245,8 @@ def launch_deltas(
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         problem: inputs of the forward pass.
-        out, log_sums: results of the forward pass.
+        out: output of the forward pass, [B, S, N, E], contiguous.
+        log_sums: log-sum-exp of the scores from the forward pass, float32 [B, N, S].
         gradient: gradient of `out`, contiguous.
         deltas: float32 [B, N, S]; written.
         sink_parts: float32 [num_sink_parts, N], partial sums of the sink gradients; written. None: not needed.

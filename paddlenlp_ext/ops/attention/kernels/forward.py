@@ -109,7 +109,7 @@ def launch_forward(launch: Callable[..., None], problem: Problem, walk: Walk, ou
     Args:
         launch: function that takes a kernel, its grid, its arguments and its constants.
         problem: inputs of the attention.
-        walk: tile sizes from `SIZES`, and lists of tiles of keys.
+        walk: tile sizes from `SIZES`, and for each tile of queries the list of key tiles to visit.
         out: [B, S, N, E], contiguous; written.
         log_sums: float32 [B, N, S]; written.
     """

@@ -33,7 +33,8 @@ def tile_lists(start_rows_BS: np.ndarray, queries: int, keys: int, of_keys: bool
 
     Args:
         start_rows_BS: int32, for each key the first later query that does not attend to the key.
-        queries, keys: sizes of a tile.
+        queries: number of queries in a tile.
+        keys: number of keys in a tile.
         of_keys: whether to list the tiles of queries for each tile of keys instead.
     """
     length = start_rows_BS.shape[1]
