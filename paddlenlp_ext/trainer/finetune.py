@@ -63,7 +63,8 @@ def finetune(
     """Fine-tune a model. `llm/run_finetune.py` accepts the same keys.
 
     On a CPU, call `configure_runtime()` before Paddle is imported. The call sets the number of threads and the memory
-    allocator of the process, and makes training several times faster. `finetune` does not change these settings.
+    allocator of the process, and makes training several times faster than Paddle's defaults. `finetune` does not change
+    these settings.
 
     Args:
         config: keys and values of a run (docs/configuration.md), or the path of a JSON or YAML file.

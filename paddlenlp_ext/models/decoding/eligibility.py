@@ -79,7 +79,7 @@ def prepared(
 def max_length() -> int:
     """Return the maximum number of new positions of a row in a C++ step; the number of rows is not limited.
 
-    The step computes attention one position at a time. For longer parts of a prompt, the attention op is faster.
+    The step computes attention one position at a time. For more positions, the attention op is faster than the step.
     """
     return library.small_batch_rows(in_bf16=True)
 

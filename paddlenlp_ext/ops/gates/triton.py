@@ -1,7 +1,7 @@
 """Gated activations with Triton kernels, in one launch for the forward pass and one for the backward pass.
 
 The backward pass needs only the inputs. The product has a recompute function (ops/recompute_functions.py). With
-`reuse_inputs`, the gradients overwrite the inputs, so the backward pass allocates two tensors less.
+`reuse_inputs`, the gradients overwrite the inputs, so the backward pass does not allocate two new tensors.
 
 Tested in Triton's interpreter on the CPU (tests/ops/gates/test_triton.py), except for the launch itself.
 Not yet run on a GPU with Paddle.

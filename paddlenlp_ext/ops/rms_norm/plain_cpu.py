@@ -13,7 +13,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 def rms_norm_plain_cpu(x: paddle.Tensor, weight_D: paddle.Tensor, epsilon: float, offset: float = 0.0) -> paddle.Tensor:
-    """Compute `rms_norm` with a custom gradient; matmuls compute the row sums, because reductions are slower."""
+    """Compute `rms_norm` with a custom gradient; row sums are matmuls, because Paddle's reductions are slower."""
     # x is saved for the backward pass. A saved slice would keep the entire sliced tensor in memory.
     x_RD = contiguous(x).reshape([-1, x.shape[-1]])
     return _RmsNorm.apply(x_RD, scale_of(weight_D, offset), epsilon).reshape(x.shape)

@@ -21,7 +21,7 @@ def rope_plain_cpu(
     """Rotate with a matmul by a signed permutation matrix, which maps each pair (a, b) to (-b, a).
 
     The result is bitwise equal to the reference. In Paddle on the CPU, slicing and concatenating the halves, or a
-    broadcast product, would take ten times as long.
+    broadcast product, would take ten times as long as the matmul.
     """
     return _Rope.apply(x_BSNH, cos_BSR, sin_BSR, interleaved)
 

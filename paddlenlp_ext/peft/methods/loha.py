@@ -77,7 +77,7 @@ class LoHaLinear(LinearAdapter):
         self.hada_w2_b = self.new_parameter(np.zeros(right, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; A and B are used instead of delta W if this is cheaper."""
+        """Map x [..., in] to [..., out]; the result is computed from A and B if delta W would cost more."""
         if not self.uses_factors():
             delta = self._hadamard_delta(self.hada_w1_a, self.hada_w1_b, self.hada_w2_a, self.hada_w2_b)
             return self.base(x) + paddle.matmul(x, delta, transpose_y=True)

@@ -6,7 +6,8 @@
 
 QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
-With `inputs` "independent", only the diagonal of R is used (theorem 2). The diagonal is cheaper but corrects less.
+With `inputs` "independent", only the diagonal of R is used (theorem 2). The diagonal costs less time than R, but
+corrects less of the error.
 
 The paper trains A0 and B0. In this package, A0 and B0 are frozen, and a new LoRA is trained. Training A0 and B0 at
 LoRA's usual learning rate gave a higher loss during most of a run (docs/benchmarks/qlora.md). The correction is stored
@@ -316,7 +317,7 @@ def minimize_output_error(
 def _eigh(matrix: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the eigenvalues and eigenvectors of a symmetric matrix, computed in float64.
 
-    On the CPU, NumPy is used, because Paddle takes fifteen times as long.
+    On the CPU, NumPy is used, because Paddle takes fifteen times as long as NumPy.
     """
     if not matrix.place.is_cpu_place():
         values, vectors = paddle.linalg.eigh(matrix.astype("float64"))

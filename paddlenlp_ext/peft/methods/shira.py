@@ -130,7 +130,7 @@ class SHiRALinear(LinearAdapter):
         self.shira_weight = self.new_parameter(np.zeros(count, np.float32))
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        """Map x [..., in] to [..., out]; S is stored as a dense matrix, because Paddle's sparse products are slower."""
+        """Map x [..., in] to [..., out]; S is stored as a dense matrix, because Paddle's sparse products are slow."""
         return self.base(x) + product_with_update(x, self._update, self.shira_weight)
 
     def delta_weight(self) -> paddle.Tensor:
