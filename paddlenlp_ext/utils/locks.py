@@ -182,7 +182,7 @@ if sys.platform != "win32":
 
 @contextmanager
 def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
-    """Hold a lock within the block. If another process holds the lock, wait as long as that process makes progress.
+    """Hold a lock within the block. If another process holds the lock, wait while the other process makes progress.
 
     Args:
         path: the lock file.

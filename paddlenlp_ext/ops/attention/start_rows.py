@@ -56,7 +56,7 @@ def start_rows(layout: AttentionLayout) -> np.ndarray:
     """Return int32 [B, 1, S, 1]: for each key, the first later query of the row that does not attend to the key.
 
     The returned index is the end of the key's document (including its branches), or the first query whose window
-    excludes the key, whichever comes first.
+    excludes the key, if this query comes first.
     """
     starts, lengths = layout.documents()
     ends, parents = starts + lengths, layout.parents()
