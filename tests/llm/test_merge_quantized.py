@@ -124,7 +124,7 @@ def test_merge_peft_params_into_original_weights_reports_the_difference(
     assert np.abs(merged - expected).max() > 0.05
     printed, card = capsys.readouterr().out, (tmp_path / "merged" / "README.md").read_text()
     assert "merged into the original weights" in printed and "merged into: the original weights" in card
-    measured = float(printed.rpartition("differ by ")[2].partition(".\n")[0])
+    measured = float(printed.rpartition("merging by up to ")[2].partition(".\n")[0])
     assert f"trained\n  model by up to {measured:.3g}" in card and measured > 0.05
 
 
