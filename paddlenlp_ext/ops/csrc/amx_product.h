@@ -9,6 +9,7 @@
 #include "transpose.h"
 
 #if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#define PLX_AMX
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -17,7 +18,7 @@
 namespace plx {
 namespace tiles {
 
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
+#ifdef PLX_AMX
 
 constexpr i64 PAIRS = 16;           // pairs in a row of a tile
 constexpr i64 MAX_TRANSPOSED = 32;  // largest depth of a left factor that is transposed
@@ -28,6 +29,9 @@ inline bool request_amx() {
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
 }
 inline const bool HAS_AMX = request_amx();
+
+// Completes earlier stores. GCC does not know which memory the tile instructions read, and could drop stores to it.
+inline void finish_stores() { asm volatile("" ::: "memory"); }
 
 // Configures the tiles of the calling thread for amx_product. Other libraries configure tiles too, so each task of an
 // op has a session. Tiles 0 to 3 are sums; 4 and 5 are factors of 16 pairs, and 6 and 7 of 8 pairs.
@@ -40,6 +44,7 @@ class AmxSession {
             uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
             uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
         } config;
+        finish_stores();
         _tile_loadconfig(&config);
     }
     ~AmxSession() {
@@ -60,6 +65,7 @@ inline bool fits_amx(i64 rows, i64 columns, i64 depth, i64 row_stride, i64 colum
 inline void amx_four_columns(bool accumulate, i64 depth, const PackedPair* a, i64 lda, const PackedPair* b, i64 ldb,
                              float* c, i64 ldc) {
     const i64 a_bytes = lda * 4, b_bytes = ldb * 4, c_bytes = ldc * 4;
+    finish_stores();
     if (accumulate) {
         _tile_loadd(0, c, c_bytes);
         _tile_loadd(1, c + LANES, c_bytes);
@@ -105,6 +111,7 @@ inline void amx_four_columns(bool accumulate, i64 depth, const PackedPair* a, i6
 // amx_four_columns for c [16, 16].
 inline void amx_one_column(bool accumulate, i64 depth, const PackedPair* a, i64 lda, const PackedPair* b, i64 ldb,
                            float* c, i64 ldc) {
+    finish_stores();
     if (accumulate)
         _tile_loadd(0, c, ldc * 4);
     else

@@ -93,7 +93,7 @@ inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns,
 template <class Element>
 inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
                     float* c, i64 ldc) {
-#ifdef __AMX_BF16__
+#ifdef PLX_AMX
     if constexpr (std::is_same_v<Element, PackedPair>)
         if (fits_amx(rows, columns, depth, a.row_stride, a.column_stride))
             return amx_product(accumulate, columns, depth, a.data, a.row_stride, a.column_stride, b, ldb, c, ldc);
