@@ -40,7 +40,8 @@ SANITIZED := env PADDLENLP_EXT_SANITIZE=1 FLAGS_use_system_allocator=1 UBSAN_OPT
 sanitize: .venv/installed-dev
 	$(SANITIZED) LD_LIBRARY_PATH=$$(echo $$PWD/.venv/lib/python3*/site-packages/paddle/libs) \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  $(BIN)/python -m pytest tests/ops tests/models/decoding/test_cpp_layers.py tests/models/decoding/test_cpp_model.py --ignore-glob='tests/ops/*triton*'
+	  $(BIN)/python -m pytest tests/ops tests/models/decoding/test_cpp_layers.py tests/models/decoding/test_cpp_model.py \
+	  tests/models/test_training_blocks.py --ignore-glob='tests/ops/*triton*'
 
 # Entry points of the C++ library on ARM, in an emulator, without Paddle. Debian: g++-aarch64-linux-gnu, qemu-user
 test-portable:
@@ -52,7 +53,7 @@ test-portable:
 
 # Tests of ops with a library for AVX2, and with oneDNN restricted to AVX2.
 test-avx2: .venv/installed-dev
-	PADDLENLP_EXT_LEVEL=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/ops --ignore-glob='tests/ops/*triton*'
+	PADDLENLP_EXT_LEVEL=avx2 ONEDNN_MAX_CPU_ISA=AVX2 $(BIN)/python -m pytest tests/ops tests/models/test_training_blocks.py --ignore-glob='tests/ops/*triton*'
 
 # Line and branch coverage of the fast tests, child processes included; the report is written to build/coverage.
 coverage: .venv/installed-dev

@@ -23,6 +23,7 @@ from tests.common.marks import needs_cpp
 from tests.common.models import ODD_SIZES, TINY_LLAMA
 
 pytestmark = needs_cpp
+needs_bf16 = pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": TINY_LLAMA,
@@ -128,7 +129,7 @@ def test_blocks_over_quantized_weights_equal_layers_op_by_op(monkeypatch, ran):
     check_equal(make_model(CONFIGS["odd sizes, biases"], quantized=True), monkeypatch, ran)
 
 
-@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+@needs_bf16
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("rank", [8, 40])
 def test_blocks_in_bf16_are_as_close_to_float32_as_layers_op_by_op(quantized, rank, monkeypatch, ran):
@@ -141,13 +142,13 @@ def test_blocks_in_bf16_are_as_close_to_float32_as_layers_op_by_op(quantized, ra
         assert 0 < np.linalg.norm(one - true) <= 1.3 * np.linalg.norm(other - true)
 
 
-@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="needs bfloat16 products")
+@needs_bf16
 def test_blocks_over_bf16_weights_equal_layers_op_by_op_within_rounding(monkeypatch, ran):
     """Several roundings by 2^-9 in other places."""
     check_equal(make_model(CONFIGS["llama"], dtype="bfloat16"), monkeypatch, ran, tolerance=2.0**-5)
 
 
-@pytest.mark.parametrize("in_bf16", [False, True])
+@pytest.mark.parametrize("in_bf16", [False, pytest.param(True, marks=needs_bf16)])
 def test_blocks_in_recomputed_layers_return_the_same_bits(in_bf16, monkeypatch, ran):
     model = make_model(CONFIGS["llama"])
     expected = outputs_and_gradients(model, in_bf16)

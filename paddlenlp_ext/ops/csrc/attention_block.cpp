@@ -27,7 +27,7 @@ struct Heads {
 };
 
 // Tensors saved for the backward pass. `attended` is the output of attention, `rounded` the same in the type of the
-// products.
+// products. `normed` and `rounded` are null if no layer that reads them has an update.
 template <class Value>
 struct Saved {
     Heads q, k;
@@ -41,12 +41,13 @@ struct Saved {
         attended = arrays.take<float>(rows * block.o->in);
         log_sums = arrays.take<float>(rows * block.sizes->heads);
         inverse_rms = arrays.take<float>(rows);
-        normed = arrays.take<Value>(rows * block.hidden);
+        const i64 rank = block.q->rank + block.k->rank + block.v->rank;
+        normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
         if constexpr (std::is_same_v<Value, float>)
             rounded = attended;
         else
-            rounded = arrays.take<Value>(rows * block.o->in);
-        inner = arrays.take<Value>(rows * (block.q->rank + block.k->rank + block.v->rank));
+            rounded = block.o->rank == 0 ? nullptr : arrays.take<Value>(rows * block.o->in);
+        inner = arrays.take<Value>(rows * rank);
         o_inner = arrays.take<Value>(rows * block.o->rank);
     }
 };
@@ -113,10 +114,10 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
     {
         const LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
         chunks.run([&](const Chunk& chunk) {
-            Value* const normed = saved.normed + chunk.row * hidden;
+            const GroupInput<Value> normed(saved.normed, chunk.row * hidden, chunk.rows * hidden);
             norm_rows(x + chunk.row * hidden, block.norm, block.epsilon, chunk.rows, hidden,
-                      saved.inverse_rms + chunk.row, normed);
-            qkv.forward(chunk, normed, saved.inner,
+                      saved.inverse_rms + chunk.row, normed.data());
+            qkv.forward(chunk, normed.data(), saved.inner,
                         {saved.q.values + chunk.row * q_width, saved.k.values + chunk.row * kv_width,
                          saved.v + chunk.row * kv_width});
             for (i64 row = chunk.row; row < chunk.row + chunk.rows; ++row) {
@@ -129,9 +130,9 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
     require_ok(attention_forward(block.sizes, block.scale, &tensors, block.attends_in_bf16));
     const LinearGroup<Value> o({block.o}, chunks, rows);
     chunks.run([&](const Chunk& chunk) {
-        Value* const rounded = saved.rounded + chunk.row * inner;
-        convert(saved.attended + chunk.row * inner, rounded, chunk.rows * inner);
-        o.forward(chunk, rounded, saved.o_inner, {y + chunk.row * hidden}, x + chunk.row * hidden);
+        const GroupInput<Value> rounded(saved.rounded, chunk.row * inner, chunk.rows * inner);
+        convert(saved.attended + chunk.row * inner, rounded.data(), chunk.rows * inner);
+        o.forward(chunk, rounded.data(), saved.o_inner, {y + chunk.row * hidden}, x + chunk.row * hidden);
     });
 }
 
@@ -151,7 +152,7 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
             const Converted<Value> gradient(exact, chunk.rows * hidden);
             convert(exact, gradient.data(), chunk.rows * hidden);
             const auto of_u = o.inner_gradient(chunk, saved.o_inner, {gradient.data()});
-            o.multiply_inputs(chunk, of_u, saved.rounded + chunk.row * inner);
+            o.multiply_inputs(chunk, of_u, saved.rounded, chunk.row);
             o.x_gradient(chunk, of_u, {gradient.data()}, attended.data() + chunk.row * inner);
         });
         o.end_backward();
@@ -176,7 +177,7 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
         convert(own_v, v_in.data(), chunk.rows * kv_width);
         const std::vector<const Value*> gradients = {q_in.data(), k_in.data(), v_in.data()};
         const auto of_u = qkv.inner_gradient(chunk, saved.inner, gradients);
-        qkv.multiply_inputs(chunk, of_u, saved.normed + chunk.row * hidden);
+        qkv.multiply_inputs(chunk, of_u, saved.normed, chunk.row);
         if (x_gradient == nullptr) return;
         const i64 at = chunk.row * hidden;
         const PooledArray<float> normed(chunk.rows * hidden);

@@ -10,18 +10,19 @@
 namespace plx {
 namespace {
 
+// Tensors saved for the backward pass; `normed` is null if neither gate nor up has an update.
 template <class Value>
 struct Saved {
     float* inverse_rms;
     Value *normed, *gate, *up, *inner, *down_inner;
 
     Saved(const FeedForwardBlock& block, Arrays& arrays) {
-        const i64 rows = block.positions;
+        const i64 rows = block.positions, rank = block.gate->rank + block.up->rank;
         inverse_rms = arrays.take<float>(rows);
-        normed = arrays.take<Value>(rows * block.hidden);
+        normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
         gate = arrays.take<Value>(rows * block.gate->out);
         up = arrays.take<Value>(rows * block.up->out);
-        inner = arrays.take<Value>(rows * (block.gate->rank + block.up->rank));
+        inner = arrays.take<Value>(rows * rank);
         down_inner = arrays.take<Value>(rows * block.down->rank);
     }
 };
@@ -40,10 +41,10 @@ void forward(const FeedForwardBlock& block, const float* x, float* y, void* memo
     const LinearGroup<Value> columns({block.gate, block.up}, chunks, rows), down({block.down}, chunks, rows);
     chunks.run([&](const Chunk& chunk) {
         const i64 at = chunk.row * hidden, size = chunk.rows * width;
-        norm_rows(x + at, block.norm, block.epsilon, chunk.rows, hidden, saved.inverse_rms + chunk.row,
-                  saved.normed + at);
+        const GroupInput<Value> normed(saved.normed, at, chunk.rows * hidden);
+        norm_rows(x + at, block.norm, block.epsilon, chunk.rows, hidden, saved.inverse_rms + chunk.row, normed.data());
         const PooledArray<float> gate(size), up(size);
-        columns.forward(chunk, saved.normed + at, saved.inner, {gate.data(), up.data()});
+        columns.forward(chunk, normed.data(), saved.inner, {gate.data(), up.data()});
         Value *const own_gate = saved.gate + chunk.row * width, *const own_up = saved.up + chunk.row * width;
         const PooledArray<Value> product(size);
         for_each_vector(size, [&](i64 start, i64 count) {
@@ -81,11 +82,11 @@ void backward(const FeedForwardBlock& block, const float* x, void* memory, const
                 store_part(up.data() + start, g * s * of_product, count);
                 store_part(gate.data() + start, Gate::slope(g, s) * of_product * u, count);
             });
-            down.multiply_inputs(chunk, of_u, product.data());
+            down.multiply_inputs(chunk, of_u, product.data(), 0);
         }
         const std::vector<const Value*> gradients = {gate.data(), up.data()};
         const auto of_u = columns.inner_gradient(chunk, saved.inner, gradients);
-        columns.multiply_inputs(chunk, of_u, saved.normed + at);
+        columns.multiply_inputs(chunk, of_u, saved.normed, chunk.row);
         if (x_gradient == nullptr) return;
         const PooledArray<float> normed(chunk.rows * hidden);
         columns.x_gradient(chunk, of_u, gradients, normed.data());

@@ -12,6 +12,7 @@
 
 #include "gemm.h"
 #include "low_rank.h"
+#include "narrow_product.h"
 #include "pooled_array.h"
 #include "quantized_weight.h"
 #include "row_chunks.h"
@@ -47,6 +48,12 @@ class LinearGroup {
         }
         convert(factors_.data(), factors_in_.data(), rank_ * in_);
         convert(terms_.data(), terms_in_.data(), terms_size());
+        i64 at = 0;
+        for (const BlockLinear* layer : layers) {
+            narrow_.emplace_back(terms_.data() + at, terms_in_.data() + at, layer->rank, layer->out);
+            at += layer->rank * layer->out;
+        }
+        narrow_.emplace_back(factors_.data(), factors_in_.data(), rank_, in_);
     }
 
     // Computes the outputs of a chunk, and `inner` [rank, all rows] of its rows. x, y and the residual start at the
@@ -55,8 +62,7 @@ class LinearGroup {
                  const float* residual = nullptr) const {
         const PooledArray<float> u(rank_ * chunk.rows);
         if (rank_ > 0) {
-            gemm(false, true, rank_, chunk.rows, in_, 1.0f, factors_in_.data(), in_, x, in_, 0.0f, u.data(),
-                 chunk.rows);
+            narrow_.back().multiply(x, chunk.rows, u.data());
             for (i64 k = 0; k < rank_; ++k)
                 convert(u.data() + k * chunk.rows, inner + k * rows_ + chunk.row, chunk.rows);
         }
@@ -95,8 +101,7 @@ class LinearGroup {
             if (layer.b_gradient != nullptr)
                 gemm(false, false, rank, out, chunk.rows, layer.scaling, inner + first * rows_ + chunk.row, rows_, y[i],
                      out, chunk.is_first ? 0.0f : 1.0f, b_sums_->data() + chunk.lane * terms_size() + terms, out);
-            gemm(false, true, rank, chunk.rows, out, 1.0f, terms_in_.data() + terms, out, y[i], out, 0.0f,
-                 of_u.exact.data() + first * chunk.rows, chunk.rows);
+            narrow_[i].multiply(y[i], chunk.rows, of_u.exact.data() + first * chunk.rows);
             first += rank, terms += rank * out;
         }
         convert(of_u.exact.data(), of_u.rounded.data(), rank_ * chunk.rows);
@@ -113,9 +118,10 @@ class LinearGroup {
                  has_start ? 1.0f : 0.0f, to, in_);
     }
 
-    // Adds to the gradients of A.
-    void multiply_inputs(const Chunk& chunk, const InnerGradient& of_u, const Value* x) const {
-        gemm(false, false, rank_, in_, chunk.rows, 1.0f, of_u.rounded.data(), chunk.rows, x, in_,
+    // Adds to the gradients of A. The input of the chunk starts at row `first` of x; x is not read without updates.
+    void multiply_inputs(const Chunk& chunk, const InnerGradient& of_u, const Value* x, i64 first) const {
+        if (rank_ == 0) return;
+        gemm(false, false, rank_, in_, chunk.rows, 1.0f, of_u.rounded.data(), chunk.rows, x + first * in_, in_,
              chunk.is_first ? 0.0f : 1.0f, a_sums_->data() + chunk.lane * rank_ * in_, in_);
     }
 
@@ -176,6 +182,7 @@ class LinearGroup {
     const Converted<Value> factors_in_;
     const PooledArray<float> terms_;  // scaling * B^T [rank, out] of each layer
     const Converted<Value> terms_in_;
+    std::vector<NarrowFactor<Value>> narrow_;  // terms of each layer, then the factors A of all layers
     std::vector<std::unique_ptr<PooledArray<Value>>> dequantized_;
     std::vector<const Value*> weights_;
     std::unique_ptr<PooledArray<float>> a_sums_, b_sums_;

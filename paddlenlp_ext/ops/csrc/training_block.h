@@ -25,4 +25,18 @@ static inline void norm_rows_backward(const float* normed_gradient, const float*
     }
 }
 
+// Input of a group of linear layers, `count` values from `at` on in an array that is saved for the gradients of A. The
+// array is null if no layer has an update; the input is then temporary.
+template <class Value>
+class GroupInput {
+  public:
+    GroupInput(Value* saved, i64 at, i64 count)
+        : temporary_(saved == nullptr ? count : 0), data_(saved == nullptr ? temporary_.data() : saved + at) {}
+    Value* data() const { return data_; }
+
+  private:
+    const PooledArray<Value> temporary_;
+    Value* const data_;
+};
+
 }  // namespace plx
