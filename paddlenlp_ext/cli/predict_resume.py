@@ -54,7 +54,7 @@ class IncompleteFile:
             )
 
     def begin(self) -> int:
-        """Prepare the file for more lines; return the number of complete lines in it.
+        """Prepare the file for more lines; return the number of complete lines in the file.
 
         Raises:
             ValueError: see `check`.

@@ -56,7 +56,7 @@ class PackedBatch:
         row_indices: dataset indices of the rows, in batch order.
         num_tokens: number of positions that are not padding.
         document_parents: for each document of a batch row, the index of the document that it continues and attends to,
-            or None. The attribute is None if no document of the batch continues another document.
+            or None. `document_parents` is None if no document of the batch continues another document.
         padding: number of padding positions at the end of each batch row.
     """
 

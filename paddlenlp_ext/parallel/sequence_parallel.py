@@ -47,7 +47,7 @@ class SequenceShards:
         return [batch, -(-length // self.axis.size), width]
 
     def split(self, full_BSD: paddle.Tensor) -> paddle.Tensor:
-        """Return this rank's slice [B, P, D] of replicated hidden states [B, S, D]; the backward pass all-gathers."""
+        """Return this rank's slice [B, P, D] of replicated hidden states [B, S, D]; the gradient is all-gathered."""
         self.length = full_BSD.shape[1]
         return _Scatter.apply(full_BSD, self.axis, _local_part)
 

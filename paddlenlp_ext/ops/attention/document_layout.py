@@ -180,7 +180,7 @@ def _check_parents(
     """Check that each branch continues the last preceding document without a parent.
 
     Raises:
-        ValueError: a branch continues any other document, or a row has more or fewer entries than documents.
+        ValueError: a branch continues another document, or a row has more or fewer entries than documents.
     """
     if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
         raise ValueError(
