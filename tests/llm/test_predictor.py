@@ -385,7 +385,7 @@ def test_predictor_with_a_short_context_needs_no_lengths(base, monkeypatch, capl
     with caplog.at_level("INFO"):
         predict.predict(parse_arguments(["--model_name_or_path", str(base), "--decode_strategy", "greedy_search"]))
     assert chosen[0]["max_new_tokens"] == 128
-    assert "src_length and max_length 128, because the context has 256 tokens" in caplog.text
+    assert "src_length and max_length set to 128, because the context has 256 tokens" in caplog.text
 
 
 def test_predictor_command_mistake_exits_with_2():

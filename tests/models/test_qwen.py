@@ -168,7 +168,9 @@ def test_generate_of_qwen_beyond_seq_length_raises():
     """Published models scale queries and frequencies of longer sequences, unless both settings are off."""
     model = AutoModelForCausalLM.from_config(CONFIG)
     assert len(model.generate([[1, 2]], max_new_tokens=30, eos_token_id=None)[0]) == 30
-    with pytest.raises(ValueError, match=r"prompt 1 has 3 tokens and may get 30 new ones, .* pass max_total_length=32"):
+    with pytest.raises(
+        ValueError, match=r"prompt 1 has 3 tokens and may get 30 new tokens, .* pass max_total_length=32"
+    ):
         model.generate([[1, 2], [1, 2, 3]], max_new_tokens=30)
     assert len(model.generate([[1, 2, 3]], max_new_tokens=30, max_total_length=32, eos_token_id=None)[0]) == 29
     for changes in (

@@ -44,7 +44,7 @@ def test_load_compute_metrics_imports_a_function_from_the_current_folder(module)
     ("path", "words"),
     [
         ("words", "'words' is not a dotted path; write module.name, or file.py:name"),
-        ("absent_module.words", r"absent_module cannot be imported \(ModuleNotFoundError.*put absent_module\.py"),
+        ("absent_module.words", r"absent_module cannot be imported \(ModuleNotFoundError.*put the module in"),
         ("broken.words", r"broken cannot be imported \(ZeroDivisionError: division by zero\)"),
         ("metrics_of_test.other", r"other does not exist in .*metrics_of_test\.py"),
         ("metrics_of_test.SIZE", "metrics_of_test.SIZE is not a function"),
