@@ -5,7 +5,7 @@ The layer then runs op by op, and the reason is logged once at DEBUG.
 
 | check | covered |
 | --- | --- |
-| pass | float32 activations on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
+| pass | with gradients, in float32 on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
 | recomputation | whole layers, or none |
 | attention | grouped-query attention, with QK norms per head; no ALiBi and no sinks |
 | feed-forward | SwiGLU and GeGLU |
@@ -17,20 +17,21 @@ Shapes: B batch, S sequence, D hidden.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import paddle
 
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.feed_forward import FeedForward
-from paddlenlp_ext.nn.recompute import selects_regions
+from paddlenlp_ext.nn.recompute import is_recomputed, selects_regions
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.gates import geglu, swiglu
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
+from paddlenlp_ext.ops.tensor_utils import needs_grad
 from paddlenlp_ext.ops.training_blocks import (
     AdaptedLinear,
     BlockAttention,
@@ -48,6 +49,7 @@ def run_attention_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInput
     reason = _pass_reason(layer, norm, x_BSD, inputs) or _attention_reason(attention, norm.epsilon)
     linears: dict[str, AdaptedLinear] = {}
     reason = reason or _take_linears(attention, ("q_proj", "k_proj", "v_proj", "o_proj"), linears)
+    reason = reason or _gradient_reason(x_BSD, linears)
     if reason is not None:
         _log("attention", reason)
         return None
@@ -69,6 +71,7 @@ def run_feed_forward_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionIn
     reason = _pass_reason(layer, norm, x_BSD, inputs) or _feed_forward_reason(mlp)
     linears: dict[str, AdaptedLinear] = {}
     reason = reason or _take_linears(mlp, ("gate_proj", "up_proj", "down_proj"), linears)
+    reason = reason or _gradient_reason(x_BSD, linears)
     if reason is not None:
         _log("feed-forward", reason)
         return None
@@ -94,6 +97,12 @@ def _take_linears(block: Any, names: Sequence[str], linears: dict[str, AdaptedLi
         if len({uses_bf16(each.base.weight) for each in linears.values()}) > 1
         else None
     )
+
+
+def _gradient_reason(x_BSD: paddle.Tensor, linears: Mapping[str, AdaptedLinear]) -> str | None:
+    """Return why a pass without gradients runs op by op: its bits are then the same for trained and frozen weights."""
+    factors = [factor for each in linears.values() for factor in each.factors]
+    return None if is_recomputed() or needs_grad(x_BSD, *factors) else "the pass needs no gradients"
 
 
 def _pass_reason(layer: Any, norm: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> str | None:

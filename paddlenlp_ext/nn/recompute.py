@@ -109,6 +109,11 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
     return function(*arguments)
 
 
+def is_recomputed() -> bool:
+    """Return whether the current pass is through a layer that the backward pass recomputes, or is its recomputation."""
+    return _current[-1] is not None
+
+
 def selects_regions() -> bool:
     """Return whether the current plan saves or recomputes single regions of a layer."""
     state = _current[-1]
