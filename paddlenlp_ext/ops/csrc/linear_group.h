@@ -26,12 +26,6 @@ static inline void convert(const float* from, float* to, i64 count) {
 }
 static inline void convert(const float* from, bf16* to, i64 count) { copy_values(from, to, count); }
 
-// to [columns, rows] = factor * from^T.
-static inline void transpose_scaled(const float* from, i64 rows, i64 columns, float factor, float* to) {
-    for (i64 r = 0; r < rows; ++r)
-        for (i64 c = 0; c < columns; ++c) to[c * rows + r] = factor * from[r * columns + c];
-}
-
 template <class Value>
 class LinearGroup {
   public:
@@ -138,8 +132,6 @@ class LinearGroup {
     }
 
   private:
-    static constexpr i64 FEW_RANKS = 16;  // up to this rank, start_outputs is faster than a product
-
     i64 sum(i64 BlockLinear::* size) const {
         i64 total = 0;
         for (const BlockLinear* layer : layers_) total += layer->*size;

@@ -12,6 +12,7 @@
 #include <type_traits>
 
 #include "gemm.h"
+#include "low_rank.h"
 #include "scratch.h"
 
 namespace plx {
@@ -29,21 +30,31 @@ const Value* converted(const float* from, i64 count, ScratchSlot slot) {
     }
 }
 
-void transpose(const float* from, float* to, i64 rows, i64 columns) {
-    for (i64 r = 0; r < rows; ++r)
-        for (i64 c = 0; c < columns; ++c) to[c * rows + r] = from[r * columns + c];
+// y [rows, width] += u^T F with u [rank, rows] and F [rank, width], for a few ranks.
+void add_low_rank(const float* u, const float* factors, i64 rank, i64 width, i64 rows, float* y) {
+    parallel_for_rows(rows, width, [=](i64 begin, i64 end) {
+        float* const own = y + begin * width;
+        start_outputs(own, nullptr, u + begin, rows, factors, rank, width, end - begin, own);
+    });
 }
 
 template <class Value>
 void forward(const Value* x, float* y, const float* a, const float* b, Value* inner, i64 rows, i64 in, i64 out,
              i64 rank, float scaling) {
+    float* exact;
     if constexpr (std::is_same_v<Value, float>) {
-        gemm(false, true, rank, rows, in, 1.0f, a, in, x, in, 0.0f, inner, rows);
+        exact = inner;
+        gemm(false, true, rank, rows, in, 1.0f, a, in, x, in, 0.0f, exact, rows);
     } else {
-        float* exact = scratch<float>(SCRATCH_B, rows * rank);
+        exact = scratch<float>(SCRATCH_B, rows * rank);
         gemm(false, true, rank, rows, in, 1.0f, converted<Value>(a, rank * in, SCRATCH_A), in, x, in, 0.0f, exact,
              rows);
         round_to_bf16(exact, inner, rows * rank);
+    }
+    if (rank <= FEW_RANKS) {
+        float* const terms = scratch<float>(SCRATCH_A, rank * out);
+        transpose_scaled(b, out, rank, scaling, terms);
+        return add_low_rank(exact, terms, rank, out, rows, y);
     }
     const Value* b_in = converted<Value>(b, out * rank, SCRATCH_A);
     gemm(true, true, rows, out, rank, scaling, inner, rows, b_in, rank, 1.0f, y, out);
@@ -56,17 +67,18 @@ void backward(const Value* x, const Value* y_gradient, const float* a, const flo
     float* narrow = scratch<float>(SCRATCH_C, rank * (rows > out ? rows : out));
     if (b_gradient != nullptr) {
         gemm(false, false, rank, out, rows, scaling, inner, rows, y_gradient, out, 0.0f, narrow, out);
-        transpose(narrow, b_gradient, rank, out);
+        transpose_scaled(narrow, rank, out, 1.0f, b_gradient);
     }
     if (a_gradient == nullptr && x_gradient == nullptr) return;
     float* b_transposed = scratch<float>(SCRATCH_B, rank * out);
-    transpose(b, b_transposed, out, rank);
+    transpose_scaled(b, out, rank, 1.0f, b_transposed);
     const Value* b_in = converted<Value>(b_transposed, rank * out, SCRATCH_D);
     gemm(false, true, rank, rows, out, scaling, b_in, out, y_gradient, out, 0.0f, narrow, rows);
     const Value* inner_gradient = converted<Value>(narrow, rank * rows, SCRATCH_D);
     if (a_gradient != nullptr)
         gemm(false, false, rank, in, rows, 1.0f, inner_gradient, rows, x, in, 0.0f, a_gradient, in);
     if (x_gradient == nullptr) return;
+    if (rank <= FEW_RANKS) return add_low_rank(narrow, a, rank, in, rows, x_gradient);
     const Value* a_in = converted<Value>(a, rank * in, SCRATCH_B);
     gemm(true, false, rows, in, rank, 1.0f, inner_gradient, rows, a_in, in, 1.0f, x_gradient, in);
 }

@@ -9,6 +9,14 @@
 
 namespace plx {
 
+constexpr i64 FEW_RANKS = 16;  // up to this rank, start_outputs is faster than a product
+
+// to [columns, rows] = factor * from^T.
+static inline void transpose_scaled(const float* from, i64 rows, i64 columns, float factor, float* to) {
+    for (i64 r = 0; r < rows; ++r)
+        for (i64 c = 0; c < columns; ++c) to[c * rows + r] = factor * from[r * columns + c];
+}
+
 // y [COUNT, width]; residual [COUNT, width] or null; bias [width] or null; u [rank, stride], from the column of the
 // first row on; factors F [rank, width].
 template <int COUNT>
