@@ -226,11 +226,12 @@ class Attention(AttentionLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend to the visible positions; map [B, S, D] to [B, S, D]."""
-        return self.from_projections(recompute_region("attention_column_ln", self._project, x_BSD), inputs)
+        # No variable holds the projections, so that `attend` can free them.
+        return self._project_out(self.attend(recompute_region("attention_column_ln", self._project, x_BSD), inputs))
 
     def from_projections(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
         """Attend with the outputs of the layers in `input_names`, each [B, S, heads * H]; return [B, S, D]."""
-        return recompute_region("attention_row_ln", self.o_proj, self.attend(projected, inputs))
+        return self._project_out(self.attend(projected, inputs))
 
     def attend(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
         """Attend with projected queries, keys and values; return the input of `o_proj`, [B, S, heads * H]."""
@@ -256,6 +257,9 @@ class Attention(AttentionLayer):
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
+
+    def _project_out(self, attended_BSE: paddle.Tensor) -> paddle.Tensor:
+        return recompute_region("attention_row_ln", self.o_proj, attended_BSE)
 
     def _norm_and_rotate(
         self, q_BSE: paddle.Tensor, k_BSE: paddle.Tensor, inputs: AttentionInputs
