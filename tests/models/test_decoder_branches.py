@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import paddle
 import pytest
@@ -12,6 +10,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.adapters import FAMILIES, MORE_FAMILIES
+from tests.common.arrays import GRADIENT_ROUNDING
 
 PROMPT = np.random.default_rng(0).integers(0, 61, 19)
 ANSWERS = [np.random.default_rng(seed).integers(0, 61, size) for seed, size in ((1, 7), (2, 4))]
@@ -21,12 +20,6 @@ CONFIGS = {
     "window": {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 9},
     "latent": MORE_FAMILIES["latent"],
 }
-ROUNDING = 2.0**-24 * math.sqrt(2 * 30 * 61)
-"""Relative difference of two float32 gradients whose sums have another order.
-
-A sum of up to 61 terms (the vocabulary) has an error of about sqrt(61) unit roundoffs. Errors of the about 30 matmuls,
-norms and softmaxes through which a gradient depends on the weights, in both computations, add up like random numbers.
-"""
 
 
 def build(config: str) -> CausalLM:
@@ -64,7 +57,7 @@ def test_loss_of_answers_after_a_shared_prompt_equals_that_of_separate_rows(conf
     assert shared == pytest.approx(separate, rel=1e-6)
     for name, gradient in gradients.items():
         difference = np.linalg.norm(shared_gradients[name] - gradient)
-        assert difference <= ROUNDING * np.linalg.norm(gradient), name
+        assert difference <= GRADIENT_ROUNDING * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize("backend", [None, "blocks"])
