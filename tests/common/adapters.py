@@ -53,6 +53,13 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 7.0,
         "tie_word_embeddings": True,
     },
+    "convolutions": {
+        **_SIZES,
+        "model_type": "lfm2",
+        "full_attn_idxs": [1],
+        "block_auto_adjust_ff_dim": False,
+        "tie_embedding": False,
+    },
     "parallel": {**_SIZES, "model_type": "cohere2", "sliding_window": 5, "layer_norm_eps": 1e-5, "logit_scale": 0.3},
     "sinks": {
         **_SIZES,

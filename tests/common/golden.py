@@ -44,9 +44,8 @@ class ArrayWeights(WeightSource):
 
 
 _NAMES = {
-    "afmoe": {"mlp.gate.weight": "mlp.router.gate.weight", "mlp.gate.e_score_correction_bias": "mlp.expert_bias"},
+    "afmoe": {"mlp.router.gate.e_score_correction_bias": "mlp.expert_bias"},
     "lfm2_moe": {"feed_forward.gate.e_score_correction_bias": "feed_forward.expert_bias"},
-    "hunyuan_v1_moe": {"mlp.gate.weight": "mlp.gate.wg.weight"},
 }
 """Model type -> name of a parameter -> its name in transformers."""
 

@@ -83,6 +83,7 @@ SEQUENCE = [
     Case("sp-lora-tables", {**TENSOR, "sequence_parallel": True}, {}, "lora", {**TABLES, "dropout": 0.2}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
+LFM2 = {"model_type": "lfm2", "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_bias": True}
 SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
@@ -93,6 +94,9 @@ FAMILIES = [
     Case("sp-sft-fused", {**TENSOR, "sequence_parallel": True}, {"model_type": "phi3", "partial_rotary_factor": 0.5}),
     Case("lora-fused", TENSOR, {"model_type": "phi3"}, "lora", {"rank": 4}),
     Case("sp-sft-glm4", {**TENSOR, "sequence_parallel": True}, {"model_type": "glm4", "head_dim": 8}),
+    Case("sft-apertus", TENSOR, {"model_type": "apertus", "rope_theta": 1e4}),
+    Case("sp-sft-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2),
+    Case("sp-lora-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2, "lora", {"rank": 4}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 MIXTRAL = {

@@ -1,6 +1,7 @@
 """Requirements of every PEFT method, tested for the registry, so that a new method needs no edit here.
 
-The models have plain linear layers, biases and tied embeddings (qwen2), experts, latent attention, or both.
+The models have plain linear layers, biases and tied embeddings (qwen2), experts, latent attention, or both. One model
+has short convolutions.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, TOLERANCE,
 CASES = [
     *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
     *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
+    *case_keys({name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"}, ["convolutions"]),
 ]
 SAME_START_FOR_EVERY_SEED = (
     *("boft", "ia3", "ln_tuning", "miss", "oft", "olora"),
@@ -186,7 +188,7 @@ def test_get_peft_model_unknown_target_suggests_the_nearest(case: Case):
     switch = case.method.switch
     if "target_modules" not in {field.name for field in dataclasses.fields(PEFT_METHODS.get(switch))}:
         pytest.skip(f"{switch} has no targets to choose")
-    typos = {"ln_tuning": ("imput_layernorm", "input_layernorm"), "trainable_tokens": ("embed_token", "embed_tokens")}
+    typos = {"ln_tuning": ("nrom", "norm"), "trainable_tokens": ("embed_token", "embed_tokens")}
     typo, name = typos.get(switch, ("o_porj", "o_proj"))
     with pytest.raises(ValueError, match=rf"_target_modules: '{typo}' matches no .*did you mean '{name}'"):
         get_peft_model(plain_base(case.family), default_config(switch, target_modules=[typo]))

@@ -27,13 +27,12 @@ class RenamedTensors(FileLayout):
     def __init__(self, names: Mapping[str, str], in_adapters: bool = False) -> None:
         self._to_files = _patterns(names)
         self._to_memory = _patterns({file: memory for memory, file in names.items()})
-        # Components with another name in files, such as {"down_proj": "w2"}; renames entries of `target_modules`.
-        self._components: dict[str, str] = {}
+        # Parts of names that differ in files, such as {"down_proj": "w2"}; renames entries of `target_modules`.
+        self._parts: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
-            pairs = zip(memory.split("."), file.split("."), strict=True)
-            self._components |= {own: stored for own, stored in pairs if own != stored}
-        self._stored_components = {stored: own for own, stored in self._components.items()}
-        assert len(self._components) == len(self._stored_components), "components of adapters must have unique names"
+            self._parts |= _different_parts(memory, file)
+        self._stored_parts = {stored: own for own, stored in self._parts.items()}
+        assert len(self._parts) == len(self._stored_parts), "parts of names in adapters must be unique"
 
     def open(self, source: WeightSource) -> WeightSource:
         return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
@@ -50,7 +49,7 @@ class RenamedTensors(FileLayout):
 
     @property
     def renames_adapters(self) -> bool:
-        return bool(self._components)
+        return bool(self._parts)
 
     def name_in_adapters(self, name: str) -> str:
         return _renamed(name, self._to_files) if self.renames_adapters else name
@@ -59,10 +58,10 @@ class RenamedTensors(FileLayout):
         return _renamed(name, self._to_memory) if self.renames_adapters else name
 
     def target_in_adapters(self, target: str) -> str:
-        return _with_components(target, self._components)
+        return _with_parts(target, self._parts)
 
     def target_from_adapters(self, target: str) -> str:
-        return _with_components(target, self._stored_components)
+        return _with_parts(target, self._stored_parts)
 
 
 class _RenamedWeights(WeightSource):
@@ -93,9 +92,21 @@ def _patterns(names: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
     ]
 
 
-def _with_components(target: str, components: Mapping[str, str]) -> str:
-    """Rename the components of a dotted name or of a pattern for dotted names."""
-    return re.sub(r"\w+", lambda found: components.get(found[0], found[0]), target)
+def _different_parts(memory: str, file: str) -> dict[str, str]:
+    """Return the components that differ between two dotted names; the last two components if the lengths differ."""
+    own, stored = memory.split("."), file.split(".")
+    if len(own) != len(stored):
+        common = len(own) - 2
+        return {".".join(own[common:]): ".".join(stored[common:])}
+    return {left: right for left, right in zip(own, stored, strict=True) if left != right}
+
+
+def _with_parts(target: str, parts: Mapping[str, str]) -> str:
+    """Rename parts of a dotted name or of a pattern for dotted names, except the stacked weights of experts."""
+    if not parts:
+        return target
+    longest_first = "|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
+    return re.sub(rf"(?<!\w)(?<!experts\.)({longest_first})(?!\w)", lambda found: parts[found[0]], target)
 
 
 def _renamed(name: str, patterns: list[tuple[re.Pattern[str], str]]) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.moe_config import EXPERT_FILES, expert_differences
@@ -19,9 +21,9 @@ from paddlenlp_ext.nn.routers import RouterOptions
 from paddlenlp_ext.sharding_spec import TensorPlan
 
 _TENSOR_PLAN: TensorPlan = {**QWEN3_TENSOR_PLAN, "model.layers.*.self_attn.gate_proj": "colwise"}
-_FILES = StackedExperts(
-    EXPERT_FILES,
-    {"mlp.gate.weight": "mlp.router.gate.weight", "mlp.gate.e_score_correction_bias": "mlp.expert_bias"},
+_FILES = RenamedExperts(
+    RenamedTensors({"model.layers.*.mlp.gate": "model.layers.*.mlp.router.gate"}, in_adapters=True),
+    StackedExperts(EXPERT_FILES, {"mlp.gate.e_score_correction_bias": "mlp.expert_bias"}),
 )
 
 

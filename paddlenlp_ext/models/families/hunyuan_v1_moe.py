@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, Key
 from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
@@ -15,13 +16,14 @@ from paddlenlp_ext.models.families.hunyuan_v1_dense import (
     complete_hunyuan,
     hunyuan_differences,
 )
-from paddlenlp_ext.models.moe_config import EXPERT_FILES, expert_differences
+from paddlenlp_ext.models.moe_config import EXPERT_LAYOUT, expert_differences
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.experts import ExpertShape
 from paddlenlp_ext.nn.routers import RouterOptions
 
-_ROUTER = "mlp.gate.wg"
-_FILES = StackedExperts(EXPERT_FILES, {"mlp.gate.weight": f"{_ROUTER}.weight"})
+_FILES = RenamedExperts(
+    RenamedTensors({"model.layers.*.mlp.gate": "model.layers.*.mlp.gate.wg"}, in_adapters=True), EXPERT_LAYOUT
+)
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -73,7 +75,7 @@ ARCHITECTURES.register("hunyuan_v1_moe")(
         {
             **HUNYUAN_NAMES,
             **ROUTED_EXPERTS,
-            "ffn_gate_inp": _ROUTER,
+            "ffn_gate_inp": "mlp.gate.wg",
             "ffn_gate_shexp": "mlp.shared_mlp.gate_proj",
             "ffn_up_shexp": "mlp.shared_mlp.up_proj",
             "ffn_down_shexp": "mlp.shared_mlp.down_proj",

@@ -14,6 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.formats.adapter_config import SPLIT_FIELD
 
 _NAMES_OF_LAYERS = (
     *("target_modules", "target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern"),
@@ -32,10 +33,12 @@ def with_targets(config: PeftConfig, rename: Callable[[str], str]) -> PeftConfig
 
 
 def renamed_fields(fields: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """Return the fields of adapter_config.json with renamed layers."""
-    return {
+    """Return the fields of adapter_config.json with renamed layers, including the fields of projections."""
+    renamed = {
         name: _renamed(value, rename) if name in _NAMES_OF_LAYERS and value else value for name, value in fields.items()
     }
+    split = fields.get(SPLIT_FIELD)
+    return {**renamed, SPLIT_FIELD: {**split, "fields": renamed_fields(split["fields"], rename)}} if split else renamed
 
 
 def with_plain_targets(fields: Mapping[str, Any], layers: Sequence[str]) -> dict[str, Any]:

@@ -59,7 +59,7 @@ from tests.golden.cases.model_cases import CASES, make_inputs
 ADAPTERS = {
     "all_linear": LoRAConfig(rank=4),
     "rslora_some": LoRAConfig(rank=4, alpha=6, rslora=True, target_modules=["q_proj", "down_proj"]),
-    "attention": LoRAConfig(rank=4, target_modules=[".*self_attn.*"]),
+    "attention": LoRAConfig(rank=4, target_modules=[r".*self_attn\.(?!gate_proj).*"]),
     "one_layer": LoRAConfig(rank=3, target_modules=[r".*layers\.1\..*(up|v)_proj"]),
     "lokr": LoKrConfig(),
     "lokr_decomposed": LoKrConfig(rank=2, alpha=3, factor=4, decompose_both=True),
@@ -103,11 +103,14 @@ ADAPTERS = {
 EVERYWHERE = {"all_linear": ADAPTERS["all_linear"]}
 OF_ATTENTION = {"attention": ADAPTERS["attention"]}
 """Adapters of models with experts: PEFT takes `gate_proj` in `target_modules` for experts (peft_experts.py)."""
-FUSED = {
-    **{name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")},
-    "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=["gate_up_proj"]),
-}
+FUSED = {name: ADAPTERS[name] for name in ("rslora_some", "one_layer", "dora", "pissa", "modules_to_save")}
 """Adapters of models whose files have fused layers; PEFT adapts those."""
+
+
+def of_fused_layers(model: CausalLM) -> dict[str, LoRAConfig]:
+    """Return the adapters of a model whose files have fused layers, one of which is saved."""
+    *_, fused = model.config.fused_layers
+    return {**FUSED, "parts_to_save": LoRAConfig(rank=4, target_modules=["o_proj"], modules_to_save=[fused])}
 
 
 def of_feed_forward(model: CausalLM) -> dict[str, LoRAConfig]:
@@ -159,7 +162,7 @@ def main() -> None:
     for case in CASES:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
-        chosen = EVERYWHERE if not model.config.fused_layers else {**EVERYWHERE, **FUSED}
+        chosen = {**EVERYWHERE, **(of_fused_layers(model) if model.config.fused_layers else {})}
         if model.config.experts is not None:
             shape = next(filter(None, model.config.experts), None)
             chosen = {

@@ -47,7 +47,9 @@ def trained(family: str, config: LoRAConfig) -> PeftModel:
 
 @pytest.mark.parametrize("family", FEED_FORWARD)
 @pytest.mark.parametrize(
-    "targets", [None, ["down_proj", "o_proj"], [r".*layers\.0\..*(down|o)_proj"]], ids=["all", "leaves", "pattern"]
+    "targets",
+    [None, ["down_proj", "o_proj"], [r".*layers\.0\..*(down|o)_proj"], [r".*layers\.1\..*(up|q)_proj"]],
+    ids=["all", "leaves", "pattern", "pattern_of_projections"],
 )
 def test_adapter_is_stored_under_the_names_of_peft_and_loads_again(family, targets, tmp_path):
     model = trained(family, LoRAConfig(rank=3, target_modules=targets))
@@ -62,6 +64,12 @@ def test_adapter_is_stored_under_the_names_of_peft_and_loads_again(family, targe
     assert stored == {layer.rpartition(".")[2] for layer in layers}
     again = PeftModel.from_pretrained(new_model(family), tmp_path)
     np.testing.assert_array_equal(logits(again), logits(model))
+
+
+def test_target_modules_may_have_the_names_of_files():
+    model = get_peft_model(new_model("lfm2_convolutions"), LoRAConfig(rank=2, target_modules=["w2", "in_proj"]))
+    adapted = {name.partition(".lora_")[0].split(".", 3)[3] for name in model.adapter_state()}
+    assert adapted == {"mlp.down_proj", "conv.b_proj", "conv.c_proj", "conv.u_proj"}
 
 
 def test_adapter_that_peft_trained_on_fused_and_renamed_layers_loads(tmp_path):
@@ -99,4 +107,4 @@ def test_adapter_that_peft_trained_on_fused_and_renamed_layers_loads(tmp_path):
     parts = (*np.split(update["input_linear"], 2), update["output_linear"])
     for linear, delta in zip((mlp.gate_proj, mlp.up_proj, mlp.down_proj), parts, strict=True):
         linear.weight.set_value(linear.weight + paddle.to_tensor(delta))
-    np.testing.assert_allclose(found, logits(model), rtol=0, atol=1e-5)
+    np.testing.assert_allclose(found, logits(model), rtol=0, atol=5e-5)
