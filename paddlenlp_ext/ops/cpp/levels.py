@@ -42,8 +42,12 @@ def _levels() -> tuple[Level, ...]:
     vnni = ("-march=x86-64-v4", "-mavx512vnni")
     bf16 = (*vnni, "-mavx512bf16")
     return (
-        # oneDNN itself detects AMX. In this library, AMX affects only the result of `has_int8_products` (csrc/api.h).
-        Level("amx", (*bf16, "-mamx-tile", "-mamx-bf16"), avx512 | {"avx512_vnni", "avx512_bf16", "amx_bf16"}),
+        # oneDNN detects AMX itself; AMX changes only the products of 8-bit integers in the library (int8_tiles.h).
+        Level(
+            "amx",
+            (*bf16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+            avx512 | {"avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "amx_int8"},
+        ),
         Level("avx512-bf16", bf16, avx512 | {"avx512_vnni", "avx512_bf16"}),
         Level("avx512-vnni", vnni, avx512 | {"avx512_vnni"}),
         Level("avx512", ("-march=x86-64-v4",), avx512),

@@ -390,8 +390,7 @@ Status quantized_linear_input_gradient(const void* gradient, const QuantizedWeig
 
 // -- linear in 8-bit integers, with rows of x, of the gradient and of the weight rounded to int8 ----------------------
 
-// Sets `result` to 1 if the library is compiled for a processor with VNNI and without AMX tiles, and to 0 otherwise.
-// AMX tiles multiply bfloat16 four times as fast as AVX-512-VNNI multiplies bytes.
+// Sets `result` to 1 if 8-bit products are the fastest products of the processor, otherwise to 0.
 Status has_int8_products(i64* result);
 
 // Rounds blocks of 128 values of the rows of x [rows, width] to `values` [rows, padded width] times `scales` [rows,

@@ -3,7 +3,7 @@
 //
 // A thread copies a panel of W into the layout of the instructions, and multiplies a part of the rows with the panel.
 
-#include "int8_product.h"
+#include "int8_tiles.h"
 #include "quantized_weight.h"
 #include "scratch.h"
 #include "transpose.h"
@@ -163,18 +163,14 @@ void multiply(const int8::Rows& rows, i64 count, const float* factors, const flo
             panel.bias[c] = bias == nullptr ? 0.0f : bias[first + c];
         }
         pack(first, own, panel.bytes);
-        int8::product(rows.from(first_row), own_rows, panel, y + first_row * columns + first, own, columns);
+        int8::product_with_tiles(rows.from(first_row), own_rows, panel, y + first_row * columns + first, own, columns);
     });
 }
 
 }  // namespace
 
 Status has_int8_products(i64* result) {
-#if defined(__AMX_BF16__)
-    *result = 0;
-#else
-    *result = int8::HAS_INSTRUCTIONS;
-#endif
+    *result = int8::are_fastest();
     return OK;
 }
 

@@ -99,6 +99,15 @@ __attribute__((noinline)) static void add_block(const int8_t* values, i64 stride
             totals[r * VECTORS + v] += __builtin_convertvector(sums[r][v], Floats) * scales[r * blocks];
 }
 
+// Stores a row's values total * column scale + bias, as many as fit, at the columns from `column` < `columns` on.
+static inline void store_scaled(Floats total, const Panel& panel, i64 column, float* y, i64 columns) {
+    const Floats result = total * load_as<Floats>(panel.scales + column) + load_as<Floats>(panel.bias + column);
+    if (columns - column >= SUM_LANES)
+        std::memcpy(y + column, &result, sizeof result);
+    else
+        std::memcpy(y + column, &result, size_t(columns - column) * sizeof(float));
+}
+
 // y[r, c] = total(r, c) * column scale + bias for COUNT rows and the first `columns` columns of a panel, where a total
 // is the sum of the exact sums of the blocks times their scales. `stride` is the row stride of y.
 template <int COUNT>
@@ -108,15 +117,8 @@ static void product_of_rows(const Rows& rows, const Panel& panel, float* y, i64 
         add_block<COUNT>(rows.values + k, rows.stride, rows.stride - k < BLOCK ? rows.stride - k : BLOCK,
                          panel.bytes + k * COLUMNS, rows.scales + block, rows.offsets + block, rows.blocks, totals);
     for (int r = 0; r < COUNT; ++r)
-        for (int v = 0; v < VECTORS; ++v) {
-            const i64 first = v * SUM_LANES, count = columns - first;
-            const Floats result =
-                totals[r * VECTORS + v] * load_as<Floats>(panel.scales + first) + load_as<Floats>(panel.bias + first);
-            if (count >= SUM_LANES)
-                std::memcpy(y + r * stride + first, &result, sizeof result);
-            else if (count > 0)
-                std::memcpy(y + r * stride + first, &result, size_t(count) * sizeof(float));
-        }
+        for (int v = 0; v < VECTORS && v * SUM_LANES < columns; ++v)
+            store_scaled(totals[r * VECTORS + v], panel, v * SUM_LANES, y + r * stride, columns);
 }
 
 // Calls product_of_rows() for `count` rows.

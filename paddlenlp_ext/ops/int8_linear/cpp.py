@@ -23,8 +23,8 @@ def unavailable_reason() -> str | None:
         return library.unavailable_reason()
     if not _has_int8_products():
         return (
-            "this processor has no instructions for 8-bit matmuls (AVX-512-VNNI or AVX-VNNI), or has AMX tiles, which "
-            "make bfloat16 matmuls faster than 8-bit matmuls"
+            "this processor has no instructions for 8-bit matmuls (AMX, AVX-512-VNNI or AVX-VNNI), or Linux does not "
+            "permit AMX in this process"
         )
     return None
 

@@ -17,9 +17,18 @@ from tests.common.arrays import normal
 from tests.common.marks import needs_cpp
 
 CPP = pytest.param("cpp", marks=needs_cpp)
-# Panels have 64 or 16 columns, blocks 6 rows, and instructions add 4 products: below, at and above each.
+# Panels have 64 or 16 columns, blocks 6 rows, and instructions add 4 products: below, at and above each. Tiles of AMX
+# have 32 rows, 32 columns and a depth of 64.
 # Blocks of x and of the gradient have 128 values.
-SHAPES = [((1,), 1, 1), ((3,), 3, 5), ((2, 6), 64, 64), ((13,), 67, 130), ((7, 9), 259, 128), ((1030,), 20, 70)]
+SHAPES = [
+    ((1,), 1, 1),
+    ((3,), 3, 5),
+    ((2, 6), 64, 64),
+    ((13,), 67, 130),
+    ((7, 9), 259, 128),
+    ((1030,), 20, 70),
+    ((170,), 192, 104),
+]
 INT8 = QuantizationConfig(algo="weight_only_int8")
 
 
