@@ -14,7 +14,7 @@ namespace {
 constexpr float LARGEST = 127.0f;
 constexpr float SMALLEST_SCALED = 1e-36f;  // a block of smaller values is rounded to 0, because 127 / x overflows
 constexpr uint32_t INFINITE = 0x7f800000;  // bits of infinity; NaN has larger bits
-constexpr i64 ROWS_PER_TASK = 510;         // copying a panel then takes about 1 % of the time of the products
+constexpr i64 ROWS_PER_TASK = 510;         // with VNNI, copying a panel takes about 1 % of the time of the products
 
 // Returns `count` <= 16 values from `at` on, multiplied by their factors unless `factors` is null.
 template <class Value>
@@ -149,9 +149,10 @@ void pack_columns(const Weight& weight, i64 first, i64 count, uint8_t* panel) {
 template <class Pack>
 void multiply(const int8::Rows& rows, i64 count, const float* factors, const float* bias, i64 columns, float* y,
               Pack&& pack) {
-    const i64 parts = count < 2 * ROWS_PER_TASK ? 1 : count / ROWS_PER_TASK;
-    const i64 part_rows = ((count + parts - 1) / parts + int8::ROWS - 1) / int8::ROWS * int8::ROWS;
     const i64 panels = (columns + int8::COLUMNS - 1) / int8::COLUMNS;
+    const bool split_rows = panels < 4 * omp_get_max_threads() && count >= 2 * ROWS_PER_TASK;
+    const i64 parts = split_rows ? count / ROWS_PER_TASK : 1;
+    const i64 part_rows = ((count + parts - 1) / parts + int8::ROWS - 1) / int8::ROWS * int8::ROWS;
     parallel_tasks(parts * panels, [&](i64 task) {
         const i64 first_row = task / panels * part_rows, first = task % panels * int8::COLUMNS;
         const i64 own_rows = count - first_row < part_rows ? count - first_row : part_rows;
