@@ -5,15 +5,9 @@
 // fewer rows, or with a depth that is not a multiple of 8 pairs, use AVX512-BF16.
 #pragma once
 
+#include "amx.h"
 #include "packed_pair.h"
 #include "transpose.h"
-
-#if defined(__AMX_BF16__) && defined(__AMX_TILE__)
-#define PLX_AMX
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace plx {
 namespace tiles {
@@ -23,35 +17,11 @@ namespace tiles {
 constexpr i64 PAIRS = 16;           // pairs in a row of a tile
 constexpr i64 MAX_TRANSPOSED = 32;  // largest depth of a left factor that is transposed
 
-// Asks the kernel for the tile registers. Returns whether the process may use them.
-inline bool request_amx() {
-    constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;
-}
-inline const bool HAS_AMX = request_amx();
+// Tiles of amx_product: 0 to 3 are sums; 4 and 5 are factors of 16 pairs, and 6 and 7 of 8 pairs.
+static const TileShapes TILE_SHAPES{1, 0, {}, {64, 64, 64, 64, 64, 64, 32, 64}, {16, 16, 16, 16, 16, 16, 16, 8}};
 
-// Completes earlier stores. GCC does not know which memory the tile instructions read, and could drop stores to it.
-inline void finish_stores() { asm volatile("" ::: "memory"); }
-
-// Configures the tiles of the calling thread for amx_product. Other libraries configure tiles too, so each task of an
-// op has a session. Tiles 0 to 3 are sums; 4 and 5 are factors of 16 pairs, and 6 and 7 of 8 pairs.
-class AmxSession {
-  public:
-    AmxSession() {
-        if (!HAS_AMX) return;
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 32, 64};
-            uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 8};
-        } config;
-        finish_stores();
-        _tile_loadconfig(&config);
-    }
-    ~AmxSession() {
-        if (HAS_AMX) _tile_release();
-    }
-    AmxSession(const AmxSession&) = delete;
-    AmxSession& operator=(const AmxSession&) = delete;
+struct ProductSession : AmxSession {
+    ProductSession() : AmxSession(TILE_SHAPES) {}
 };
 
 // Returns whether amx_product supports a product of these sizes.
@@ -141,7 +111,7 @@ inline void transpose_pairs(const PackedPair* from, i64 ld, i64 depth, PackedPai
     }
 }
 
-// c [16, columns] = a [16, depth] * b [depth, columns], within an AmxSession.
+// c [16, columns] = a [16, depth] * b [depth, columns], within a ProductSession.
 inline void amx_product(bool accumulate, i64 columns, i64 depth, const PackedPair* a, i64 row_stride, i64 column_stride,
                         const PackedPair* b, i64 ldb, float* c, i64 ldc) {
     alignas(64) PackedPair transposed[LANES * MAX_TRANSPOSED];
@@ -158,8 +128,8 @@ inline void amx_product(bool accumulate, i64 columns, i64 depth, const PackedPai
 
 #else
 
-struct AmxSession {
-    AmxSession() {}  // user-provided, so that an unused session causes no warning
+struct ProductSession {
+    ProductSession() {}  // user-provided, so that an unused session causes no warning
 };
 
 #endif

@@ -332,7 +332,7 @@ void accumulate_key_gradients(const AttentionSizes& sizes, i64 positions, i64 it
                               Task&& task) {
     const auto run = [&](const KeyGradients& to) {
         parallel_tasks(items * to.heads, [&](i64 number) {
-            const tiles::AmxSession session;
+            const tiles::ProductSession session;
             task(number / to.heads, number % to.heads, to);
         });
     };

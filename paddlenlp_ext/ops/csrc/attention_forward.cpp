@@ -29,7 +29,7 @@ void run_all(const AttentionSizes& sizes, float scale, const AttentionTensors& t
                                       {false, true});
     const std::vector<Task> tasks = all_tasks(sizes);
     parallel_tasks(tasks.size(), [&](i64 number) {
-        const tiles::AmxSession session;
+        const tiles::ProductSession session;
         const auto [document, first, head] = tasks[number];
         const i64 kv_head = head / (sizes.heads / sizes.kv_heads), start = sizes.starts[document];
         const i64 row = (start + first) * sizes.heads + head;

@@ -3,12 +3,10 @@
 // product_with_tiles() computes product() on every processor; without tiles, it calls product().
 #pragma once
 
+#include "amx.h"
 #include "int8_product.h"
 
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__linux__)
-#include <immintrin.h>
-#include <sys/syscall.h>
-#include <unistd.h>
+#if defined(PLX_AMX) && defined(__AVX512VNNI__)
 
 namespace plx {
 namespace int8 {
@@ -19,28 +17,8 @@ constexpr i64 SQUARE = 2 * TILE;        // rows and columns of the 2 x 2 tiles w
 constexpr i64 CHUNK_ROWS = 4 * SQUARE;  // rows that read a block of SQUARE columns while it is in the L1 cache
 static_assert(BLOCK % TILE_DEPTH == 0 && COLUMNS % SQUARE == 0 && SUM_LANES == TILE);
 
-// Returns whether the kernel lets this process use tiles.
-static inline bool may_use_tiles() {
-    constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    static const bool permitted = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return permitted;
-}
-
-// Operand of LDTILECFG: eight tiles of 16 rows of 64 bytes. It is a constant, because GCC 12 takes the intrinsic to
-// read only the first eight bytes and may drop stores to the others.
-struct TileConfiguration {
-    alignas(64) uint8_t palette = 1;
-    uint8_t start_row = 0, reserved[14] = {};
-    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-    uint8_t rows[16] = {TILE, TILE, TILE, TILE, TILE, TILE, TILE, TILE};
-};
-static const TileConfiguration TILE_CONFIGURATION;
-
-// Configures the tiles of a thread. The destructor releases the tiles.
-struct TileRegisters {
-    TileRegisters() { _tile_loadconfig(&TILE_CONFIGURATION); }
-    ~TileRegisters() { _tile_release(); }
-};
+// Eight tiles of 16 rows of 64 bytes: 0 to 3 are sums, 4 and 5 rows of values, 6 and 7 columns of a panel.
+static const TileShapes TILE_SHAPES{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
 // Adds to `totals` [SQUARE, SQUARE] the product of a block of `depth` values of SQUARE rows and of SQUARE columns of a
 // panel. The sums are exact, and the arithmetic in floats is the same as in add_block(), so the bits are the same.
@@ -97,8 +75,8 @@ static inline void product_of_chunk(const Rows& rows, i64 count, const Panel& pa
 static inline void product_with_tiles(const Rows& rows, i64 count, const Panel& panel, float* y, i64 columns,
                                       i64 stride) {
     i64 row = 0;
-    if (may_use_tiles() && rows.stride % TILE_DEPTH == 0) {
-        const TileRegisters registers;
+    if (HAS_AMX && rows.stride % TILE_DEPTH == 0) {
+        const AmxSession session(TILE_SHAPES);  // which also completes the stores to the panel
         for (i64 own; (own = (count - row < CHUNK_ROWS ? count - row : CHUNK_ROWS) / SQUARE * SQUARE) > 0; row += own)
             product_of_chunk(rows.from(row), own, panel, y + row * stride, columns, stride);
     }
@@ -106,7 +84,7 @@ static inline void product_with_tiles(const Rows& rows, i64 count, const Panel& 
 }
 
 // Returns whether 8-bit products are the fastest products of the processor.
-static inline bool are_fastest() { return may_use_tiles(); }
+static inline bool are_fastest() { return HAS_AMX; }
 
 }  // namespace int8
 }  // namespace plx

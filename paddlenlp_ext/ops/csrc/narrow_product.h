@@ -44,7 +44,7 @@ class NarrowFactor<bf16> {
     void multiply(const bf16* x, i64 rows, float* to) const {
         if (!uses_tiles())
             return gemm(false, true, rank_, rows, depth_, 1.0f, rounded_, depth_, x, depth_, 0.0f, to, rows);
-        const tiles::AmxSession session;
+        const tiles::ProductSession session;
         const PackedPair *const pairs = reinterpret_cast<const PackedPair*>(pairs_.data()),
                                 *const from = reinterpret_cast<const PackedPair*>(x);
         for (i64 row = 0; row < rows; row += LANES)
@@ -61,7 +61,7 @@ class NarrowFactor<bf16> {
     }
 
   private:
-    bool uses_tiles() const { return tiles::HAS_AMX && depth_ % LANES == 0; }
+    bool uses_tiles() const { return HAS_AMX && depth_ % LANES == 0; }
 
     const bf16* const rounded_;
     const i64 rank_, depth_, width_;

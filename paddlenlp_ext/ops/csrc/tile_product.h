@@ -89,7 +89,7 @@ inline void remaining_columns(bool accumulate, i64 rows, i64 first, i64 columns,
 }
 
 // c [rows, columns] = a [rows, depth] * b [depth, columns], added to the previous c if `accumulate` is set. With
-// PackedPair, `columns` must be a multiple of LANES, and the calling thread must have an AmxSession.
+// PackedPair, `columns` must be a multiple of LANES, and the calling thread must have a ProductSession.
 template <class Element>
 inline void product(bool accumulate, i64 rows, i64 columns, i64 depth, Strided<Element> a, const Element* b, i64 ldb,
                     float* c, i64 ldc) {
