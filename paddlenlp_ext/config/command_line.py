@@ -125,7 +125,7 @@ def _is_switch(key: str, table: OptionTable) -> bool:
 def _is_value(word: str, key: str, table: OptionTable, value_is_optional: bool) -> bool:
     """Return whether the word after `--key` is the value of the key, and not a file."""
     if not value_is_optional:
-        # Read the word after an unknown key as its value; as a file, the word would be reported as missing.
+        # Read the word after an unknown key as its value, because the error would otherwise name a missing file.
         return bool(table.find(key)) or not word.endswith(FILE_SUFFIXES)
     takes_text = str in table.options[table.find(key)[0]].kinds
     return (

@@ -202,7 +202,7 @@ def _row_settings(rows: TrainingRows) -> dict[str, Any]:
 
 
 def _fingerprint(rows: TokenizedDataset | MixedDataset) -> str:
-    """Return a hash of all row lengths, and of the tokens and loss masks of fewer than 200,000 evenly spaced rows."""
+    """Return a hash of all row lengths, and of the tokens and loss masks of a sample of evenly spaced rows."""
     digest = hashlib.sha256(np.asarray(rows.lengths, dtype=np.int64).tobytes())
     for index in range(0, len(rows), max(1, len(rows) // _ROWS_HASHED)):
         row = rows[index]

@@ -85,7 +85,8 @@ class TaskOptions(OptionGroup):
             raise ValueError("delimiter has no effect unless chat is false; remove delimiter or set chat: false")
         if self.task == GENERATION and self.prompt is None and self.answer != type(self).answer:
             raise ValueError(
-                "without prompt, the reference is the last answer of the row, and answer has no effect; remove answer"
+                "without `prompt`, the reference is the last answer of the row, and `answer` has no effect; remove "
+                "`answer`"
             )
         if any(not text for text in self.stop):
             raise ValueError("stop contains an empty string, so all answers would be empty; remove the empty string")

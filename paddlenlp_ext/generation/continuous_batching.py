@@ -96,7 +96,7 @@ class _Batch:
     def forward(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[paddle.Tensor, list[int]]:
-        """Run new tokens of the rows from index `first` on.
+        """Run the model on the new tokens of the rows that start at index `first`.
 
         Returns:
             Hidden states [B, S, D], and the indices of rows whose cached keys have outdated rotary frequencies.
@@ -107,7 +107,7 @@ class _Batch:
     def step(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
     ) -> tuple[ModelLogits, list[int]]:
-        """Run new tokens of the rows from index `first` on.
+        """Run the model on the new tokens of the rows that start at index `first`.
 
         Returns:
             Logits [B, S, V], and the indices of rows whose cached keys have outdated rotary frequencies.

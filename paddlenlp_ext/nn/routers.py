@@ -36,7 +36,7 @@ class RouterOptions:
         top_k: experts per token.
         normalizes: whether the weights of a token's experts are divided by their sum.
         smallest_sum: lower bound of the sum by which the weights are divided.
-        sum_offset: number that is added to this sum.
+        sum_offset: number that is added to the sum of the selected weights before the division.
         scale: factor of the weights.
         num_groups: number of groups of consecutive experts, of equal size; 1: the choice is not limited.
         chosen_groups: number of groups that a token's experts may come from.

@@ -143,7 +143,7 @@ def check_tensor_plan(model: CausalLM, degree: int, quantization: QuantizationCo
         if isinstance(linear, GroupedLinear) or styles[name] == "replicated":
             continue  # no split: each rank holds the full tensors, or all values of some experts
         shard_axis = AXES[styles[name]]
-        assert isinstance(chosen.algo, str), "for_layers must have selected one algorithm per layer"
+        assert isinstance(chosen.algo, str), "the config names an algorithm per layer; call for_layers first"
         shape = (linear.out_features, linear.in_features)
         size = shape[shard_axis]
         try:

@@ -12,9 +12,10 @@ All ranks keep the gradients and values of adapters, because adapters are small 
 With an adapter, stage 3 therefore shards only the optimizer state and the frozen base model.
 
 In stage 3, the parameters of a decoder layer are gathered before the layer's forward pass and released afterwards. The
-parameters are gathered again for the backward pass, and released after the backward pass of the layer below, when all
-gradients of the layer are complete and reduced. Parameters outside the decoder layers (embedding, last norm, lm_head)
-stay gathered during the micro-batch. All sharding ranks must run the same layers in the same order.
+parameters are gathered again for the backward pass. They are released when the backward pass of the layer before it
+ends, because all gradients of their layer are then complete and reduced. Parameters outside the decoder layers
+(embedding, last norm, lm_head) stay gathered during the micro-batch. All sharding ranks must run the same layers in the
+same order.
 """
 
 from __future__ import annotations

@@ -65,7 +65,7 @@ def place_stage(model: CausalLM | PeftModel, pipeline: Pipeline | None, sequence
 
 
 def can_read_slices(source: ModelSource, config: RunConfig, mesh: Mesh) -> bool:
-    """Return whether each rank can read only its slices of the weight files.
+    """Return whether a rank can read its slices of the weight files without reading the rest.
 
     Pipelines, quantization and adapters that are initialized from weights need full weights.
     """

@@ -84,7 +84,7 @@ def _reporters(value: Any) -> list[str]:
 
 
 Conversion = Callable[[Any], dict[str, Any]]
-"""Function from the value of an argument to the keys and values of the run configuration that it sets."""
+"""Function from the value of an argument to the keys and values of the run configuration that the argument sets."""
 CONVERSIONS: dict[str, Conversion] = {
     "lr_scheduler_type": lambda value: {"lr_scheduler_type": _named(value)},
     "warmup_steps": _warmup,

@@ -38,7 +38,7 @@ _HINTS = (
 
 
 IN_MEMORY = "<rows>"
-"""File name in the locations of rows that are passed in memory; the line in these locations is the row index from 0."""
+"""File name that messages show for rows passed in memory, followed by the index of the row from 0."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.sharding_spec import Shard
 from tests.common.adapters import FAMILIES, logits_of, tiny_model, train
+from tests.common.arrays import FLOAT32_ROUNDING
 
 EMBEDDING = "model.embed_tokens.weight"
 
@@ -115,7 +116,8 @@ def test_adapter_of_peft_over_resized_base_resizes_the_base(base: Path, num_rows
     merge_adapter(tmp_path / "adapter", tmp_path / "merged")
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged")
     merged.eval()
-    np.testing.assert_allclose(merged(paddle.to_tensor(ids)).numpy(), expected, atol=1e-5)
+    rounding = FLOAT32_ROUNDING * np.abs(expected).max()  # merging rounds the weights
+    np.testing.assert_allclose(merged(paddle.to_tensor(ids)).numpy(), expected, rtol=0, atol=rounding)
 
 
 def test_merge_adapter_leaves_out_a_stored_copy_of_a_tied_embedding(tmp_path: Path):

@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import paddle
 
-GRADIENT_ROUNDING = 2.0**-24 * math.sqrt(2 * 30 * 61)
-"""Relative difference of two float32 gradients of a tiny two-layer decoder whose sums have another order.
+FLOAT32_ROUNDING = 2.0**-24 * math.sqrt(2 * 30 * 61)
+"""Relative difference of two float32 computations of a tiny two-layer decoder whose sums have another order.
 
-A sum of up to 61 terms (the vocabulary) has an error of about sqrt(61) unit roundoffs. Errors of the about 30 matmuls,
-norms and softmaxes through which a gradient depends on the weights, in both computations, add up like random numbers.
+The difference is relative to the largest value of a tensor of logits or gradients. A sum of up to 61 terms (the
+vocabulary) has an error of about sqrt(61) unit roundoffs. Errors of the about 30 matmuls, norms and softmaxes through
+which a gradient depends on the weights, in both computations, add up like random numbers.
 """
 
 

@@ -53,7 +53,7 @@ def test_read_task_reports_all_problems_with_their_locations(tmp_path):
             {"task": "multiple_choice", "data_file": "x", "delimiter": ""},
             "delimiter has no effect unless chat is false",
         ),
-        ({"task": "generation", "data_file": "x", "answer": "a"}, "without prompt, the reference is the last answer"),
+        ({"task": "generation", "data_file": "x", "answer": "a"}, "without `prompt`, the reference is the last answer"),
         ({"task": "generation", "data_file": "x", "stop": ["\n", ""]}, "stop contains an empty string"),
         ({"task": "generation", "data_file": "x", "prompt": "Hello"}, "prompt contains no {field}"),
         ({"task": "generation", "data_file": "x", "pattern": "("}, "pattern: '\\(' is not a regular expression"),

@@ -10,7 +10,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.adapters import FAMILIES, MORE_FAMILIES
-from tests.common.arrays import GRADIENT_ROUNDING
+from tests.common.arrays import FLOAT32_ROUNDING
 
 PROMPT = np.random.default_rng(0).integers(0, 61, 19)
 ANSWERS = [np.random.default_rng(seed).integers(0, 61, size) for seed, size in ((1, 7), (2, 4))]
@@ -57,7 +57,7 @@ def test_loss_of_answers_after_a_shared_prompt_equals_that_of_separate_rows(conf
     assert shared == pytest.approx(separate, rel=1e-6)
     for name, gradient in gradients.items():
         difference = np.linalg.norm(shared_gradients[name] - gradient)
-        assert difference <= GRADIENT_ROUNDING * np.linalg.norm(gradient), name
+        assert difference <= FLOAT32_ROUNDING * np.linalg.norm(gradient), name
 
 
 @pytest.mark.parametrize("backend", [None, "blocks"])

@@ -27,7 +27,7 @@ class RenamedTensors(FileLayout):
     def __init__(self, names: Mapping[str, str], in_adapters: bool = False) -> None:
         self._to_files = _patterns(names)
         self._to_memory = _patterns({file: memory for memory, file in names.items()})
-        # Parts of names that differ in files, such as {"down_proj": "w2"}; renames entries of `target_modules`.
+        # Parts of names in memory and in files, such as {"down_proj": "w2"}, to rename entries of `target_modules`.
         self._parts: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
             self._parts |= _different_parts(memory, file)

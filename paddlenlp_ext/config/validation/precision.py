@@ -133,7 +133,7 @@ def _int8_products_are_possible(
         report.error("int8_training needs do_train: true; leave int8_training out to evaluate", "int8_training")
     elif not adapter.is_requested:
         report.error(
-            "int8_training multiplies with frozen weights, but without an adapter all weights are trained; set an "
+            "int8_training needs frozen weights, but without an adapter all weights are trained; set an "
             "adapter such as lora: true, or leave int8_training out",
             "int8_training",
         )

@@ -46,8 +46,8 @@ def collate_reward_pairs(
     Args:
         packs: packs of the micro-batch, each a list of rows.
         pad_to_multiple_of, pad_to_length, pad_token_id: see `collate`.
-        unscored_token_id: `pad_token_id` of config.json. Like transformers, the function treats this token as padding,
-            even if it is also the end token, and scores the last token with another id.
+        unscored_token_id: `pad_token_id` of config.json. As in transformers, this token counts as padding, even if it
+            is also the end token; the score is taken at the last other token.
 
     Raises:
         ValueError: a pack has more positions than `pad_to_length`.

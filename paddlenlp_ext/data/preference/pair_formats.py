@@ -83,10 +83,10 @@ def _split_ranked(row: dict[str, Any]) -> Split:
         raise InvalidRowError(UNEQUAL_LISTS, message, ("sort",))
     for index, rank in enumerate(ranks):
         if isinstance(rank, bool) or not isinstance(rank, int | float):
-            message = f"sort[{index}] is not a number; write the greater number for the chosen answer"
+            message = f"sort[{index}] is not a number; give the chosen answer the greater of two numbers"
             raise InvalidRowError(WRONG_TYPE, message, ("sort", index))
     if len(ranks) == 2 and ranks[0] == ranks[1]:
-        message = "sort has the same number for both answers; write the greater number for the chosen answer"
+        message = "sort has the same number for both answers; give the chosen answer the greater of two numbers"
         raise InvalidRowError(NOT_SUPPORTED, message, ("sort",))
     if row.get("label") not in (None, True):
         message = "label is not read in a row with sort; remove label"

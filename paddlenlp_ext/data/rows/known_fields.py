@@ -28,7 +28,7 @@ TEXTS = ("src", "tgt", "instruction", "input", "output", "history", "query", "re
 KWARGS = ("enable_thinking", "reasoning_effort", "documents")
 """Fields of a row that set the chat template variables with the same names."""
 TOOLS = ("tools", "functions")
-"""Fields of a row with tool specifications; `functions` is the older name in OpenAI's format."""
+"""Fields that contain the tool specifications of a row; `functions` is the older name in OpenAI's format."""
 CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
 """Fields that rows of every conversation format may have."""
 REASONING = ("reasoning_content", "reasoning", "thinking")

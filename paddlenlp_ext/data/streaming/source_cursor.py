@@ -44,7 +44,7 @@ class SourceCursor:
     ) -> None:
         self._source, self._account = source, account
         self._sizes = [max(1, reader.size) for reader in source.readers]
-        # Pass, file index and start cursor of each block that is being encoded.
+        # For each block that is being encoded: number of the pass, index of the file, and cursor of the start.
         self._starts: deque[tuple[int, int, Cursor]] = deque()
         self.fraction = place.get("fraction", 0.0)
         self._after = self.fraction

@@ -200,7 +200,7 @@ def size(value: Any) -> int:
     """Return the work of reading a value: its characters, and a constant for each entry of a container.
 
     Raises:
-        TemplateLimitError: the value is too large, or holds a namespace, whose contents can change.
+        TemplateLimitError: the value is too large, or contains a namespace, whose size can change.
     """
     if isinstance(value, str | bytes):
         return len(value)

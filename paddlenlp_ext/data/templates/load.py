@@ -18,7 +18,7 @@ logger = get_logger("paddlenlp_ext.data")
 _MAX_FILE_BYTES = 1 << 22
 FILE_NAMES = ("chat_template.jinja", "chat_template.json")
 _SAVED = "training_chat_template"
-"""Key of tokenizer_config.json with the template of the training run, in the format of a chat_template.json."""
+"""Key of tokenizer_config.json whose value is the template of the training run, in the format of chat_template.json."""
 
 
 def load_template(option: str | None, tokenizer: Any, options: TemplateOptions | None = None) -> ChatTemplate:

@@ -40,7 +40,7 @@ class DataStats:
         num_split_examples: number of examples of the split texts.
         num_thoughts: number of target answers with reasoning.
         num_tool_calls: number of tool calls in target answers.
-        num_empty_thoughts: number of target answers after an empty reasoning block that is excluded from the loss.
+        num_empty_thoughts: number of target answers that follow an empty reasoning block; the loss excludes the block.
         examples: the first dropped rows, for the log.
         unknown_fields: file -> field -> number of rows, for fields that have no effect and are not metadata.
     """

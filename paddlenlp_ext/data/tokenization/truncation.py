@@ -206,8 +206,8 @@ def _truncate_prompt(
     if room < 1:
         fixed = len(head) + len(tail)
         message = (
-            f"the system prompt and markers have {fixed} tokens, and the prompt may have at most {cap}; raise "
-            "src_length or max_length"
+            f"the system message and the chat markers have {fixed} tokens, and the limit for the whole prompt is {cap} "
+            "tokens; raise src_length or max_length"
         )
         raise InvalidRowError(NO_ROOM, message)
     return head + (content[:room] if keep_beginning else content[-room:]) + tail

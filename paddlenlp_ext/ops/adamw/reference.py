@@ -12,7 +12,7 @@ from paddlenlp_ext.ops.adamw.updates import BLOCK, AdamStep, AdamW8BitUpdate, Ad
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
 
 _SLICE = 1024
-"""Number of blocks dequantized at a time: 1 MB in fp32, which fits into the cache of a core."""
+"""Number of blocks dequantized at a time. In fp32, these blocks have 1 MB, which fits into the cache of a core."""
 
 
 def adamw_reference(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:

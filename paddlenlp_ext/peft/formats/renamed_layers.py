@@ -50,7 +50,7 @@ def with_plain_targets(fields: Mapping[str, Any], layers: Sequence[str]) -> dict
 
 
 def renamed_key(key: str, layout: FileLayout) -> str:
-    """Return the key of an adapter tensor in files, given its key with the names of layers in memory."""
+    """Convert the key of an adapter tensor from the layer names in memory to the layer names in files."""
     return _PREFIX + layout.name_in_adapters(key.removeprefix(_PREFIX)) if key.startswith(_PREFIX) else key
 
 

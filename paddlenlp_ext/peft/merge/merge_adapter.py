@@ -154,7 +154,7 @@ def merge_adapter(
         write_merged_weights(
             draft, target.source, target.stored, target.modules, dtype, target.config.to_files, left_out=copies
         )
-        # The config of a composite model's text model may lack the name of the class.
+        # The text config of a composite model may lack `architectures`.
         task = {key: merged.config.source[key] for key in (TASK_KEYS if is_reward_model else ("architectures",))}
         write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
         round_to_stored(merged, target.config.from_files(open_weights(draft)))

@@ -94,7 +94,7 @@ class LoRAConfig(RandomInitConfig):
     free_on_resume: ClassVar[frozenset[str]] = RandomInitConfig.free_on_resume | {"target_parameters"}
     unavailable_keys: ClassVar[Mapping[str, str]] = {}
 
-    lora_bias: bool = option(False, help="train a bias of B, which is scaled like the update", key="lora_bias")
+    lora_bias: bool = option(False, help="train a bias of B; the bias is scaled like the update", key="lora_bias")
     target_parameters: tuple[str, ...] | None = option(
         None,
         help="weights of experts, routers and linear layers to adapt, as name suffixes: mlp.experts.gate_up_proj, "

@@ -86,7 +86,7 @@ def test_truncate_turns_keeps_markers_and_system_prompt(chat):
     for truncation, remaining in (("right", "0123"), ("left", "6789")):
         text, answers, _ = truncate(conversation, chat, length - 6, 999, truncation)
         assert text == prompt.replace(QUESTION, remaining) + f"{ANSWER}<|im_end|>" and answers == f"{ANSWER}<|im_end|>"
-        with pytest.raises(InvalidRowError, match="system prompt and markers") as caught:
+        with pytest.raises(InvalidRowError, match="the system message and the chat markers") as caught:
             truncate(conversation, chat, length - 10, 999, truncation)
         assert caught.value.reason == "no room"
 

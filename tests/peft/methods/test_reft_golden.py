@@ -7,7 +7,7 @@ import pytest
 
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.peft_model import PeftModel
-from tests.common.arrays import GRADIENT_ROUNDING
+from tests.common.arrays import FLOAT32_ROUNDING
 from tests.golden import DATA
 from tests.golden.cases.reft_cases import CASES, EPSILON, LEARNING_RATE, PROMPT_LENGTHS, STEPS
 from tests.peft.methods import golden_checks as shared
@@ -42,6 +42,6 @@ def test_reft_adamw_steps_give_pyreft_values(case: str):
     for name, expected in trained.items():
         # AdamW divides a gradient by its magnitude plus EPSILON, and thereby also the rounding error of the gradient.
         gradient = np.abs(gradients[name])
-        error = GRADIENT_ROUNDING * gradient.max() / (gradient + EPSILON)
+        error = FLOAT32_ROUNDING * gradient.max() / (gradient + EPSILON)
         tolerance = shared.TOLERANCE + STEPS * LEARNING_RATE * np.minimum(error, 1)
         np.testing.assert_array_less(np.abs(values[name].numpy() - expected), tolerance, err_msg=name)

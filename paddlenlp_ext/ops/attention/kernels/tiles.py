@@ -19,7 +19,7 @@ def rows_of_head(x, position, num_heads, head, DIM: tl.constexpr):
 
 @triton.jit
 def tiles_of(indices, counts, row, tile, width):
-    """Return a pointer to the list of a tile (tile_lists.py), the number of full tiles in the list, and its length."""
+    """Return the tile list of a tile (tile_lists.py): pointer, number of full tiles, and number of all tiles."""
     at = row * tl.num_programs(0) + tile
     return indices + at * width, tl.load(counts + at * 2), tl.load(counts + at * 2 + 1)
 
