@@ -60,8 +60,13 @@ def _depth(value: Any) -> int:
 
 
 def _longest(*options: Any, **named: Any) -> int:
-    """Return the length of the longest text among the arguments of an operation."""
-    return max((len(option) for option in (*options, *named.values()) if isinstance(option, str)), default=0)
+    """Return the size of the largest text or container among the arguments of an operation.
+
+    A container is an argument such as an attribute that is hashed for each item. Hashing a tuple also hashes the tuples
+    in it, each time that they occur.
+    """
+    large = (option for option in (*options, *named.values()) if isinstance(option, str | tuple | list | Mapping))
+    return max(map(size, large), default=0)
 
 
 def _per_char(weight: int) -> Callable[..., int]:
@@ -144,6 +149,8 @@ def _names(text: str) -> frozenset[str]:
 
 _LAZY = _names("attr d default first items last length map random reject rejectattr select selectattr")
 """Filters that return an existing value or an iterator."""
+_ALTERNATIVES = _names("d default")
+"""Filters that return their argument without reading it."""
 _CONSTANT_TESTS = _names(
     "boolean callable defined even false float integer iterable mapping none number odd sameas sequence string true "
     "undefined"
@@ -233,10 +240,12 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(function)
     def lazy(*args: Any, **kwargs: Any) -> Any:
         budget = BUDGET.get()
-        if budget is not None:
-            budget.spend()
+        if budget is None:
+            return function(*args, **kwargs)
+        # Each item reads the arguments, such as the path of an attribute.
+        chars = 0 if name in _ALTERNATIVES else _longest(*args[first + 1 :], **kwargs)
+        budget.spend(chars)
         result = function(*args, **kwargs)
-        chars = _longest(*args[first + 1 :], **kwargs)  # arguments such as the path of an attribute
         return iterate(result, WORK_PER_ITEM + chars) if type(result) is GeneratorType else result
 
     @functools.wraps(function)

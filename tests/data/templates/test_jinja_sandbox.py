@@ -19,6 +19,7 @@ from paddlenlp_ext.data.templates.jinja_renderer import Renderer
 from tests.data.tiny_tokenizers import CHATML, LLAMA3, make_tokenizer
 
 GROWING = "{%% set ns = namespace(x=%s) %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x }}"
+NESTED_TUPLE = "{% set ns = namespace(x=(1,)) %}{% for i in range(60) %}{% set ns.x = (ns.x, ns.x) %}{% endfor %}"
 LONG = "('a' * 10000)"
 COLLIDING = "range(0, 5000 * (2 ** 61 - 1), 2 ** 61 - 1)"  # numbers with equal hashes
 BOMBS = {
@@ -97,6 +98,20 @@ BOMBS = {
     GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = messages[0][ns.x] %}"): "characters",
     GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = {ns.x: 1} %}"): "characters",
     GROWING % ("(1,)", "{% set ns.x = (ns.x, ns.x) %}{% set y = ns.x in [ns.x, 1] %}"): "characters",
+    **{
+        NESTED_TUPLE + "{{ " + expression + " }}": "characters"
+        for expression in (
+            "messages|map(attribute=ns.x)|list",
+            "messages|selectattr(ns.x)|list",
+            "messages|sort(attribute=ns.x)",
+            "messages|groupby(ns.x)",
+            "messages|unique(attribute=ns.x)|list",
+            "messages|min(attribute=ns.x)",
+            "messages|sum(ns.x)",
+            "messages|join('', ns.x)",
+            "messages[0]|attr(ns.x)",
+        )
+    },
     "{% autoescape true %}{{ 'a' }}{% endautoescape %}": "autoescape",
     "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}": "recursion",
     "{% if 1 %}" * 200 + "{% endif %}" * 200: "IndentationError",
