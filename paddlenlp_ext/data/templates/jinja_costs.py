@@ -7,7 +7,7 @@ cost of a filter or method is computed from its name and arguments:
     rfind, rsplit, strip, ...        characters, times the length of the text to find
     list, sum, sort, groupby, ...    entries, including nested entries; a character of a string is an entry
     replace, join, format, * % ...   size of the result
-    map, select, items, ...          nothing in advance; each item is charged when it is consumed
+    map, select, items, ...          nothing in advance; each item is charged when it is read
     any other name                   refused for more than 4,096 characters
 
 The last rule covers operations that take quadratic time (urlize, striptags), and methods of later versions of Python.
@@ -149,6 +149,8 @@ def _names(text: str) -> frozenset[str]:
 
 _LAZY = _names("attr d default first items last length map random reject rejectattr select selectattr")
 """Filters that return an existing value or an iterator."""
+_PER_ITEM = _names("map reject rejectattr select selectattr")
+"""Filters that read items one at a time; they can read many items before they yield one."""
 _ALTERNATIVES = _names("d default")
 """Filters that return their argument without reading it."""
 _CONSTANT_TESTS = _names(
@@ -245,8 +247,10 @@ def charge_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]
         # Each item reads the arguments, such as the path of an attribute.
         chars = 0 if name in _ALTERNATIVES else _longest(*args[first + 1 :], **kwargs)
         budget.spend(chars)
+        if name in _PER_ITEM and args[first]:
+            args = (*args[:first], iterate(args[first], WORK_PER_ITEM + chars), *args[first + 1 :])
         result = function(*args, **kwargs)
-        return iterate(result, WORK_PER_ITEM + chars) if type(result) is GeneratorType else result
+        return iterate(result) if type(result) is GeneratorType else result
 
     @functools.wraps(function)
     def eager(*args: Any, **kwargs: Any) -> Any:

@@ -91,6 +91,10 @@ BOMBS = {
     "{{ (['a' * 100] * 5000)|sort }}": "characters",
     "{{ (('&' * 1000000)|safe) + ('&' * 1000000) }}": "characters",
     "{{ ([1] * 1000)|tojson(indent=10000) }}": "characters",
+    **{
+        "{{ ('a' * 2000000)|" + filter_ + "|list }}": "characters"
+        for filter_ in ("select('float')", "reject('string')", "selectattr('b')", "rejectattr('upper')", "map('upper')")
+    },
     "{{ ([('a' * 1000)|safe]|map(attribute='replace')|list * 1000) }}": "characters",
     "{{ '%1000000000d'.encode() % 3 }}": "formats bytes",
     "{{ ('f' * 500)|int(base=16) }}": "number with too many digits",
