@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.config.device import has_bf16_arithmetic, has_gpu
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.data.readers.splits import MissingSplitError
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import RunData, load_data
 from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
+from paddlenlp_ext.utils.logging import get_logger
 
 _LENGTHS = (128, 256, 512, 1024, 2048, 4096)
 _MIN_ROWS_PER_STEP, _MAX_ROWS_PER_STEP = 8, 32
@@ -51,7 +52,7 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
         "do_train": True,
         "lora": True,
         "lora_rank": 16,
-        "bf16": has_gpu(),
+        **({"bf16": True} if has_gpu() or has_bf16_arithmetic() else {}),
         "max_length": _LENGTHS[-1],
         "src_length": _LENGTHS[-1] // 2,
         "zero_padding": True,
@@ -84,7 +85,10 @@ def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, R
         except MissingSplitError:
             continue
     config = config_of(keys, goal)
-    return keys, config, load_data(config)
+    data = load_data(config)
+    message = "the run has no eval rows: %s has no dev split, and dev_ratio 0.1 would leave a split without rows"
+    get_logger().warning(message, keys["dataset_name_or_path"])
+    return keys, config, data
 
 
 def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:

@@ -35,6 +35,29 @@ def test_init_with_yes_writes_a_valid_configuration_and_prints_the_next_command(
     assert "optimizer steps" in printed and printed.rstrip().endswith("sft run.json")
 
 
+@pytest.mark.parametrize(
+    "prompts",
+    [["red ="] * 24, ["red =", "pear ="], ["two ="] * 24],
+    ids=["equal rows, not held out", "two rows, not held out", "equal rows, held out"],
+)
+def test_init_with_a_split_that_would_be_empty_writes_a_run_without_evaluation(
+    prompts, run_folders, monkeypatch, caplog
+):
+    monkeypatch.chdir(run_folders)
+    lines = [json.dumps({"src": prompt, "tgt": "4"}) for prompt in prompts]
+    Path("rows.jsonl").write_text("\n".join(lines))
+    pnx.run(["init", "-m", "model", "-d", "rows.jsonl", "--yes", "--memory", "8"])
+    assert not {"do_eval", "dev_ratio", "eval_steps"} & json.loads(Path("run.json").read_text()).keys()
+    assert "the run has no eval rows: rows.jsonl" in caplog.text
+
+
+@pytest.mark.parametrize("has_bf16", [True, False])
+def test_init_on_a_cpu_sets_bf16_if_the_processor_has_bf16_arithmetic(has_bf16, written, monkeypatch):
+    monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_gpu", lambda: False)
+    monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_bf16_arithmetic", lambda: has_bf16)
+    assert written("--yes", "--memory", "8").get("bf16") == (True if has_bf16 else None)
+
+
 def test_init_asks_for_what_no_argument_answers(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     questions, answers = [], []

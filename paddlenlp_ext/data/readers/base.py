@@ -75,8 +75,8 @@ class Reader(ABC):
 
     name: str
     size: int = 0
-    remedy_if_empty: str = ""
-    """End of the error message about a dataset without valid rows."""
+    cause_if_empty: str = ""
+    """End of the error message if the reader yields no row."""
 
     @property
     def is_json_text(self) -> bool:

@@ -85,7 +85,7 @@ class OneSideReader(Reader):
     def __init__(self, reader: Reader, ratio: float, held_out: bool, dev_ratio: float) -> None:
         self.name, self.size = reader.name, reader.size
         side = "holds out no row; set a larger value" if held_out else "leaves no training row; set a smaller value"
-        self.remedy_if_empty = f": dev_ratio {describe_ratio(dev_ratio)} {side}"
+        self.cause_if_empty = f": dev_ratio {describe_ratio(dev_ratio)} {side}"
         self._reader, self._ratio, self._held_out = reader, ratio, held_out
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:

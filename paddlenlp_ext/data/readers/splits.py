@@ -14,7 +14,7 @@ SPLITS = {
 
 
 class MissingSplitError(ValueError):
-    """Error about a split that an existing dataset lacks."""
+    """Error about a split that an existing dataset lacks, or that `dev_ratio` leaves empty."""
 
 
 def choose_split(split: str, names: Collection[str], place: str) -> str:

@@ -24,6 +24,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from paddlenlp_ext.data.readers.base import Block, Reader
+from paddlenlp_ext.data.readers.splits import MissingSplitError
 from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
@@ -160,6 +161,7 @@ def tokenize(
 
     Raises:
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
+        MissingSplitError: `dev_ratio` selects no row.
         ValueError: no row is valid.
     """
     stats = DataStats()
@@ -182,6 +184,7 @@ def tokenize(
     stats.check()
     if not stats.num_untruncated + stats.num_truncated:
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        remedy = next((reader.remedy_if_empty for reader in readers), "")
-        raise ValueError(f"{', '.join(encoder.files)}: no valid row{remedy}\n{stats.table()}{listed}")
+        cause = "" if stats.num_read else next((reader.cause_if_empty for reader in readers), "")
+        error = MissingSplitError if cause else ValueError
+        raise error(f"{', '.join(encoder.files)}: no valid row{cause}\n{stats.table()}{listed}")
     return stats
