@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.hub import resolve_model
-from paddlenlp_ext.checkpoint.tokenizer_files import check_tokenizer_files
+from paddlenlp_ext.checkpoint.tokenizer_checks import check_tokenizer_files
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -14,14 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from paddlenlp_ext.config.metric_names import METRICS
+from paddlenlp_ext.config.metric_names import METRICS, is_greater_better
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 SPELLINGS = {"ppl": "perplexity", "rougeL": "rougel", "rouge_l": "rougel", "bleu": "bleu4", "no": "loss"}
 """Alias of a metric -> its name."""
-_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
 _NAME = re.compile(r"[\w.-]+")
 
 
@@ -110,4 +109,4 @@ def best_metric(train: TrainConfig, names: Sequence[str] = ("",)) -> BestMetric:
         metric = written.removeprefix(f"{dev_set}_") if dev_set else written
     metric = SPELLINGS.get(metric, metric)
     greater = train.greater_is_better
-    return BestMetric(dev_set, metric, not metric.endswith(_LOWER_IS_BETTER) if greater is None else greater)
+    return BestMetric(dev_set, metric, is_greater_better(metric) if greater is None else greater)

@@ -1,4 +1,4 @@
-"""Names of the evaluation metrics that `metric_for_best_model` accepts."""
+"""Evaluation metrics that `metric_for_best_model` accepts: their names, and whether greater values are better."""
 
 from __future__ import annotations
 
@@ -18,3 +18,9 @@ METRICS = (
     *("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS),
     *REWARD_METRICS[1:],  # accuracy is listed above
 )
+_LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
+
+
+def is_greater_better(metric: str) -> bool:
+    """Return whether greater values of a metric are better, for a run without `greater_is_better`."""
+    return not metric.endswith(_LOWER_IS_BETTER)

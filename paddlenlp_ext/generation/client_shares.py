@@ -1,4 +1,4 @@
-"""Waiting requests of each client, and the engine time of each client.
+"""Waiting requests of each client, the room of a client in the queue, and the engine time of each client.
 
 Each step of the engine belongs to the client that has used the least weighted time: the time of a client with load N
 is multiplied by sqrt(N). The load is the number of requests; a long prompt counts as several requests until its prefill
@@ -59,6 +59,21 @@ class ClientQueues:
 
     def _items(self) -> Iterable[tuple[str, deque[RunningRow]]]:
         return tuple(self._waiting.items())
+
+
+def has_room(waiting: Mapping[str, int], client: str, num_new: int, max_waiting: int) -> bool:
+    """Return whether a client may add requests to the queue.
+
+    If the queue is full, a client may still add requests up to an equal share of the queue.
+
+    Args:
+        waiting: number of waiting requests of each client.
+        client: the client that adds requests.
+        num_new: number of requests to add.
+        max_waiting: length of the queue.
+    """
+    share = max_waiting // len({*waiting, client})
+    return sum(waiting.values()) + num_new <= max_waiting or waiting.get(client, 0) + num_new <= share
 
 
 class TimeShares:

@@ -6,6 +6,7 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 
+from paddlenlp_ext.generation.client_shares import has_room
 from paddlenlp_ext.generation.continuous_batching import Engine
 from paddlenlp_ext.generation.request import Request
 from paddlenlp_ext.utils.logging import get_logger
@@ -32,8 +33,8 @@ class EngineThread:
 
     Args:
         engine: engine with continuous batching.
-        max_waiting: maximum number of requests that wait for a place in the batch. If the queue is full, a client may
-            still add requests up to an equal share of the queue, so that no client can block the others.
+        max_waiting: maximum number of requests that wait for a place in the batch; a client may exceed it up to its
+            share of the queue, so that no client can block the others.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
@@ -70,9 +71,7 @@ class EngineThread:
         """Check that the queue, or the client's share of the queue, has room for all requests of a client."""
         waiting = Counter(request.client for request in self._inbox if not request.is_cancelled)
         waiting.update(self._engine.num_waiting_by_client)
-        client = requests[0].client
-        share = self._max_waiting // len({*waiting, client})
-        if waiting.total() + len(requests) > self._max_waiting and waiting[client] + len(requests) > share:
+        if not has_room(waiting, requests[0].client, len(requests), self._max_waiting):
             problem = f"{waiting.total()} answers are waiting, and the queue has room for {self._max_waiting}"
             raise QueueFullError(f"{problem}; try again later")
 

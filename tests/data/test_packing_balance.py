@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.packing import PackingPlan, assign_balanced, attention_cost, sort_into_even_steps
+from paddlenlp_ext.data.packing import PackingPlan, attention_cost, sort_into_even_steps
+from paddlenlp_ext.data.step_batch import assign_balanced
 
 
 def imbalance(costs: list[int], num_ranks: int) -> float:

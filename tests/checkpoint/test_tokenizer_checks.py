@@ -9,7 +9,7 @@ import re
 import pytest
 
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-from paddlenlp_ext.checkpoint.tokenizer_files import check_tokenizer_files
+from paddlenlp_ext.checkpoint.tokenizer_checks import check_tokenizer_files
 from tests.data.tiny_tokenizers import make_tokenizer
 from tests.stress.wrong_values import OF_OTHER_TYPE, places, replaced, value_at
 
