@@ -23,8 +23,8 @@ from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
 from paddlenlp_ext.nn.query_scale import QueryScale
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
-from paddlenlp_ext.nn.short_convolution import ConvolutionShape, ShortConvolution
-from paddlenlp_ext.nn.token_mixer import TokenMixer
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
+from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.nn.ungated_feed_forward import UNGATED, UngatedFeedForward
 from paddlenlp_ext.sharding_spec import TensorPlan
 
@@ -42,8 +42,7 @@ class DecoderConfig:
         rotates: whether each layer applies RoPE to queries and keys; None: all layers apply RoPE.
         interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
             (i, i + R / 2) of R channels.
-        convolutions: short convolution of each layer, with None for layers with attention; None: all layers have
-            attention.
+        mixers: token mixer of each layer, with None for layers with attention; None: all layers have attention.
         latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
             of queries and keys.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
@@ -95,7 +94,7 @@ class DecoderConfig:
     mlp_bias: bool = False
     qk_norm: QKNorm | None = None
     latent: LatentShape | None = None
-    convolutions: tuple[ConvolutionShape | None, ...] | None = None
+    mixers: tuple[MixerShape | None, ...] | None = None
     windows: tuple[int | None, ...]
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
@@ -273,15 +272,20 @@ class DecoderConfig:
         return 0 if self.latent is None else (self.latent.query_rank or 0) + self.latent.kv_rank
 
     @property
+    def other_mixers(self) -> list[MixerShape]:
+        """Token mixers of the layers without attention."""
+        return [mixer for mixer in self.mixers or () if mixer is not None]
+
+    @property
     def attention_share(self) -> float:
         """Fraction of the layers whose token mixer is attention."""
-        return 1.0 if self.convolutions is None else self.convolutions.count(None) / self.num_hidden_layers
+        return 1.0 - len(self.other_mixers) / self.num_hidden_layers
 
     @property
     def mixer_weights(self) -> float:
         """Number of weights in the linear layers of a token mixer, averaged over the layers."""
-        of_convolution = 4 * self.hidden_size**2
-        return self.attention_share * self._attention_weights + (1 - self.attention_share) * of_convolution
+        others = sum(mixer.num_weights for mixer in self.other_mixers)
+        return self.attention_share * self._attention_weights + others / self.num_hidden_layers
 
     @property
     def _attention_weights(self) -> int:
@@ -295,9 +299,9 @@ class DecoderConfig:
         return projected + compressed + latent.kv_rank * heads * (latent.unrotated_dim + latent.value_dim) + output
 
     def token_mixer(self, layer_index: int) -> TokenMixer:
-        """Build the attention or the short convolution of one layer."""
-        convolution = None if self.convolutions is None else self.convolutions[layer_index]
-        return self.attention(layer_index) if convolution is None else ShortConvolution(convolution, layer_index)
+        """Build the token mixer of one layer."""
+        mixer = None if self.mixers is None else self.mixers[layer_index]
+        return self.attention(layer_index) if mixer is None else mixer.build(layer_index)
 
     def attention(self, layer_index: int) -> AttentionLayer:
         """Build the attention of one layer."""

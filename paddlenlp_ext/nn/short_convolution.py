@@ -20,7 +20,7 @@ from paddle import nn
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
-from paddlenlp_ext.nn.token_mixer import TokenMixer
+from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.attention.decode_attention import CachedLayer, VisiblePositions
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
@@ -29,7 +29,7 @@ from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 
 @dataclass(frozen=True)
-class ConvolutionShape:
+class ConvolutionShape(MixerShape):
     """Sizes of a short convolution.
 
     Attributes:
@@ -42,20 +42,53 @@ class ConvolutionShape:
     num_taps: int
     bias: bool = False
 
+    def build(self, layer_index: int) -> ShortConvolution:
+        return ShortConvolution(self, layer_index)
+
+    @property
+    def num_weights(self) -> int:
+        return 4 * self.hidden_size**2
+
+    @property
+    def saved_size(self) -> float:
+        """Number of channels of b, c, u and b * u; the output of the convolution counts as the output of the mixer."""
+        return 4 * self.hidden_size
+
 
 class DepthwiseKernel(nn.Layer):
-    """Parameters of a depthwise convolution, in PyTorch's layout: `weight` [D, 1, L] and optionally `bias` [D]."""
+    """Parameters of a causal depthwise convolution, in PyTorch's layout: `weight` [D, 1, L] and optionally `bias` [D].
 
-    def __init__(self, shape: ConvolutionShape) -> None:
+    Args:
+        num_channels: D.
+        num_taps: L.
+        has_bias: whether the convolution has a bias.
+    """
+
+    def __init__(self, num_channels: int, num_taps: int, has_bias: bool = False) -> None:
         super().__init__()
+        self.num_taps = num_taps
         dtype = activation_dtype(paddle.get_default_dtype())
-        self.weight = self.create_parameter([shape.hidden_size, 1, shape.num_taps], dtype=dtype)
-        self.bias = self.create_parameter([shape.hidden_size], dtype=dtype, is_bias=True) if shape.bias else None
+        self.weight = self.create_parameter([num_channels, 1, num_taps], dtype=dtype)
+        self.bias = self.create_parameter([num_channels], dtype=dtype, is_bias=True) if has_bias else None
 
     def forward(self, x_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
         """Return the convolution of the rows that the taps select, [T, D]."""
         bias = None if self.bias is None else self.bias.astype(x_ND.dtype)
         return causal_convolution(x_ND, self.weight.squeeze(1).astype(x_ND.dtype), taps_TL, bias)
+
+    def convolve(self, x_TD: paddle.Tensor, layout: AttentionLayout, shared: int = 0) -> paddle.Tensor:
+        """Return the convolution of all documents [T, D]; the first `shared` positions precede every document."""
+        if not shared:
+            return self(x_TD, self.taps(layout))
+        prompt = AttentionLayout.from_documents([[shared]])
+        before = min(shared, self.num_taps - 1)
+        rows_ND = paddle.concat([x_TD[shared:], x_TD[shared - before : shared]])
+        return paddle.concat([self(x_TD[:shared], self.taps(prompt)), self(rows_ND, self.taps(layout, before))])
+
+    def taps(self, layout: AttentionLayout, before: int = 0) -> np.ndarray:
+        """Return `document_taps` of a layout, which the layout caches."""
+        key = "taps", self.num_taps, before
+        return layout.cached(key, lambda: document_taps(layout, self.num_taps, before))
 
 
 class ShortConvolution(TokenMixer):
@@ -69,7 +102,7 @@ class ShortConvolution(TokenMixer):
         self.num_taps = shape.num_taps
         for name in self.input_names:
             setattr(self, name, Linear(shape.hidden_size, shape.hidden_size, shape.bias))
-        self.conv = DepthwiseKernel(shape)
+        self.conv = DepthwiseKernel(shape.hidden_size, shape.num_taps, shape.bias)
         self.o_proj = Linear(shape.hidden_size, shape.hidden_size, shape.bias)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
@@ -77,28 +110,13 @@ class ShortConvolution(TokenMixer):
         b_BSD, c_BSD, u_BSD = recompute_region("attention_column_ln", self._project, x_BSD)
         gated_BSD = b_BSD * u_BSD
         if inputs.cache is None:
-            mixed_TD = self._convolve(gated_BSD, inputs.layouts[None], inputs.num_shared)
+            mixed_TD = self.conv.convolve(gated_BSD.flatten(0, 1), inputs.layouts[None], inputs.num_shared)
         else:
             mixed_TD = self._convolve_cached(gated_BSD, inputs.cache)
         return recompute_region("attention_row_ln", self.o_proj, c_BSD * mixed_TD.reshape(c_BSD.shape))
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
-
-    def _convolve(self, gated_BSD: paddle.Tensor, layout: AttentionLayout, shared: int) -> paddle.Tensor:
-        """Convolve all documents; the first `shared` positions of the row precede every document."""
-        gated_TD = gated_BSD.flatten(0, 1)
-        if not shared:
-            return self.conv(gated_TD, self._taps(layout))
-        prompt = AttentionLayout.from_documents([[shared]])
-        before = min(shared, self.num_taps - 1)
-        rows_ND = paddle.concat([gated_TD[shared:], gated_TD[shared - before : shared]])
-        parts = self.conv(gated_TD[:shared], self._taps(prompt)), self.conv(rows_ND, self._taps(layout, before))
-        return paddle.concat(list(parts))
-
-    def _taps(self, layout: AttentionLayout, before: int = 0) -> np.ndarray:
-        key = "taps", self.num_taps, before
-        return layout.cached(key, lambda: document_taps(layout, self.num_taps, before))
 
     @paddle.no_grad()
     def _convolve_cached(self, gated_BSD: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
@@ -120,7 +138,7 @@ class ShortConvolution(TokenMixer):
             prefix_PD = paddle.concat([part_P1E.squeeze(1) for part_P1E in cached.prefix], axis=-1)
             before = min(prefix_PD.shape[0], self.num_taps - 1)
             rows_ND = paddle.concat([rows_ND, prefix_PD[prefix_PD.shape[0] - before :]])
-        return self.conv(rows_ND, self._taps(layout, before))
+        return self.conv(rows_ND, self.conv.taps(layout, before))
 
 
 def _stored_taps(ranges_BS4: np.ndarray, num_slots: int, num_taps: int) -> np.ndarray:

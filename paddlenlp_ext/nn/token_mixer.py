@@ -1,4 +1,4 @@
-"""Base class of the layers that mix the positions of a document: attention and short convolution.
+"""Base classes of the layers that mix the positions of a document: attention, short convolution, gated delta net.
 
 A mixer sees only the document of a position and the earlier positions of its parent document. The output of a mixer
 therefore does not depend on the other documents in a pack.
@@ -6,6 +6,7 @@ therefore does not depend on the other documents in a pack.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 from paddle import nn
@@ -20,16 +21,39 @@ class TokenMixer(nn.Layer):
         attribute: name of the mixer in a decoder layer.
         input_names: names of the linear layers that read the hidden states.
         latent_names: names of the linear layers that read latents; empty without latent attention.
-        o_proj: linear layer that returns the output of the mixer.
+        output_name: name of the linear layer that returns the output of the mixer.
         implementation: backend of the attention op; None: the best available backend.
     """
 
     attribute: ClassVar[str]
     input_names: tuple[str, ...]
     latent_names: tuple[str, ...] = ()
-    o_proj: Linear
+    output_name: ClassVar[str] = "o_proj"
 
     def __init__(self, layer_index: int) -> None:
         super().__init__()
         self.layer_index = layer_index
         self.implementation: str | None = None
+
+    @property
+    def output_layer(self) -> Linear:
+        """Linear layer that returns the output of the mixer, or the adapter around the layer."""
+        return getattr(self, self.output_name)
+
+
+class MixerShape(ABC):
+    """Sizes of a token mixer other than attention."""
+
+    @abstractmethod
+    def build(self, layer_index: int) -> TokenMixer:
+        """Build the mixer of one layer."""
+
+    @property
+    @abstractmethod
+    def num_weights(self) -> int:
+        """Number of weights in the linear layers."""
+
+    @property
+    @abstractmethod
+    def saved_size(self) -> float:
+        """Number of values per position that the backward pass saves, without the inputs and output of the mixer."""

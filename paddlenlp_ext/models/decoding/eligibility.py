@@ -19,12 +19,11 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, SandwichLayer
-from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.attention import Attention, AttentionInputs, AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.dispatch import on_cpu
@@ -133,8 +132,8 @@ def _layer_reason(layer: Any) -> str | None:
     if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
         return f"the C++ step does not support {type(layer).__name__}"
     attention, mlp = layer.mixer, layer.mlp
-    if isinstance(attention, ShortConvolution):
-        return "the C++ step does not support short convolutions"
+    if not isinstance(attention, AttentionLayer):
+        return f"the C++ step does not support {type(attention).__name__}"
     if type(attention) is not Attention or attention.slopes_N is not None:
         return "the C++ step does not support latent attention, gated attention and ALiBi"
     if attention.qk_norm is not None and not attention.qk_norm.per_head:

@@ -86,7 +86,7 @@ def lfm2_differences(config: ConfigReader) -> dict[str, Any]:
         )
     shape = ConvolutionShape(config.size("hidden_size"), config.size("conv_L_cache"), bool(config.value("conv_bias")))
     return {
-        "convolutions": tuple(shape if kind == "conv" else None for kind in types),
+        "mixers": tuple(shape if kind == "conv" else None for kind in types),
         "file_layout": LFM2_FILES,
         "pre_norms": ("operator_norm", "ffn_norm"),
         "qk_norm": QKNorm(("q_layernorm", "k_layernorm")),

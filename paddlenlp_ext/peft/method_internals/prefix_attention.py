@@ -69,7 +69,7 @@ class PrefixAttention(AdapterLayer):
     ) -> None:
         super().__init__(base)
         self.dropout, self.seed, self.num_tokens, self.hidden_size = dropout, seed, num_tokens, hidden_size
-        self.dtype = base.o_proj.compute_dtype
+        self.dtype = base.output_layer.compute_dtype
         self.size, self.width = math.prod(base.prefix_shape), prefix_width(base)
         shape = (num_tokens, *base.prefix_shape)
         # A tuple keeps the encoder from being registered as a sublayer, so the model has the parameters only once.

@@ -137,7 +137,7 @@ def _output_of(base: Sublayer) -> tuple[int, paddle.dtype]:
     """Return the number and the dtype of the output features of a sublayer."""
     if isinstance(base, MixtureOfExperts):
         return base.router_layer.weight.shape[1], base.experts.down_proj.compute_dtype
-    last = base.o_proj if isinstance(base, TokenMixer) else base.down_proj
+    last = base.output_layer if isinstance(base, TokenMixer) else base.down_proj
     return last.out_features, last.compute_dtype
 
 

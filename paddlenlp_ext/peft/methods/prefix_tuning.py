@@ -79,7 +79,7 @@ class PrefixAdapter(Adapter):
     def _layers_with_values(self) -> list[PrefixAttention]:
         """Return the layers of this pipeline stage, or no layers in a dry run, where the base has no values."""
         return [
-            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.o_proj)
+            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.output_layer)
         ]
 
     @paddle.no_grad()

@@ -126,12 +126,9 @@ class ActivationModel:
 
     @property
     def attention(self) -> float:
-        """Bytes per token of queries, keys, values and attention output, averaged over the layers.
-
-        A short convolution saves its projections, their product, and the output of the convolution.
-        """
-        convolved = 4 * (1 - self.config.attention_share) * self.config.hidden_size / self.tensor
-        saved = self._num_queries + self._num_keys + self._num_values + convolved
+        """Bytes per token of queries, keys, values and attention output, or what other token mixers save; averaged."""
+        others = sum(mixer.saved_size for mixer in self.config.other_mixers) / self.config.num_hidden_layers
+        saved = self._num_queries + self._num_keys + self._num_values + others / self.tensor
         return self.numerics.attention * saved + self.result
 
     @property

@@ -68,7 +68,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
     gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, as_product)
     return SavedInputs(
         attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
-        result=_bytes_of_input([mixer.o_proj], numerics, 0.0, numerics.result),
+        result=_bytes_of_input([mixer.output_layer], numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
