@@ -80,7 +80,7 @@ def _plan_table(
     elif data.train_rows is not None and order is not None:
         _add_training_rows(table, config, data.train_rows, order)
     warnings = [
-        rows_beyond_context(config, data),
+        rows_beyond_context(config, data.train_rows, data.max_context),
         _peft_warning(outline.model),
         prefix_warning(config, data.train_rows, outline.model),
     ]

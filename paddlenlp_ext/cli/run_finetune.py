@@ -106,6 +106,6 @@ def _dry_run(config: RunConfig) -> None:
         check_output_dir(config)
     import_user_code(config)
     data = load_data(config)
-    check_training_rows(config, data)
+    check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
     if is_main_rank():
         describe_run(config, data)

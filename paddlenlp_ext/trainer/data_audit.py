@@ -21,7 +21,6 @@ from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
-from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.trainer.load_data import RunData, rows_by_dev_set
 from paddlenlp_ext.utils.files import write_json, write_text
 from paddlenlp_ext.utils.logging import get_logger
@@ -51,8 +50,7 @@ def audit_run(
     eval_rows = train_rows if config.data.dev_ratio else eval_rows
     splits = _open_splits(config, data, train_rows, {} if eval_rows is None else rows_by_dev_set(eval_rows))
     names = list(dict.fromkeys(name for split in splits for name in split.encoder.files))
-    context = DecoderConfig.from_dict(data.source.config).max_context
-    report = audit_splits(splits, _title(config, names), config.data.dataset_num_proc, context)
+    report = audit_splits(splits, _title(config, names), config.data.dataset_num_proc, data.max_context)
     if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
         check_account(report.splits[0], {name: getattr(data.train_rows.stats, name) for name in _COUNTS})
     folder = Path(str(config.train.output_dir))

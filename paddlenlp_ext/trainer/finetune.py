@@ -176,7 +176,7 @@ def run_training(
         with _reported_failure(config):
             import_user_code(config)
             data = load_data(config, train_rows, eval_rows)
-            check_training_rows(config, data)
+            check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
             trainer = build_trainer(config, data)
             trainer.started = started
             if config.data.audit:

@@ -58,6 +58,11 @@ class RunData:
     test_rows: TokenizedDataset | None = None
 
     @property
+    def max_context(self) -> int:
+        """Context of the model in positions, after RoPE scaling."""
+        return DecoderConfig.from_dict(self.source.config).max_context
+
+    @property
     def any_rows(self) -> TrainingRows:
         """Training rows; if the run does not train, the rows of the first dev set or the test split."""
         rows = next((rows for rows in (self.train_rows, self.eval_rows, self.test_rows) if rows is not None), None)
@@ -109,7 +114,10 @@ def rows_by_dev_set(eval_rows: Any) -> Mapping[str, Rows]:
 
 
 def load_data(
-    config: RunConfig, train_rows: Rows | None = None, eval_rows: Rows | Mapping[str, Rows] | None = None
+    config: RunConfig,
+    train_rows: Rows | None = None,
+    eval_rows: Rows | Mapping[str, Rows] | None = None,
+    tokenizer: Any = None,
 ) -> RunData:
     """Resolve the model, load tokenizer and chat template, and tokenize the splits that the run uses.
 
@@ -117,12 +125,13 @@ def load_data(
         config: configuration of the run.
         train_rows: rows in memory that replace the training dataset of the configuration.
         eval_rows: rows in memory that replace the dev set, or a mapping from names to the rows of several dev sets.
+        tokenizer: see `load_tokenizing`.
 
     Raises:
         ValueError: the model, the template or a dataset is not found, the model family is unsupported, or a row is
             invalid.
     """
-    data = load_tokenizing(config)
+    data = load_tokenizing(config, tokenizer)
     train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
     test = None
     if config.train.do_predict:
@@ -153,15 +162,19 @@ def load_splits(
     return train, sets.get("", sets)  # the name of a single dev set is ""
 
 
-def load_tokenizing(config: RunConfig) -> RunData:
+def load_tokenizing(config: RunConfig, tokenizer: Any = None) -> RunData:
     """Resolve the model, and load tokenizer and chat template. The result has no rows.
+
+    Args:
+        config: configuration of the run.
+        tokenizer: a Hugging Face tokenizer; None: the tokenizer of the model, or of `tokenizer_name_or_path`.
 
     Raises:
         ValueError: the model or the template is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
     DecoderConfig.from_dict(source.config)  # fails early for an unsupported family
-    tokenizer = load_tokenizer(source.tokenizer_path)
+    tokenizer = load_tokenizer(source.tokenizer_path) if tokenizer is None else tokenizer
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:
         # transformers does not score padding tokens. As in TRL, the tokenizer defines the padding token.
@@ -185,20 +198,30 @@ def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Cal
     return partial(load, tokenizer=tokenizer, template=template, fingerprint=tokenizer_fingerprint(tokenizer))
 
 
-def check_training_rows(config: RunConfig, data: RunData) -> None:
+def check_training_rows(
+    config: RunConfig,
+    train_rows: TrainingRows | None,
+    eval_rows: TokenizedDataset | Mapping[str, TokenizedDataset] | None,
+    max_context: int,
+) -> None:
     """Check how many target tokens truncation removes, and warn about rows that are longer than the model's context.
 
     The log states how many rows `dev_ratio` holds out. The target tokens of a stream are checked later, while its rows
     are read.
 
+    Args:
+        config: configuration of the run.
+        train_rows, eval_rows: rows of the run; see `RunData`.
+        max_context: context of the model in positions, after RoPE scaling.
+
     Raises:
         ValueError: the fraction of removed target tokens exceeds `max_lost_targets`.
     """
-    if config.data.dev_ratio and data.train_rows is not None and isinstance(data.eval_rows, TokenizedDataset):
-        _log_held_out(config.data.dev_ratio, data.eval_rows, data.train_rows)
-    if data.train_rows is not None and not isinstance(data.train_rows, TokenStream):
-        check_losses(data.train_rows.stats, config.data.max_lost_targets)
-    if (warning := rows_beyond_context(config, data)) is not None:
+    if config.data.dev_ratio and train_rows is not None and isinstance(eval_rows, TokenizedDataset):
+        _log_held_out(config.data.dev_ratio, eval_rows, train_rows)
+    if train_rows is not None and not isinstance(train_rows, TokenStream):
+        check_losses(train_rows.stats, config.data.max_lost_targets)
+    if (warning := rows_beyond_context(config, train_rows, max_context)) is not None:
         get_logger().warning("%s", warning)
 
 
@@ -210,19 +233,19 @@ def _log_held_out(ratio: float, dev: TokenizedDataset, train: TrainingRows) -> N
     get_logger().info(message, describe_ratio(ratio), f"{held_out:,}", total)
 
 
-def rows_beyond_context(config: RunConfig, data: RunData) -> str | None:
+def rows_beyond_context(config: RunConfig, train_rows: TrainingRows | None, max_context: int) -> str | None:
     """Return a warning about training rows longer than the model's context (after RoPE scaling).
 
     Returns:
         A warning with the number of longer rows; for a stream, a warning that `max_length` exceeds the context. None if
         no row is longer, `max_length` does not exceed the context, or the run does not train.
     """
-    rows, context = data.train_rows, DecoderConfig.from_dict(data.source.config).max_context
-    if rows is None:
+    if train_rows is None:
         return None
-    if isinstance(rows, TokenStream):
-        longer = f"max_length {config.data.max_length:,} exceeds" if config.data.max_length - 1 > context else None
+    if isinstance(train_rows, TokenStream):
+        exceeds = config.data.max_length - 1 > max_context
+        longer = f"max_length {config.data.max_length:,} exceeds" if exceeds else None
     else:
-        count = int((rows.sequence_lengths > context).sum())
-        longer = f"{count:,} of {len(rows):,} training rows are longer than" if count else None
-    return longer and f"{longer} the model's context of {context:,} positions; {CONTEXT_REMEDY}"
+        count = int((train_rows.sequence_lengths > max_context).sum())
+        longer = f"{count:,} of {len(train_rows):,} training rows are longer than" if count else None
+    return longer and f"{longer} the model's context of {max_context:,} positions; {CONTEXT_REMEDY}"

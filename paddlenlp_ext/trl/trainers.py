@@ -30,7 +30,7 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
 from paddlenlp_ext.trainer.hub import check_push
-from paddlenlp_ext.trainer.load_data import dataset_keys, load_data, load_splits, rows_in_memory
+from paddlenlp_ext.trainer.load_data import check_training_rows, dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
 from paddlenlp_ext.trainer.user_code import import_user_code
@@ -81,17 +81,21 @@ class _TaskTrainer:
             raise ValueError("peft_config: the model has an adapter already; pass the base model, or no peft_config")
         keys = {"model_name_or_path": name or IN_MEMORY, **self.args.to_run_keys(), **run_keys}
         keys |= dataset_keys(train_dataset, eval_dataset)
+        tokenizer_name = keys.get("tokenizer_name_or_path")
+        if processing_class is not None and tokenizer_name is not None:
+            raise ValueError("processing_class and tokenizer_name_or_path both select the tokenizer; pass one of them")
         config = _with_adapter(keys, self.args.sections, adapter)
         check_push(config.train)
         import_user_code(config)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):
-            data = load_data(config, train_rows, eval_rows)
-            self.processing_class = processing_class or data.tokenizer
+            data = load_data(config, train_rows, eval_rows, processing_class)
+            check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
+            self.processing_class = data.tokenizer
             self.trainer = build_trainer(config, data, callbacks or ())
         else:
-            self.processing_class = _tokenizer_for(name, processing_class)
+            self.processing_class = _tokenizer_for(tokenizer_name or name, processing_class)
             self.trainer = self._around(model, config, train_rows, eval_rows, callbacks or ())
         self.trainer.started = started
 
@@ -111,6 +115,7 @@ class _TaskTrainer:
         tokenizer = self.processing_class
         template = load_training_template(config.data, tokenizer)
         rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)
+        check_training_rows(config, rows, dev, model.config.max_context)
         adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
         adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})
         return build_trainer_of(BuiltModel(adapted), config, rows, dev, tokenizer, callbacks=callbacks)
@@ -168,10 +173,11 @@ class SFTTrainer(_TaskTrainer):
         args: arguments; None: TRL's defaults, with an output folder named after the model.
         train_dataset: rows as a list of dicts, a `datasets.Dataset` or a path (docs/reference/data_formats.md).
         eval_dataset: evaluation rows in the format of `train_dataset`, or a dict of several eval datasets by name.
-        processing_class: tokenizer; None: the tokenizer of the model.
+        processing_class: tokenizer; None: the tokenizer of the model, or `tokenizer_name_or_path` of `args.run_keys`.
         callbacks: callbacks in addition to the default callbacks.
         peft_config: config of the adapter to train; None: all weights are trained.
-        formatting_func: function from a row in memory to its text; every token of the text is a target token.
+        formatting_func: function from a row to its text; every token of the text is a target token. Datasets must be in
+            memory.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.
@@ -198,6 +204,7 @@ class SFTTrainer(_TaskTrainer):
         formatting_func: Callable[[Mapping[str, Any]], str] | None = None,
     ) -> None:
         field = (args or SFTConfig()).dataset_text_field
+        _check_in_memory(formatting_func, field, train_dataset, eval_dataset)
         as_text = formatting_func or _text_reader(field, train_dataset)
         if as_text is not None:
             train_dataset, eval_dataset = _texts(train_dataset, as_text), _texts(eval_dataset, as_text)
@@ -292,6 +299,22 @@ def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
             "processing_class: not set, and the model has no name to load a tokenizer from; pass a tokenizer"
         )
     return load_tokenizer(name)
+
+
+def _check_in_memory(formatting_func: Any, field: str, train_dataset: Any, eval_dataset: Any) -> None:
+    """Check that datasets are in memory if `formatting_func`, or a `field` other than TRL's default, reads their rows.
+
+    Raises:
+        ValueError: a dataset is a path.
+    """
+    used = "formatting_func" if formatting_func is not None else f"dataset_text_field={field!r}"
+    if formatting_func is None and field == SFTConfig.dataset_text_field:
+        return
+    for name, dataset in {"train_dataset": train_dataset, "eval_dataset": eval_dataset}.items():
+        if dataset is not None and rows_in_memory(dataset) is None:
+            raise ValueError(
+                f"{used} reads rows in memory, but {name} is a path; pass the rows of the file as a list of dicts"
+            )
 
 
 def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str] | None:

@@ -85,7 +85,7 @@ def test_check_training_rows_with_dev_ratio_logs_how_many_rows_in_memory_are_hel
     rows = [{"src": f"w{first} w{second}", "tgt": "w3"} for first in range(6) for second in range(6)]
     data = load_data(config, train_rows=rows)
     assert len(data.train_rows) + len(data.eval_rows) == len(rows) and len(data.eval_rows) > 5
-    check_training_rows(config, data)
+    check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
     assert f"dev_ratio 0.5: {len(data.eval_rows)} of 36 rows are held out" in caplog.text
 
 

@@ -108,6 +108,29 @@ def test_sft_trainer_with_a_loaded_model_equals_the_one_with_its_name(model_id: 
     assert changed(*trained) == set()
 
 
+@pytest.mark.parametrize("loaded", [False, True], ids=["name", "model"])
+def test_sft_trainer_tokenizes_with_processing_class(model_id: str, loaded: bool):
+    tokenizer = AutoTokenizer.from_pretrained(model_id)
+    tokenizer.chat_template = "{% for message in messages %}lime {{ message.content }}{% endfor %}"
+    model = AutoModelForCausalLM.from_pretrained(model_id) if loaded else model_id
+    trainer = SFTTrainer(model, arguments(SFTConfig, "out"), CHATS, processing_class=tokenizer)
+    assert trainer.processing_class is tokenizer
+    assert tokenizer.decode(trainer.trainer.train_rows[0].tokens).startswith("lime red blue")
+
+
+def test_sft_trainer_with_two_tokenizers_names_both_arguments(model_id: str):
+    args = arguments(SFTConfig, "out", run_keys={"tokenizer_name_or_path": model_id})
+    with pytest.raises(ValueError, match="processing_class and tokenizer_name_or_path both select the tokenizer"):
+        SFTTrainer(model_id, args, CHATS, processing_class=AutoTokenizer.from_pretrained(model_id))
+
+
+def test_sft_trainer_around_a_model_reads_the_tokenizer_in_run_keys(model_id: str):
+    model = AutoModelForCausalLM.from_pretrained(model_id)
+    args = arguments(SFTConfig, "out", run_keys={"tokenizer_name_or_path": "no-such-tokenizer"})
+    with pytest.raises(ValueError, match="no-such-tokenizer"):
+        SFTTrainer(model, args, CHATS)
+
+
 def test_sft_trainer_around_a_peft_model_trains_its_adapter(model_id: str):
     model = get_peft_model(AutoModelForCausalLM.from_pretrained(model_id), LoraConfig(r=2))
     before = weights(model)
@@ -127,6 +150,17 @@ def test_sft_trainer_on_text_trains_every_token(model_id: str, as_field: bool):
     assert trainer.processing_class.decode(row.tokens).split()[:3] == ["red", "blue", "green"]
     assert row.loss_mask[1:].all()
     trainer.train()
+
+
+@pytest.mark.parametrize(
+    ("field", "function", "named"), [("text", str, "formatting_func"), ("story", None, "dataset_text_field='story'")]
+)
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_sft_trainer_on_text_in_a_file_names_the_argument_that_needs_rows(model_id: str, field, function, named, name):
+    datasets = {"train_dataset": [{"story": "red"}], name: "rows.jsonl"}
+    args = arguments(SFTConfig, "out", dataset_text_field=field)
+    with pytest.raises(ValueError, match=f"{named} reads rows in memory, but {name} is a path"):
+        SFTTrainer(model_id, args, formatting_func=function, **datasets)
 
 
 def test_sft_trainer_evaluates_several_datasets_by_name(model_id: str):
@@ -196,6 +230,25 @@ def test_reward_trainer_with_a_language_model_names_the_class_to_load(model_id: 
     model = AutoModelForCausalLM.from_pretrained(model_id)
     with pytest.raises(ValueError, match="AutoModelForSequenceClassification"):
         RewardTrainer(model, arguments(RewardConfig, "out"), train_dataset=PAIRS)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["name", "model"])
+@pytest.mark.parametrize(
+    ("trainer_class", "config_class", "rows"), [(SFTTrainer, SFTConfig, CHATS), (DPOTrainer, DPOConfig, PAIRS)]
+)
+def test_trainer_checks_its_training_rows(model_id: str, loaded: bool, trainer_class, config_class, rows, caplog):
+    model = AutoModelForCausalLM.from_pretrained(model_id) if loaded else model_id
+    with pytest.raises(ValueError, match=r"max_lost_targets 0\.2: .* of the target tokens"):
+        trainer_class(model, args=arguments(config_class, "out", max_length=3), train_dataset=rows)
+    keys = {"max_length": 3, "run_keys": {"max_lost_targets": 1}}
+    assert trainer_class(model, args=arguments(config_class, "out", **keys), train_dataset=rows)
+
+
+@pytest.mark.parametrize("loaded", [False, True], ids=["name", "model"])
+def test_trainer_warns_about_rows_beyond_the_context(model_id: str, loaded: bool, caplog):
+    model = AutoModelForCausalLM.from_pretrained(model_id) if loaded else model_id
+    SFTTrainer(model, arguments(SFTConfig, "out"), [{"src": "red " * 300, "tgt": "blue"}, *CHATS[:1]])
+    assert "1 of 2 training rows are longer than the model's context of 256 positions" in caplog.text
 
 
 # -- errors -----------------------------------------------------------------------------------------------------------
