@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import paddle
+from paddle.nn.functional import log_sigmoid, sigmoid
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
+from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
+from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
 from paddlenlp_ext.ops.gates import clamped_swiglu, geglu, swiglu
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
 from paddlenlp_ext.ops.layer_norm import layer_norm
@@ -153,3 +156,14 @@ def run_sum_rows(inputs: Inputs) -> list[paddle.Tensor]:
 def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
     """Call the grouped linear layer of the experts."""
     return [*grouped_linear(inputs.trained(10, 64), inputs.trained(4, 96, 64), ExpertRows.sort(CHOICES, 4).starts, 2)]
+
+
+@op_case("gated delta rule")
+def run_gated_delta_rule(inputs: Inputs) -> list[paddle.Tensor]:
+    """Call the gated delta rule on documents of one chunk and of several chunks, with initial states."""
+    layout = AttentionLayout.from_documents([[5, 130]])
+    q_TGH, k_TGH, v_TNE = inputs.trained(135, 2, 16), inputs.trained(135, 2, 16), inputs.trained(135, 4, 8)
+    decay_TN, beta_TN = (inputs.trained(135, 4).astype("float32") for _ in range(2))
+    initial_RNHE = inputs.trained(2, 4, 16, 8).astype("float32")
+    log_decay_TN = log_sigmoid(decay_TN)
+    return [*gated_delta_rule(q_TGH, k_TGH, v_TNE, log_decay_TN, sigmoid(beta_TN), layout, initial_RNHE)]
