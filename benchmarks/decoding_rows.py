@@ -77,7 +77,7 @@ def filled(model: Any, rows: int, prompt: int) -> SlotCache:
         cache.add_row()
     view = cache.rows(0, rows, [prompt] * rows)
     forward(model, random_documents(rows, prompt).tolist(), view)
-    view.advance(prompt)
+    view.advance()
     return cache
 
 
@@ -85,7 +85,7 @@ def decode(model: Any, cache: SlotCache, first: int, rows: int) -> None:
     """Append a token to each of `rows` rows."""
     view = cache.rows(first, rows, [cache.lengths[first]] * rows)
     step(model, [[7]] * rows, view)
-    view.advance(1)
+    view.advance()
 
 
 def in_one_call(model: Any, cache: SlotCache, rows: int) -> None:

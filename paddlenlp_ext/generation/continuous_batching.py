@@ -102,7 +102,7 @@ class _Batch:
             Hidden states [B, S, D], and the indices of rows whose cached keys have outdated rotary frequencies.
         """
         view = self._view(first, len(tokens_BS))
-        return forward(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
+        return forward(model, tokens_BS, view), view.advance()
 
     def step(
         self, model: GenerationModel, first: int, tokens_BS: Sequence[Sequence[int]]
@@ -113,7 +113,7 @@ class _Batch:
             Logits [B, S, V], and the indices of rows whose cached keys have outdated rotary frequencies.
         """
         view = self._view(first, len(tokens_BS))
-        return step(model, tokens_BS, view), view.advance(len(tokens_BS[0]))
+        return step(model, tokens_BS, view), view.advance()
 
     def _view(self, first: int, num_rows: int) -> RowsOfCache:
         lengths = [len(row.request.prompt) for row in self.rows[first : first + num_rows]]

@@ -16,11 +16,13 @@ dimension of keys, E head dimension of values.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import paddle
 
+from paddlenlp_ext.generation.layer_states import LayerStates
 from paddlenlp_ext.generation.padded_kv_cache import BLOCK
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.decode_attention import (
@@ -29,7 +31,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
     VisiblePositions,
     store_positions,
 )
-from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
+from paddlenlp_ext.ops.attention.key_value_cache import LayerState, ReservingCache, StateShapes
 
 _ROW_BLOCK = 4  # several rows are allocated in blocks of 4, so that the stored keys and values are rarely copied
 
@@ -80,19 +82,22 @@ class _Layer:
 
 
 class SlotCache:
-    """Keys and values of rows that join and leave, without gradients.
+    """Keys, values and states of rows that join and leave, without gradients.
 
     Args:
         derived_tensors: results of `RowsOfCache.derived` by key, which several caches of a model can share.
 
     Attributes:
         lengths: number of stored positions of each row in use, excluding the prefix.
+        layers: keys and values of each attention layer, by layer index.
+        states: states of the other layers.
     """
 
     def __init__(self, derived_tensors: dict[Hashable, Any] | None = None) -> None:
         self.lengths: list[int] = []
         self.frequency_sets: list[tuple[bool, ...] | None] = []
         self.layers: dict[int, _Layer] = {}
+        self.states = LayerStates()
         self.has_prefix = False
         self.derived_tensors: dict[Hashable, Any] = {} if derived_tensors is None else derived_tensors
 
@@ -113,8 +118,9 @@ class SlotCache:
         self.lengths[row], self.frequency_sets[row] = length, other.frequency_sets[0]
         self.has_prefix = other.has_prefix
         if is_empty:
-            self.layers = other.layers
+            self.layers, self.states = other.layers, other.states
             return
+        self.states.take_row(other.states, row)
         for index, source in other.layers.items():
             end = source.prefix_length + length
             stored = self.layers[index].reserve(row + 1, end, *source.kind)
@@ -132,14 +138,17 @@ class SlotCache:
             end = layer.prefix_length + self.lengths[source]
             for store in layer.stored or ():
                 store[target, :, :end] = store[source, :, :end]
+        self.states.move_row(source, target)
         self.lengths[target], self.frequency_sets[target] = self.lengths[source], self.frequency_sets[source]
 
     def remove_last_row(self) -> None:
         """Remove the last row in use. The memory is freed when no row is left."""
         self.lengths.pop()
         self.frequency_sets.pop()
+        self.states.remove_row(len(self.lengths))
         if not self.lengths:
             self.layers = {index: _Layer(layer.prefix) for index, layer in self.layers.items()}
+            self.states = self.states.emptied()
 
     def rows(self, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> RowsOfCache:
         """Return a view of `num_rows` rows from index `first` on, for one forward pass.
@@ -165,6 +174,7 @@ class RowsOfCache(ReservingCache):
         self._cache, self._rows = cache, slice(first, first + num_rows)
         self._lengths_B = np.asarray(cache.lengths[self._rows], np.int64)
         self.prompt_end = (np.asarray(prompt_lengths, np.int64) - self._lengths_B).tolist()
+        self._num_new = 0
         self._layouts: dict[int | None, AttentionLayout] = {}
         self._visible: dict[tuple[int | None, int], VisiblePositions] = {}
 
@@ -181,41 +191,50 @@ class RowsOfCache(ReservingCache):
     @property
     def is_new(self) -> bool:
         """True while the cache contains neither positions nor a prefix."""
-        return not self._cache.layers and not self._cache.has_prefix
+        return not self._cache.layers and self._cache.states.is_new and not self._cache.has_prefix
 
     def next_positions(self, count: int) -> paddle.Tensor:
         """Return the positions of the next `count` tokens of each row, int64 [B, S]."""
         return paddle.to_tensor(self._lengths_B[:, None] + np.arange(count))
 
+    def begin_pass(self, num_new: int) -> None:
+        """Begin the forward pass over `num_new` new positions of each row."""
+        self._num_new = num_new
+
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Record the rotary frequencies that this forward pass uses, for `advance`."""
         self._sets = frequency_sets
 
-    def advance(self, num_new: int) -> list[int]:
-        """Add the `num_new` positions of this forward pass to the length of each row; return the indices of stale rows.
+    def advance(self) -> list[int]:
+        """Add the new positions of this forward pass to the length of each row; return the indices of stale rows.
 
         The rotary frequencies of a stale row changed in this pass, so its earlier keys are invalid.
         """
         rows, sets = range(self._rows.start, self._rows.stop), self._cache.frequency_sets
         stale = [row for row in rows if sets[row] not in (None, self._sets)]
         for row in rows:
-            self._cache.lengths[row] += num_new
+            self._cache.lengths[row] += self._num_new
             sets[row] = self._sets
         return stale
 
-    def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix for all rows in a new cache; `prefixes` maps each layer index to keys and values."""
+    def set_prefix(
+        self, key_values: Mapping[int, KeyValuePrefix], states: Mapping[int, LayerState] = MappingProxyType({})
+    ) -> None:
+        """Store a prefix for all rows in a new cache; see `CachePrefix` for the arguments."""
         assert self.is_new, "the prefix must be set before positions are appended"
-        self._cache.layers = {i: _Layer((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
+        for index, (k_PKH, v_PKH) in key_values.items():
+            self._cache.layers[index] = _Layer((k_PKH.detach(), v_PKH.detach()))
+        self._cache.states = LayerStates(states)
         self._cache.has_prefix = True
 
     @paddle.no_grad()
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append new keys and values to the rows of a layer, and return the contents of the layer."""
         layer = self._cache.layers.setdefault(layer_index, _Layer())
-        num_new, starts_B = k_BSKH.shape[1], layer.prefix_length + self._lengths_B
+        self._check_pass(k_BSKH.shape[1])
+        starts_B = layer.prefix_length + self._lengths_B
         # The first chunk reserves the columns of the full prompt, because growing copies the stored keys and values.
-        columns = layer.prefix_length + int((self._lengths_B + np.maximum(num_new, self.prompt_end)).max())
+        columns = layer.prefix_length + int((self._lengths_B + np.maximum(self._num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, [k_BSKH.shape[2:], v_BSKE.shape[2:]], k_BSKH.dtype)
         views = k_RKCH[self._rows], v_RKCE[self._rows]
         store_positions(k_BSKH, views[0], starts_B)
@@ -224,8 +243,22 @@ class RowsOfCache(ReservingCache):
         if prefix is not None:
             prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
         if not self._lengths_B.any():
-            return CachedLayer(views, prefix, layout=self._first_layout(num_new, window))
-        return CachedLayer(views, prefix, visible=self._visible_positions(num_new, layer.prefix_length, window))
+            return CachedLayer(views, prefix, layout=self._layout(window))
+        return CachedLayer(views, prefix, visible=self._visible_positions(layer.prefix_length, window))
+
+    def new_documents(self) -> AttentionLayout:
+        """Return the documents of the new positions, one for each row."""
+        return self._layout(None)
+
+    @paddle.no_grad()
+    def state(self, layer_index: int, shapes: StateShapes) -> LayerState:
+        """Return the state of a layer before the new positions; an empty row has the initial state."""
+        return self._cache.states.read(layer_index, shapes, self._rows.start, self._lengths_B == 0)
+
+    @paddle.no_grad()
+    def keep_state(self, layer_index: int, state: LayerState) -> None:
+        """Store the state of a layer after the new positions."""
+        self._cache.states.keep(layer_index, state, self._rows.start)
 
     @property
     def has_positions(self) -> bool:
@@ -233,10 +266,11 @@ class RowsOfCache(ReservingCache):
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve slots for `length` new positions of each row in the given layers.
+        """Reserve slots for the `length` new positions of each row in the given layers.
 
         The caller must write the keys and values of the returned slots.
         """
+        self._check_pass(length)
         reserved, prefix = [self._cache.layers[index] for index in layers], self._cache.layers[layers[0]].prefix_length
         starts = [prefix + own for own in self._lengths_B.tolist()]
         stored = [layer.grow(self._rows.stop, max(starts) + length) for layer in reserved]
@@ -248,15 +282,19 @@ class RowsOfCache(ReservingCache):
             self._cache.derived_tensors[key] = make()
         return self._cache.derived_tensors[key]
 
-    def _first_layout(self, num_new: int, window: int | None) -> AttentionLayout:
+    def _check_pass(self, num_new: int) -> None:
+        assert num_new == self._num_new, "begin_pass must have been called with the number of positions"
+
+    def _layout(self, window: int | None) -> AttentionLayout:
+        """Return the documents of the new positions."""
         if window not in self._layouts:
-            self._layouts[window] = AttentionLayout.from_documents([[num_new]] * len(self._lengths_B), window)
+            self._layouts[window] = AttentionLayout.from_documents([[self._num_new]] * len(self._lengths_B), window)
         return self._layouts[window]
 
-    def _visible_positions(self, num_new: int, prefix_length: int, window: int | None) -> VisiblePositions:
+    def _visible_positions(self, prefix_length: int, window: int | None) -> VisiblePositions:
         """Return the stored positions that each new position attends to."""
         if (window, prefix_length) not in self._visible:
-            queries_BS = self._lengths_B[:, None] + np.arange(num_new)
+            queries_BS = self._lengths_B[:, None] + np.arange(self._num_new)
             starts_B = np.zeros_like(self._lengths_B)
             self._visible[window, prefix_length] = VisiblePositions.of_rows(queries_BS, starts_B, prefix_length, window)
         return self._visible[window, prefix_length]

@@ -1,7 +1,7 @@
 """Key-value cache of a left-padded batch, updated in place.
 
 Each layer stores keys and values. A layer with latent attention (nn/latent_attention.py) stores latents and rotated
-keys instead, each as a single head.
+keys instead, each as a single head. A layer without attention stores a state of each row (layer_states.py).
 
 Rows of unequal length are padded on the left, so the newest token of every row is in the same column. The keys and
 values of a prefix can precede the rows; the positions of the prefix are not counted in `length` and `key_starts`.
@@ -22,11 +22,13 @@ E head dimension of values.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 
+from paddlenlp_ext.generation.layer_states import LayerStates
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix
 from paddlenlp_ext.ops.attention.decode_attention import (
     CachedLayer,
@@ -34,25 +36,36 @@ from paddlenlp_ext.ops.attention.decode_attention import (
     VisiblePositions,
     store_positions,
 )
-from paddlenlp_ext.ops.attention.key_value_cache import ReservingCache
+from paddlenlp_ext.ops.attention.key_value_cache import LayerState, ReservingCache, StateShapes
 
 BLOCK = 128  # the capacity grows in blocks of 128 positions, so that the stored keys and values are rarely copied
 
 
+class CachePrefix(NamedTuple):
+    """Contents of a cache that precede all rows of another cache.
+
+    Attributes:
+        key_values: keys and values of each attention layer, by layer index.
+        states: state of each other layer as one row, by layer index.
+    """
+
+    key_values: Mapping[int, KeyValuePrefix]
+    states: Mapping[int, LayerState]
+
+
 class _LayerKeyValues:
-    """Keys [B, K, C, H] and values [B, K, C, E] of one layer: the prefix, `length` positions, and unused zeros."""
+    """Keys [B, K, C, H] and values [B, K, C, E] of one layer: the prefix, the positions of each row, and zeros."""
 
     def __init__(self, prefix: KeyValuePrefix | None = None) -> None:
         self.prefix = prefix
         self.prefix_length = 0 if prefix is None else prefix[0].shape[0]
-        self.length = 0
         self.capacity = 0
         self._stored: tuple[paddle.Tensor, paddle.Tensor] | None = None
 
     @property
-    def end(self) -> int:
-        """Index of the first free position."""
-        return self.prefix_length + self.length
+    def is_empty(self) -> bool:
+        """True until the first positions are stored."""
+        return self._stored is None
 
     @property
     def tensors(self) -> tuple[paddle.Tensor, paddle.Tensor]:
@@ -60,14 +73,14 @@ class _LayerKeyValues:
         assert self._stored is not None, "the layer is empty"
         return self._stored
 
-    def append(self, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor) -> None:
-        """Store the keys and values of new positions."""
-        start, end = self.end, self.end + k_BSKH.shape[1]
+    def store(self, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, column: int) -> None:
+        """Store the keys and values of new positions, the first of which has the given column."""
+        start = self.prefix_length + column
+        end = start + k_BSKH.shape[1]
         self._grow(end, [[x.shape[0], x.shape[2], 0, x.shape[3]] for x in (k_BSKH, v_BSKE)], k_BSKH.dtype)
         starts_B = np.full(k_BSKH.shape[0], start, np.int64)
         for new, stored in zip((k_BSKH, v_BSKE), self.tensors, strict=True):
             store_positions(new, stored, starts_B)
-        self.length += k_BSKH.shape[1]
 
     def select_rows(self, index: paddle.Tensor) -> None:
         """Keep only the rows at the indices `index` (int64), in this order."""
@@ -101,7 +114,7 @@ class _LayerKeyValues:
 
 
 class KVCache(ReservingCache):
-    """Key-value cache of the layers in this process, without gradients.
+    """Keys, values and states of the layers in this process, without gradients.
 
     Attributes:
         prompt_end: column at which all prompts end; None if unknown.
@@ -113,15 +126,17 @@ class KVCache(ReservingCache):
         self.prompt_end, self.is_stale = prompt_end, False
         self._frequency_sets: tuple[bool, ...] | None = None
         self._starts_B = np.asarray(key_starts, dtype=np.int64)
+        self._start, self._length = 0, 0  # columns of the first position of the last pass, and of the next pass
         self._layers: dict[int, _LayerKeyValues] = {}
-        self._layouts: dict[tuple[int, int | None], AttentionLayout] = {}
+        self._states, self._saved = LayerStates(), (0, LayerStates())
+        self._layouts: dict[tuple[bytes, int, int | None], AttentionLayout] = {}
         self._visible: dict[tuple[int, int, int | None], VisiblePositions] = {}
         self._derived: dict[Hashable, Any] = {}
 
     @property
     def is_new(self) -> bool:
         """True while the cache is empty and has no prefix."""
-        return not self._layers
+        return not self._layers and self._states.is_new
 
     @property
     def tensors(self) -> list[paddle.Tensor]:
@@ -131,6 +146,10 @@ class KVCache(ReservingCache):
         """
         return [tensor for layer in self._layers.values() for tensor in layer.tensors]
 
+    def begin_pass(self, num_new: int) -> None:
+        """Begin a forward pass over `num_new` new positions of each row."""
+        self._start, self._length = self._length, self._length + num_new
+
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Record the rotary frequencies that a forward pass uses, and update `is_stale`."""
         if self._frequency_sets is None:
@@ -138,13 +157,18 @@ class KVCache(ReservingCache):
         self.is_stale |= frequency_sets != self._frequency_sets
 
     @paddle.no_grad()
-    def set_prefix(self, prefixes: Mapping[int, KeyValuePrefix]) -> None:
-        """Store a prefix in a new cache; `prefixes` maps each layer index to keys and values."""
+    def set_prefix(
+        self, key_values: Mapping[int, KeyValuePrefix], states: Mapping[int, LayerState] = MappingProxyType({})
+    ) -> None:
+        """Store a prefix in a new cache; see `CachePrefix` for the arguments."""
         assert self.is_new, "the prefix must be set before positions are appended"
-        self._layers = {i: _LayerKeyValues((k_PKH.detach(), v_PKH.detach())) for i, (k_PKH, v_PKH) in prefixes.items()}
+        for index, (k_PKH, v_PKH) in key_values.items():
+            self._layers[index] = _LayerKeyValues((k_PKH.detach(), v_PKH.detach()))
+        self._states = LayerStates(states)
+        self.save_states()
 
     @paddle.no_grad()
-    def as_prefix(self) -> dict[int, KeyValuePrefix]:
+    def as_prefix(self) -> CachePrefix:
         """Return the contents of this cache as a prefix for another cache.
 
         The cache must have exactly one row, without padding.
@@ -154,11 +178,11 @@ class KVCache(ReservingCache):
         def positions_first(x_BKCH: paddle.Tensor, end: int) -> paddle.Tensor:
             return x_BKCH[0, :, :end].transpose([1, 0, 2]).contiguous()
 
-        found = {}
+        key_values = {}
         for index, layer in self._layers.items():
-            k_BKCH, v_BKCE = layer.tensors
-            found[index] = positions_first(k_BKCH, layer.end), positions_first(v_BKCE, layer.end)
-        return found
+            (k_BKCH, v_BKCE), end = layer.tensors, layer.prefix_length + self._length
+            key_values[index] = positions_first(k_BKCH, end), positions_first(v_BKCE, end)
+        return CachePrefix(key_values, self._states.of_first_row())
 
     @property
     def key_starts(self) -> paddle.Tensor:
@@ -168,14 +192,14 @@ class KVCache(ReservingCache):
     @property
     def length(self) -> int:
         """Number of stored positions, including padding; also the column at which the next forward pass starts."""
-        return next(reversed(self._layers.values())).length if self._layers else 0
+        return self._length
 
     def next_positions(self, count: int) -> paddle.Tensor:
         """Return the positions of the next `count` tokens of each row, int64 [B, S].
 
         The padding and the first token of a row have position 0.
         """
-        positions_BS = np.arange(self.length, self.length + count) - self._starts_B[:, None]
+        positions_BS = np.arange(self._length, self._length + count) - self._starts_B[:, None]
         return paddle.to_tensor(np.maximum(positions_BS, 0))
 
     @paddle.no_grad()
@@ -184,34 +208,52 @@ class KVCache(ReservingCache):
 
         All layers with the same sliding window share the visible positions, which are computed once per step.
         """
+        self._check_pass(k_BSKH.shape[1])
         layer = self._layer(layer_index)
-        start, prefix = layer.length, layer.prefix
-        layer.append(k_BSKH, v_BSKE)
+        prefix = layer.prefix
+        layer.store(k_BSKH, v_BSKE, self._start)
         if prefix is not None:
             prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
-        if start == 0:
-            return CachedLayer(layer.tensors, prefix, layout=self._first_layout(k_BSKH.shape[1], window))
-        return CachedLayer(layer.tensors, prefix, visible=self._visible_positions(start, layer, window))
+        if self._start == 0:
+            return CachedLayer(layer.tensors, prefix, layout=self._layout(window))
+        return CachedLayer(layer.tensors, prefix, visible=self._visible_positions(layer, window))
+
+    def new_documents(self) -> AttentionLayout:
+        """Return the documents of the new positions; the padding of a row is a separate document before its tokens."""
+        return self._layout(None)
+
+    @paddle.no_grad()
+    def state(self, layer_index: int, shapes: StateShapes) -> LayerState:
+        """Return the state of a layer before the new positions; rows that start in this pass have the initial state."""
+        return self._states.read(layer_index, shapes, 0, self._starts_B >= self._start)
+
+    @paddle.no_grad()
+    def keep_state(self, layer_index: int, state: LayerState) -> None:
+        """Store the state of a layer after the new positions."""
+        self._states.keep(layer_index, state, 0)
+
+    def save_states(self) -> None:
+        """Save the states of all layers at the current length, for `truncate`."""
+        self._saved = self._length, self._states.copy()
 
     @property
     def has_positions(self) -> bool:
         """True if every layer has stored positions, so that `reserve` works."""
-        return self.length > 0
+        return any(not layer.is_empty for layer in self._layers.values())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve `length` new positions of each row in the given layers.
+        """Reserve slots for the `length` new positions of each row in the given layers.
 
-        After the call, the reserved positions count as stored. The caller must write their keys and values.
+        The caller must write the keys and values of the returned slots.
         """
+        self._check_pass(length)
         reserved = [self._layers[index] for index in layers]
-        prefix, column = reserved[0].prefix_length, reserved[0].length
-        slot = prefix + column
+        prefix = reserved[0].prefix_length
+        slot = prefix + self._start
         for layer in reserved:
-            assert layer.end == slot and layer.prefix_length == prefix, "all layers must have the same positions"
+            assert layer.prefix_length == prefix, "all layers must have a prefix of the same length"
             if slot + length > layer.capacity:
                 layer.grow(slot + length)
-        for layer in reserved:
-            layer.length = column + length
         firsts = [prefix + start for start in self._starts_B.tolist()]
         return ReservedPositions([slot] * len(firsts), firsts, prefix, [layer.tensors for layer in reserved])
 
@@ -227,33 +269,48 @@ class KVCache(ReservingCache):
         index = paddle.to_tensor(np.asarray(rows, dtype=np.int64))
         for layer in self._layers.values():
             layer.select_rows(index)
+        self._states.select_rows(rows)
+        self._saved = 0, self._states.emptied()
         self._starts_B = self._starts_B[list(rows)]
         self._visible.clear()
 
-    def truncate(self, length: int) -> None:
-        """Remove the positions from column `length` on in every layer."""
-        for layer in self._layers.values():
-            layer.length = min(layer.length, length)
+    def truncate(self, length: int) -> int:
+        """Remove the positions from column `length` on, and return the new length, which can be less than `length`.
+
+        A state cannot be cut back. If a layer has a state, the cache returns to the last `save_states`, or becomes
+        empty if more positions had been saved than `length`.
+        """
+        if length < self._length and not self._states.is_new:
+            saved_length, saved = self._saved
+            length, self._states = (saved_length, saved.copy()) if saved_length <= length else (0, saved.emptied())
+        self._start = self._length = min(length, self._length)
         self._visible.clear()
+        return self._length
+
+    def _check_pass(self, num_new: int) -> None:
+        assert num_new == self._length - self._start, "begin_pass must have been called with the number of positions"
 
     def _layer(self, index: int) -> _LayerKeyValues:
         if index not in self._layers:
             self._layers[index] = _LayerKeyValues()
         return self._layers[index]
 
-    def _first_layout(self, length: int, window: int | None) -> AttentionLayout:
-        if (length, window) not in self._layouts:
-            padding = np.minimum(self._starts_B, length).tolist()
-            documents = [[part for part in (pad, length - pad) if part > 0] for pad in padding]
-            self._layouts[length, window] = AttentionLayout.from_documents(documents, window)
-        return self._layouts[length, window]
+    def _layout(self, window: int | None) -> AttentionLayout:
+        """Return the documents of the new positions."""
+        num_new = self._length - self._start
+        padding_B = np.clip(self._starts_B - self._start, 0, num_new)
+        key = (padding_B.tobytes(), num_new, window)
+        if key not in self._layouts:
+            documents = [[part for part in (pad, num_new - pad) if part > 0] for pad in padding_B.tolist()]
+            self._layouts[key] = AttentionLayout.from_documents(documents, window)
+        return self._layouts[key]
 
-    def _visible_positions(self, start: int, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
-        """Return the positions that the queries from column `start` to the end of the layer attend to."""
-        key = (start, layer.length, window)
+    def _visible_positions(self, layer: _LayerKeyValues, window: int | None) -> VisiblePositions:
+        """Return the positions that the new positions attend to."""
+        key = (self._start, self._length, window)
         if key not in self._visible:
             if any(cached[:2] != key[:2] for cached in self._visible):
                 self._visible.clear()
-            queries_1S = np.arange(start, layer.length)[None]
+            queries_1S = np.arange(self._start, self._length)[None]
             self._visible[key] = VisiblePositions.of_rows(queries_1S, self._starts_B, layer.prefix_length, window)
         return self._visible[key]

@@ -172,6 +172,7 @@ class Decoder(nn.Layer):
                 position_ids_BS = cache.next_positions(length)
             if first_position != 0:
                 position_ids_BS = position_ids_BS + first_position
+            cache.begin_pass(length)
             cache.note_frequency_sets(self.rotary.frequency_sets(position_ids_BS))
             return AttentionInputs(
                 self.rotary(position_ids_BS), {}, cache, query_scale=self._query_scale(position_ids_BS)

@@ -112,6 +112,7 @@ class StaticModel:
         num_slots = cached[0].shape[2]
         mask_BC = _mask(cache, num_slots, length)
         logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
+        cache.begin_pass(length)
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
         return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits

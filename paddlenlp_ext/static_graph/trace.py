@@ -76,6 +76,9 @@ class GraphCache(KeyValueCache):
         """Return the positions of the `count` new tokens, int64 [B, S]; padding gets position 0."""
         return self._position_ids_BS
 
+    def begin_pass(self, num_new: int) -> None:
+        """Do nothing: the program reads the number of new positions from the shape of its inputs."""
+
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
         """Do nothing: `StaticModel` checks the rotary frequencies when it runs the program."""
 

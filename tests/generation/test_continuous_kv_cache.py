@@ -14,9 +14,10 @@ def test_first_chunk_of_a_prompt_reserves_the_slots_of_all_chunks():
     stored = []
     for _ in range(7):
         view = cache.rows(0, 1, [prompt_length])
+        view.begin_pass(100)
         view.note_frequency_sets(())
         view.append(0, paddle.ones([1, 100, 2, 4]), paddle.ones([1, 100, 2, 4]), None)
-        view.advance(100)
+        view.advance()
         stored.append(cache.layers[0].stored)
     assert cache.lengths == [prompt_length]
     assert all(each is stored[0] for each in stored)
@@ -26,9 +27,10 @@ def _cache_of_one_row(value: float, length: int) -> SlotCache:
     cache = SlotCache()
     cache.add_row()
     view = cache.rows(0, 1, [length])
+    view.begin_pass(length)
     view.note_frequency_sets((True,))
     view.append(0, paddle.full([1, length, 2, 4], value), paddle.full([1, length, 2, 3], -value), None)
-    view.advance(length)
+    view.advance()
     return cache
 
 

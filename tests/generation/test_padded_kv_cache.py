@@ -34,6 +34,7 @@ def test_kv_cache_attend_equals_attention_over_all_keys(window, monkeypatch):
     monkeypatch.setattr(padded_kv_cache, "BLOCK", 4)
     cache, told = KVCache(STARTS), {0: ([], []), 1: ([], [])}
     for step, length in enumerate((6, 3, 1, 1, 1, 4, 1)):
+        cache.begin_pass(length)
         for layer, (keys, values) in told.items():
             q, k, v = random_step(length, seed=10 * step + layer)
             keys.append(k)
@@ -51,11 +52,13 @@ def test_kv_cache_append_after_a_failed_allocation_grows_again(monkeypatch):
 
     monkeypatch.setattr(padded_kv_cache, "BLOCK", 4)
     cache, (q, k, v) = KVCache(STARTS), random_step(5, seed=0)
+    cache.begin_pass(5)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(paddle, "zeros", fail)
         cache.append(0, k, v, None)
     expected = cached_attention(q, k, v, paddle.to_tensor(STARTS), None, 1.0)
     assert_same_after_padding(cache.attend(0, q, k, v, None, 1.0), expected, first=0)
+    cache.begin_pass(4)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(paddle, "concat", fail)
         cache.reserve([0], 4)
@@ -65,6 +68,7 @@ def test_kv_cache_append_after_a_failed_allocation_grows_again(monkeypatch):
 def test_kv_cache_layers_with_different_windows_share_a_step():
     cache = KVCache(STARTS)
     q, k, v = random_step(9, seed=1)
+    cache.begin_pass(9)
     for layer, window in enumerate((None, 2)):
         expected = cached_attention(q, k, v, paddle.to_tensor(STARTS), window, 1.0)
         assert_same_after_padding(cache.attend(layer, q, k, v, window, 1.0), expected, first=0)
@@ -74,6 +78,7 @@ def test_kv_cache_stores_no_gradients():
     cache = KVCache(STARTS)
     for step, length in enumerate((3, 1, 5)):
         inputs = random_step(length, seed=step)
+        cache.begin_pass(length)
         for x in inputs:
             x.stop_gradient = False
         assert cache.attend(0, *inputs, None, 1.0).stop_gradient
@@ -82,16 +87,18 @@ def test_kv_cache_stores_no_gradients():
 def test_next_positions_count_from_the_first_token_of_each_row():
     cache = KVCache([0, 2])
     assert cache.next_positions(4).tolist() == [[0, 1, 2, 3], [0, 0, 0, 1]]
-    cache.attend(0, *(x[:2] for x in random_step(4, seed=0)), None, 1.0)
+    cache.begin_pass(4)
     assert cache.next_positions(2).tolist() == [[4, 5], [2, 3]]
 
 
 def test_select_rows_keeps_keys_and_padding():
     cache = KVCache(STARTS)
     q, k, v = random_step(7, seed=0)
+    cache.begin_pass(7)
     cache.attend(0, q, k, v, None, 1.0)
     cache.select_rows([2, 0])
     np.testing.assert_array_equal(cache.key_starts.numpy(), [5, 0])
+    cache.begin_pass(1)
     q2, k2, v2 = (x[paddle.to_tensor([2, 0])] for x in random_step(1, seed=1))
     both = [paddle.concat([old[paddle.to_tensor([2, 0])], new], axis=1) for old, new in ((k, k2), (v, v2))]
     expected = cached_attention(q2, *both, paddle.to_tensor([5, 0]), None, 1.0)

@@ -28,6 +28,7 @@ def test_kv_cache_rows_see_prefix_and_own_keys(window, monkeypatch):
     assert not cache.is_new and cache.length == 0
     told = {layer: [] for layer in prefixes}
     for step, length in enumerate((4, 6, 1, 1, 4, 1)):
+        cache.begin_pass(length)
         for layer, steps in told.items():
             seed = 100 + 10 * step + layer
             new = random(seed, B, length, N, H), random(seed + 1, B, length, K, H), random(seed + 2, B, length, K, H)
@@ -52,8 +53,9 @@ def test_kv_cache_rows_see_prefix_and_own_keys(window, monkeypatch):
 def test_as_prefix_returns_all_keys_and_values():
     cache = KVCache([0])
     k, v = random(1, 1, 7, K, H), random(2, 1, 7, K, H)
+    cache.begin_pass(7)
     cache.attend(0, random(3, 1, 7, N, H), k, v, None, 1.0)
-    ((k_prefix, v_prefix),) = cache.as_prefix().values()
+    ((k_prefix, v_prefix),) = cache.as_prefix().key_values.values()
     np.testing.assert_array_equal(k_prefix.numpy(), k[0].numpy())
     np.testing.assert_array_equal(v_prefix.numpy(), v[0].numpy())
     other = KVCache(STARTS)
@@ -71,10 +73,12 @@ def test_select_rows_keeps_prefix():
         for seed, length in ((3, 6), (20, 1))
     ]
     for step in steps:
+        cache.begin_pass(step[0].shape[1])
         cache.attend(0, *step, None, 0.3)
     full = [paddle.concat([step[part] for step in steps], axis=1) for part in (1, 2)]
     cache.select_rows([2, 0])
     q = random(8, 2, 1, N, H)
+    cache.begin_pass(1)
     out = cache.attend(0, q, random(9, 2, 1, K, H), random(10, 2, 1, K, H), None, 0.3).numpy()
     for position, row in enumerate((2, 0)):
         keys = paddle.concat([full[0][row : row + 1, STARTS[row] :], random(9, 2, 1, K, H)[position : position + 1]], 1)

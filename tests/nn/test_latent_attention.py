@@ -58,7 +58,7 @@ def test_cache_stores_latents_and_shared_keys():
     model, cache = make_model(), KVCache([0, PADDING])
     decoded(model, cache)
     cache.select_rows([0])
-    for latents, keys in cache.as_prefix().values():
+    for latents, keys in cache.as_prefix().key_values.values():
         assert (latents.shape, keys.shape) == ([20, 1, 14], [20, 1, 6])
 
 

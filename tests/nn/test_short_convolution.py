@@ -56,7 +56,7 @@ def test_short_convolution_after_a_prefix_equals_the_whole_pass(length):
     first = KVCache([0])
     model.hidden_states(paddle.to_tensor([prompt]), cache=first)
     cache = KVCache([0, 0])
-    cache.set_prefix(first.as_prefix())
+    cache.set_prefix(*first.as_prefix())
     ids = paddle.to_tensor([row, row])
     positions = paddle.to_tensor(np.arange(length, length + 5)[None].repeat(2, 0))
     found = [

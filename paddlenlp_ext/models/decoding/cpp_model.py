@@ -103,7 +103,8 @@ class CppModel:
         if len(ids) > len(self._ids):
             self._set_capacity(len(ids))
         self._ids[: batch * length] = ids
-        reserved = self._layers.reserve(cache, batch, length)  # after the checks, because `reserve` changes the cache
+        cache.begin_pass(length)  # after the checks, because `begin_pass` changes the cache
+        reserved = self._layers.reserve(cache, batch, length)
         longest = max(map(sub, reserved.starts, reserved.firsts)) + length
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)

@@ -1,5 +1,8 @@
 """Interface of key-value caches, and attention over their contents.
 
+Attention layers append keys and values. Layers such as short convolutions keep a state instead: tensors of fixed size
+that summarize all earlier positions of a row. New tensors replace the state, and are never written in place.
+
 Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimension of keys, E head dimension of
 values.
 """
@@ -12,13 +15,18 @@ from typing import Any
 
 import paddle
 
-from paddlenlp_ext.ops.attention import ScoreOptions, attention
+from paddlenlp_ext.ops.attention import AttentionLayout, ScoreOptions, attention
 from paddlenlp_ext.ops.attention.decode_attention import CachedLayer, ReservedPositions, decode_attention
 from paddlenlp_ext.ops.attention.score_options import PLAIN
 
+LayerState = tuple[paddle.Tensor, ...]
+"""State of a layer for each row, tensors [B, ...]."""
+StateShapes = Sequence[tuple[Sequence[int], paddle.dtype]]
+"""Shape and dtype of each tensor in the state of one row."""
+
 
 class KeyValueCache(ABC):
-    """Cached keys and values of all layers."""
+    """Cached keys, values and states of all layers."""
 
     @property
     @abstractmethod
@@ -28,11 +36,15 @@ class KeyValueCache(ABC):
     @property
     @abstractmethod
     def length(self) -> Any:
-        """Column of the first new position; a tensor in a static graph."""
+        """Column of the first position of the next forward pass; a tensor in a static graph."""
 
     @abstractmethod
     def next_positions(self, count: int) -> paddle.Tensor:
         """Return the position ids of the next `count` tokens of each row, int64 [B, S]; padding has position 0."""
+
+    @abstractmethod
+    def begin_pass(self, num_new: int) -> None:
+        """Begin a forward pass over `num_new` new positions of each row; `length` then includes these positions."""
 
     @abstractmethod
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
@@ -44,6 +56,25 @@ class KeyValueCache(ABC):
 
         Layers with latent attention (nn/latent_attention.py) append latents and rotated keys instead, each as one head.
         """
+
+    def new_documents(self) -> AttentionLayout:
+        """Return the documents of the new positions; the padding of a row is a separate document before its tokens."""
+        raise NotImplementedError(f"{type(self).__name__} stores no states")
+
+    def state(self, layer_index: int, shapes: StateShapes) -> LayerState:
+        """Return the state of a layer before the new positions, for each row.
+
+        A row without earlier tokens has the state after the prefix, or zeros if the cache has no prefix.
+
+        Args:
+            layer_index: index of the layer.
+            shapes: shape and dtype of each tensor of the state, for one row.
+        """
+        raise NotImplementedError(f"{type(self).__name__} stores no states")
+
+    def keep_state(self, layer_index: int, state: LayerState) -> None:
+        """Store the state of a layer after the new positions; the caller must not write into its tensors."""
+        raise NotImplementedError(f"{type(self).__name__} stores no states")
 
     @abstractmethod
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:

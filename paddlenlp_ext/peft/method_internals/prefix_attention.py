@@ -14,7 +14,7 @@ import paddle
 from paddle import nn
 from paddle.nn import functional as F
 
-from paddlenlp_ext.generation.padded_kv_cache import KVCache
+from paddlenlp_ext.generation.padded_kv_cache import CachePrefix, KVCache
 from paddlenlp_ext.nn.attention import AttentionInputs, AttentionLayer
 from paddlenlp_ext.ops.attention import KeyValuePrefix
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, kaiming_uniform, new_parameter
@@ -136,15 +136,15 @@ def project(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor) -> pad
 
 
 @paddle.no_grad()
-def decoder_keys_and_values(decoder: Any, vectors_PD: paddle.Tensor) -> dict[int, KeyValuePrefix]:
-    """Run input vectors through the decoder at positions 0 to P-1, without gradients, and return the keys and values.
+def decoder_prefix(decoder: Any, vectors_PD: paddle.Tensor) -> CachePrefix:
+    """Run input vectors through the decoder at positions 0 to P-1, without gradients, and return the cache contents.
 
     Args:
         decoder: decoder of the base model.
         vectors_PD: input vectors [P, D].
 
     Returns:
-        A dict from layer numbers to (keys, values), for the layers of this process.
+        Keys and values, or states, of the layers in this process.
     """
     cache = KVCache([0])
     ids_1P = paddle.zeros([1, vectors_PD.shape[0]], "int64")  # only the shape is used

@@ -43,7 +43,7 @@ from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_valu
 from paddlenlp_ext.peft.method_internals.prefix_attention import (
     PrefixAttention,
     PrefixEncoder,
-    decoder_keys_and_values,
+    decoder_prefix,
     prefix_width,
     project,
 )
@@ -79,7 +79,9 @@ class PrefixAdapter(Adapter):
     def _layers_with_values(self) -> list[PrefixAttention]:
         """Return the layers of this pipeline stage, or no layers in a dry run, where the base has no values."""
         return [
-            layer for _, layer in adapter_layers_of(self.base_model, PrefixAttention) if has_values(layer.base.output_layer)
+            layer
+            for _, layer in adapter_layers_of(self.base_model, PrefixAttention)
+            if has_values(layer.base.output_layer)
         ]
 
     @paddle.no_grad()
@@ -87,9 +89,9 @@ class PrefixAdapter(Adapter):
         """Initialize the prefix with the keys and values of randomly drawn tokens."""
         decoder, generator = self.base_model.model, generator_for(seed, "prefix")
         token_ids = generator.integers(0, self.base_model.config.vocab_size, self.peft_config.num_virtual_tokens)
-        keys_and_values = decoder_keys_and_values(decoder, decoder.embed(paddle.to_tensor(token_ids)))
+        key_values = decoder_prefix(decoder, decoder.embed(paddle.to_tensor(token_ids))).key_values
         for layer in self._layers_with_values():
-            pair = keys_and_values[layer.base.layer_index]
+            pair = key_values[layer.base.layer_index]
             layer.prefix.set_value(layer.base.join_prefix(pair).astype(layer.dtype))
 
     def hidden_states(

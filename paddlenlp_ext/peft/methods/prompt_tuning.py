@@ -9,7 +9,7 @@ the prompt:
     row        | prompt | document 1 | document 2 |
     positions  | 0..P-1 | P..        | P..        |
 
-In generation the prompt's keys and values are computed once and stored in the cache.
+In generation the prompt's keys, values and states are computed once and stored in the cache.
 
 Shapes: B batch, S sequence, D hidden, P prompt vectors.
 """
@@ -35,7 +35,7 @@ from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
-from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_keys_and_values
+from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_prefix
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 
 STORED = "prompt_embeddings"
@@ -72,7 +72,7 @@ class PromptAdapter(Adapter):
         num_prompt = prompt_PD.shape[0]
         if cache is not None:
             if cache.is_new:
-                cache.set_prefix(decoder_keys_and_values(decoder, prompt_PD))
+                cache.set_prefix(*decoder_prefix(decoder, prompt_PD))
             inputs = decoder.attention_inputs(
                 input_ids, position_ids, document_lengths, cache, first_position=num_prompt
             )

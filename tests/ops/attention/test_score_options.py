@@ -158,10 +158,11 @@ def test_decoding_with_score_options_matches_full_attention(window, prefix_lengt
     cache = KVCache([0, pad])
     if prefix_length:
         cache.set_prefix({0: tuple(map(paddle.to_tensor, prefix))})
-    parts = [
-        cache.attend(0, *(paddle.to_tensor(x[:, first:end]) for x in (q, k, v)), window, SCALE, None, score_options)
-        for first, end in ((0, 9), (9, 10), (10, 15), (15, length))
-    ]
+    parts = []
+    for first, end in ((0, 9), (9, 10), (10, 15), (15, length)):
+        cache.begin_pass(end - first)
+        new = (paddle.to_tensor(x[:, first:end]) for x in (q, k, v))
+        parts.append(cache.attend(0, *new, window, SCALE, None, score_options))
     out = np.concatenate([part.numpy() for part in parts], axis=1)
     before = [np.broadcast_to(x, (2, *x.shape)) for x in prefix]
     inputs = [q, *(np.concatenate([p, x], axis=1) for p, x in zip(before, (k, v), strict=True)), *sinks]
