@@ -10,6 +10,9 @@ these logits in order, up to the first token that differs from the draft. The ge
 without drafts, in greedy search and in sampling. Accepted draft tokens save time, because one forward pass over several
 tokens reads the weights only once.
 
+Rejected draft tokens are removed from the cache. A layer state cannot be cut back, so the cache of a model with states
+returns to the positions before the draft. The next pass then also runs the accepted tokens again.
+
 Shapes: S newest tokens, V vocab.
 """
 
@@ -53,7 +56,6 @@ def decode_with_drafts(
     cache, logits_SV = prefill(model, [row.tokens])
     draft: list[int] = []
     while True:
-        start = cache.length
         for position in range(len(draft) + 1):
             token = chooser.choose(logits_SV[position : position + 1], [row])[0]
             yield row, token if row.take(token, options.eos_token_ids) else None
@@ -61,9 +63,11 @@ def decode_with_drafts(
                 return
             if position < len(draft) and token != draft[position]:
                 break
-        cache.truncate(start - len(draft) + position)
-        draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens))
-        logits_SV = step(model, [[row.generated[-1], *draft]], cache)[0]
+        length = cache.truncate(len(row.tokens) - 1)
+        new = row.tokens[length:]  # the newest token, and before it the tokens that the cache has lost
+        draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens + 1 - len(new)))
+        cache.save_states()
+        logits_SV = step(model, [[*new, *draft]], cache)[0, len(new) - 1 :]
         if cache.is_stale:  # possible only without a draft, because a draft ends before the rotary frequencies change
             cache, logits_SV = prefill(model, [row.tokens], len(row.generated))
 
