@@ -3,10 +3,9 @@
     b, c, u = three projections of x
     y = o_proj(c * convolution(b * u))         causal, depthwise, over the last L positions of the document
 
-The key-value cache stores b * u of each position, so that positions can be removed from the cache, copied and shared
-like keys and values.
+The key-value cache keeps the window of each row, b * u of its last L - 1 positions, as the state of the layer.
 
-Shapes: B batch, S sequence, T = B * S positions, L taps, D hidden, P positions of a shared prompt.
+Shapes: B batch, S sequence, P positions of a shared prompt, L taps, W = L - 1 positions of a window, D hidden.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout
-from paddlenlp_ext.ops.attention.decode_attention import CachedLayer, VisiblePositions
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
@@ -66,29 +64,41 @@ class DepthwiseKernel(nn.Layer):
 
     def __init__(self, num_channels: int, num_taps: int, has_bias: bool = False) -> None:
         super().__init__()
-        self.num_taps = num_taps
         dtype = activation_dtype(paddle.get_default_dtype())
         self.weight = self.create_parameter([num_channels, 1, num_taps], dtype=dtype)
         self.bias = self.create_parameter([num_channels], dtype=dtype, is_bias=True) if has_bias else None
 
-    def forward(self, x_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
-        """Return the convolution of the rows that the taps select, [T, D]."""
-        bias = None if self.bias is None else self.bias.astype(x_ND.dtype)
-        return causal_convolution(x_ND, self.weight.squeeze(1).astype(x_ND.dtype), taps_TL, bias)
+    @property
+    def window_length(self) -> int:
+        """W, the number of earlier positions that an output depends on."""
+        return self.weight.shape[2] - 1
 
-    def convolve(self, x_TD: paddle.Tensor, layout: AttentionLayout, shared: int = 0) -> paddle.Tensor:
-        """Return the convolution of all documents [T, D]; the first `shared` positions precede every document."""
-        if not shared:
-            return self(x_TD, self.taps(layout))
-        prompt = AttentionLayout.from_documents([[shared]])
-        before = min(shared, self.num_taps - 1)
-        rows_ND = paddle.concat([x_TD[shared:], x_TD[shared - before : shared]])
-        return paddle.concat([self(x_TD[:shared], self.taps(prompt)), self(rows_ND, self.taps(layout, before))])
+    def forward(self, x_BSD: paddle.Tensor, layout: AttentionLayout) -> paddle.Tensor:
+        """Convolve each document; map [B, S, D] to [B, S, D]."""
+        return self._convolve(x_BSD.flatten(0, 1), self._taps(layout, has_windows=False)).reshape(x_BSD.shape)
 
-    def taps(self, layout: AttentionLayout, before: int = 0) -> np.ndarray:
-        """Return `document_taps` of a layout, which the layout caches."""
-        key = "taps", self.num_taps, before
-        return layout.cached(key, lambda: document_taps(layout, self.num_taps, before))
+    def continue_after(
+        self, window_BWD: paddle.Tensor, x_BSD: paddle.Tensor, layout: AttentionLayout
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Convolve each document, which continues the window of its row.
+
+        Returns:
+            The convolution [B, S, D], and the window [B, W, D] after the last document of each row.
+        """
+        rows_ND = paddle.concat([x_BSD.flatten(0, 1), window_BWD.flatten(0, 1)])
+        taps_TL = self._taps(layout, has_windows=True)
+        last_BL = taps_TL[layout.row_length - 1 :: layout.row_length]
+        after_BWD = paddle.gather(rows_ND, paddle.to_tensor(last_BL[:, 1:].flatten())).reshape(window_BWD.shape)
+        return self._convolve(rows_ND, taps_TL).reshape(x_BSD.shape), after_BWD
+
+    def _convolve(self, rows_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
+        bias = None if self.bias is None else self.bias.astype(rows_ND.dtype)
+        return causal_convolution(rows_ND, self.weight.squeeze(1).astype(rows_ND.dtype), taps_TL, bias)
+
+    def _taps(self, layout: AttentionLayout, has_windows: bool) -> np.ndarray:
+        num_taps = self.weight.shape[2]
+        key = "taps", num_taps, has_windows
+        return layout.cached(key, lambda: document_taps(layout, num_taps, has_windows))
 
 
 class ShortConvolution(TokenMixer):
@@ -99,7 +109,6 @@ class ShortConvolution(TokenMixer):
 
     def __init__(self, shape: ConvolutionShape, layer_index: int) -> None:
         super().__init__(layer_index)
-        self.num_taps = shape.num_taps
         for name in self.input_names:
             setattr(self, name, Linear(shape.hidden_size, shape.hidden_size, shape.bias))
         self.conv = DepthwiseKernel(shape.hidden_size, shape.num_taps, shape.bias)
@@ -109,52 +118,30 @@ class ShortConvolution(TokenMixer):
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
         b_BSD, c_BSD, u_BSD = recompute_region("attention_column_ln", self._project, x_BSD)
         gated_BSD = b_BSD * u_BSD
-        if inputs.cache is None:
-            mixed_TD = self.conv.convolve(gated_BSD.flatten(0, 1), inputs.layouts[None], inputs.num_shared)
+        if inputs.cache is not None:
+            mixed_BSD = self._convolve_cached(gated_BSD, inputs.cache)
+        elif inputs.num_shared:
+            mixed_BSD = self._convolve_after_prompt(gated_BSD, inputs.layouts[None], inputs.num_shared)
         else:
-            mixed_TD = self._convolve_cached(gated_BSD, inputs.cache)
-        return recompute_region("attention_row_ln", self.o_proj, c_BSD * mixed_TD.reshape(c_BSD.shape))
+            mixed_BSD = self.conv(gated_BSD, inputs.layouts[None])
+        return recompute_region("attention_row_ln", self.o_proj, c_BSD * mixed_BSD)
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
 
+    def _convolve_after_prompt(self, gated_1SD: paddle.Tensor, layout: AttentionLayout, shared: int) -> paddle.Tensor:
+        """Convolve a prompt of the first `shared` positions, and then the documents, which all continue the prompt."""
+        prompt = AttentionLayout.from_documents([[shared]])
+        zeros_1WD = paddle.zeros([1, self.conv.window_length, gated_1SD.shape[2]], gated_1SD.dtype)
+        mixed_1PD, window_1WD = self.conv.continue_after(zeros_1WD, gated_1SD[:, :shared], prompt)
+        rest_1SD, _ = self.conv.continue_after(window_1WD, gated_1SD[:, shared:], layout)
+        return paddle.concat([mixed_1PD, rest_1SD], axis=1)
+
     @paddle.no_grad()
     def _convolve_cached(self, gated_BSD: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
-        """Append b * u of the new positions to the cache, in halves as keys and values, and convolve them."""
-        halves = paddle.chunk(gated_BSD.unsqueeze(2), 2, axis=-1)
-        cached = cache.append(self.layer_index, halves[0], halves[1], self.num_taps)
-        if cached.layout is not None:
-            return self._convolve_first(gated_BSD, cached)
-        seen = cached.visible
-        assert isinstance(seen, VisiblePositions), "short convolutions must not run in a static graph"
-        stored_RD = paddle.concat([part_B1CE.flatten(0, 2) for part_B1CE in cached.tensors], axis=-1)
-        return self.conv(stored_RD, _stored_taps(seen.ranges, cached.tensors[0].shape[2], self.num_taps))
-
-    def _convolve_first(self, gated_BSD: paddle.Tensor, cached: CachedLayer) -> paddle.Tensor:
-        """Convolve the first positions of a cache, which follow the prefix of the cache."""
-        layout, rows_ND, before = cached.layout, gated_BSD.flatten(0, 1), 0
-        assert layout is not None
-        if cached.prefix is not None:
-            prefix_PD = paddle.concat([part_P1E.squeeze(1) for part_P1E in cached.prefix], axis=-1)
-            before = min(prefix_PD.shape[0], self.num_taps - 1)
-            rows_ND = paddle.concat([rows_ND, prefix_PD[prefix_PD.shape[0] - before :]])
-        return self.conv(rows_ND, self.conv.taps(layout, before))
-
-
-def _stored_taps(ranges_BS4: np.ndarray, num_slots: int, num_taps: int) -> np.ndarray:
-    """Return the taps [B * S, L] of new positions among the slots of all rows, int64.
-
-    Args:
-        ranges_BS4: start and end of the visible slots of the prefix, and of the visible slots of the row.
-        num_slots: number of slots of a row.
-        num_taps: L.
-    """
-    prefix_first, prefix_end, own_first, own_end = (ranges_BS4[..., index, None] for index in range(4))
-    back_L = np.arange(num_taps)[::-1]
-    own_BSL = own_end - 1 - back_L
-    prefix_BSL = prefix_end - 1 - (back_L - (own_end - own_first))
-    slots_BSL = np.where(own_BSL >= own_first, own_BSL, prefix_BSL)
-    rows = np.arange(len(ranges_BS4))[:, None, None]
-    is_seen = (own_BSL >= own_first) | (prefix_BSL >= prefix_first)
-    taps = np.where(is_seen, rows * num_slots + slots_BSL, len(ranges_BS4) * num_slots)
-    return taps.reshape(-1, num_taps).astype(np.int64)
+        """Convolve the new positions of each row after its window, and keep the new window."""
+        shape = self.conv.window_length, gated_BSD.shape[2]
+        (window_BWD,) = cache.state(self.layer_index, [(shape, gated_BSD.dtype)])
+        mixed_BSD, window_BWD = self.conv.continue_after(window_BWD, gated_BSD, cache.new_documents())
+        cache.keep_state(self.layer_index, (window_BWD,))
+        return mixed_BSD

@@ -5,7 +5,7 @@
 A tap is the index of an input row, or the number of rows for a tap before the start of a document, which counts as 0.
 Rows that no tap selects therefore cannot change the result, even if they contain NaN.
 
-Shapes: T outputs, N input rows, L taps, D channels.
+Shapes: T outputs, N input rows, B rows of the batch, L taps, D channels.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from paddle.autograd import PyLayer
 from paddlenlp_ext.ops.attention import AttentionLayout
 
 
-def document_taps(layout: AttentionLayout, num_taps: int, num_before: int = 0) -> np.ndarray:
+def document_taps(layout: AttentionLayout, num_taps: int, has_windows: bool = False) -> np.ndarray:
     """Return the taps [T, L] of the positions of packed documents, int64.
 
     The last tap of a position is the position itself. A document that continues a parent reads the last positions of
@@ -28,7 +28,8 @@ def document_taps(layout: AttentionLayout, num_taps: int, num_before: int = 0) -
     Args:
         layout: documents of the batch, with T positions.
         num_taps: L.
-        num_before: number of rows that precede every document, stored after the T rows of the batch.
+        has_windows: whether a window of L - 1 rows precedes every document of a row of the batch. The windows
+            [B, L - 1] are stored after the T rows.
     """
     starts, lengths = layout.documents()
     parents, firsts = layout.parents(), layout.first_positions()
@@ -41,10 +42,13 @@ def document_taps(layout: AttentionLayout, num_taps: int, num_before: int = 0) -
     before_TL = firsts[document][:, None] + local_TL  # position within the sequence of the parent
     in_parent_TL = ~in_own_TL & (before_TL >= 0)
     parent_TL = starts[parents[document]][:, None] + before_TL
-    num_rows = layout.num_positions + num_before
-    first_row_TL = num_rows + before_TL  # the last of the rows before a document has position -1
-    taps_TL = np.where(first_row_TL >= layout.num_positions, first_row_TL, num_rows)
-    return np.where(in_own_TL, own_TL, np.where(in_parent_TL, parent_TL, taps_TL))
+    if has_windows:
+        row = np.repeat(np.arange(len(layout.document_lengths)), [len(each) for each in layout.document_lengths])
+        window_ends = layout.num_positions + (row + 1) * (num_taps - 1)
+        outside_TL = window_ends[document][:, None] + before_TL  # the last row of a window has position -1
+    else:
+        outside_TL = np.full_like(own_TL, layout.num_positions)
+    return np.where(in_own_TL, own_TL, np.where(in_parent_TL, parent_TL, outside_TL))
 
 
 def causal_convolution(

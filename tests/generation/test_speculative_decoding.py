@@ -50,6 +50,26 @@ def test_drafts_leave_greedy_tokens_unchanged(family, monkeypatch):
     assert len(passes) < 24, "passes accepted no drafts"
 
 
+def test_passes_with_drafts_have_a_maximum_length_in_a_model_with_states(monkeypatch):
+    """Reject the last token of each draft, so that every pass also runs the accepted tokens of the pass before."""
+    model, (prompt,), passes = tiny_model("lfm2_convolutions"), random_prompts((7,)), []
+    (expected,) = generate(model, [prompt], max_new_tokens=30)
+    real = speculative_decoding.step
+
+    def half_right(tokens, size, count):
+        rest = expected[len(tokens) - len(prompt) :]
+        return [*rest[:1], *(token ^ 1 for token in rest[1:2])][: max(count, 0)]
+
+    def step(model, tokens_BS, cache):
+        passes.append(len(tokens_BS[0]))
+        return real(model, tokens_BS, cache)
+
+    monkeypatch.setattr(speculative_decoding, "propose", half_right)
+    monkeypatch.setattr(speculative_decoding, "step", step)
+    assert generate(model, [prompt], max_new_tokens=30, **DRAFTS) == [expected]
+    assert passes[:4] == [3, 5, 5, 3]  # 1 new + 2 drafts, 3 + 2, 5 + 0, 1 + 2
+
+
 def test_drafts_leave_sampled_tokens_and_ends_unchanged():
     model, prompts = tiny_model("llama_grouped_heads"), random_prompts((9, 30, 4))
     options = {"max_new_tokens": 40, "decode_strategy": "sampling", "top_k": 2, "repetition_penalty": 0.7, "seed": 3}

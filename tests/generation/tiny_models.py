@@ -74,6 +74,7 @@ FAMILIES = {
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": False,
     },
+    "lfm2_without_attention": {"model_type": "lfm2", "full_attn_idxs": [], "block_auto_adjust_ff_dim": False},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
     "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},
     "deepseek_v2_experts": {**TINY_LATENT, **TINY_LATENT_EXPERTS, "model_type": "deepseek_v2"},

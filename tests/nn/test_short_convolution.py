@@ -7,6 +7,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
+from paddlenlp_ext.generation.prefill_and_decode import forward, prefill
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
@@ -65,6 +66,41 @@ def test_short_convolution_after_a_prefix_equals_the_whole_pass(length):
     ]
     expected = model.hidden_states(paddle.to_tensor([prompt + row])).numpy()[:, length:]
     np.testing.assert_allclose(np.concatenate(found, 1), expected.repeat(2, 0), rtol=0, atol=5e-5)
+
+
+@paddle.no_grad()
+def test_cache_of_a_short_convolution_has_the_size_of_the_window():
+    """Compare the state after prompts of different lengths: the last three of the products b * u."""
+    model, (prompt,) = tiny_model(FAMILY), random_prompts((300,))
+    mixer, products = model.model.layers[0].conv, []
+    hooks = [
+        layer.register_forward_post_hook(lambda layer, x, y: products.append(y))
+        for layer in (mixer.b_proj, mixer.u_proj)
+    ]
+    for length in (2, 9, 300):
+        products.clear()
+        cache = KVCache([0])
+        model.hidden_states(paddle.to_tensor([prompt[:length]]), cache=cache)
+        key_values, states = cache.as_prefix()
+        assert list(key_values) == [1] and list(states) == [0]
+        expected = np.concatenate([np.zeros([1, 3, SIZES["hidden_size"]]), (products[0] * products[1]).numpy()], axis=1)
+        ((window,),) = states.values()
+        np.testing.assert_array_equal(window.numpy(), expected[:, -3:])
+    for hook in hooks:
+        hook.remove()
+
+
+@paddle.no_grad()
+def test_decoding_of_selected_rows_equals_the_whole_pass():
+    """Test the rows of beams, which are copied, reordered and left out, among rows with padding."""
+    model, rows, more = tiny_model(FAMILY), random_prompts((5, 2)), random_prompts((3,) * 3, seed=1)
+    cache, _ = prefill(model, rows)
+    for index, selected in enumerate(((1, 0, 1), (2, 1, 1), (0, 2, 1))):
+        cache.select_rows(selected)
+        rows = [[*rows[row], more[position][index]] for position, row in enumerate(selected)]
+        found = forward(model, [row[-1:] for row in rows], cache).numpy()[:, 0]
+        expected = [model.hidden_states(paddle.to_tensor([row])).numpy()[0, -1] for row in rows]
+        np.testing.assert_allclose(found, expected, rtol=0, atol=5e-5)
 
 
 def test_branches_of_a_prompt_equal_the_sequences_alone():

@@ -1,4 +1,4 @@
-"""Causal depthwise convolution: values and gradients against NumPy, documents, branches, rows before the documents."""
+"""Causal depthwise convolution: values and gradients against NumPy, documents, branches, windows before them."""
 
 from __future__ import annotations
 
@@ -64,14 +64,16 @@ def test_causal_convolution_of_branches_continues_the_parent():
     np.testing.assert_allclose(y[5:], second, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("num_before", [1, 2, 5])
-def test_causal_convolution_with_rows_before_every_document_reads_them(num_before):
-    layout = AttentionLayout.from_documents([[1, 4]])
-    x, before, weight = numbers(5, CHANNELS), numbers(num_before, CHANNELS, seed=3), numbers(CHANNELS, 3, seed=1)
-    rows = paddle.to_tensor(np.concatenate([x, before]))
-    y = causal_convolution(rows, paddle.to_tensor(weight), document_taps(layout, 3, num_before)).numpy()
-    for part in (slice(0, 1), slice(1, 5)):
-        expected = convolved(np.concatenate([before, x[part]]), weight)[num_before:]
+@pytest.mark.parametrize("num_taps", [1, 3, 4])
+def test_causal_convolution_with_windows_reads_the_window_of_its_row(num_taps):
+    """Test two rows of documents, one of which continues a parent."""
+    layout = AttentionLayout.from_documents([[1, 4], [2, 3]], document_parents=[[None, None], [None, 0]])
+    weight, x, window = numbers(CHANNELS, num_taps, seed=1), numbers(10, CHANNELS), num_taps - 1
+    before = numbers(2, window, CHANNELS, seed=3)
+    rows = paddle.to_tensor(np.concatenate([x, before.reshape(-1, CHANNELS)]))
+    y = causal_convolution(rows, paddle.to_tensor(weight), document_taps(layout, num_taps, has_windows=True)).numpy()
+    for row, part in ((0, slice(0, 1)), (0, slice(1, 5)), (1, slice(5, 10))):
+        expected = convolved(np.concatenate([before[row], x[part]]), weight)[window:]
         np.testing.assert_allclose(y[part], expected, rtol=1e-5, atol=1e-6)
 
 
