@@ -85,7 +85,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         whole(0, 2**16).or_null(),
         "num_attention_heads num_key_value_heads head_dim num_local_experts num_experts_per_tok "
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
-        "kv_channels",
+        "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
@@ -94,7 +94,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (
         _LAYER.or_null(),
         "no_rope_layer_interval decoder_sparse_step moe_layer_interval first_k_dense_replace "
-        "num_nextn_predict_layers max_window_layers num_dense_layers global_attn_every_n_layers",
+        "num_nextn_predict_layers max_window_layers num_dense_layers global_attn_every_n_layers num_kv_shared_layers",
     ),
     (either(_LAYER, TEXT).or_null(), "sliding_window_pattern"),
     (list_of(either(number(above=1), whole(0, 0))).or_null(), "layer_rope_theta"),
@@ -131,15 +131,16 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "attention_bias attention_out_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window "
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
         "tie_embedding "
-        "norm_topk_prob output_router_logits use_bidirectional_attention no_bias "
-        "use_logn_attn use_dynamic_ntk",
+        "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
+        "use_double_wide_mlp",
     ),
+    (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func position_embedding_type"),
     (number(minimum=0, maximum=1e3).or_null(), "query_scale_beta"),
     # Token ids and labels.
     *_TOKEN_KEYS,
     (whole(1, 10**6).or_null(), "num_labels"),
-    (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config"),
+    (OBJECT.or_null(), "id2label rope_scaling rope_parameters quantization_config per_layer_config"),
 )
 """Keys of config.json that a model family, a reward model, a tokenizer or a loader uses."""
 

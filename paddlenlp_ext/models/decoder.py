@@ -21,7 +21,6 @@ from paddlenlp_ext.models.decoding.fused_norms import run_fused_norms
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.causal_lm_forward import DocumentLengths
 from paddlenlp_ext.nn.embedding import Embedding
-from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
@@ -75,8 +74,8 @@ class Decoder(nn.Layer):
         self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
         self.load_balance = config.load_balance()
         for index, layer in enumerate(self.layers):
-            if self.load_balance is not None and isinstance(layer.mlp, MixtureOfExperts):
-                layer.mlp.router_layer.observe = partial(self.load_balance.observe, index)
+            if self.load_balance is not None and layer.mixture is not None:
+                layer.mixture.router_layer.observe = partial(self.load_balance.observe, index)
         parallel = config.layer == "parallel"
         self.query_scale = config.query_scale
         self.norm = LayerNorm(config.hidden_size, config.rms_norm_eps) if parallel else config.rms_norm()

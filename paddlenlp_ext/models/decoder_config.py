@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
@@ -13,6 +14,7 @@ from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.family_reader import FamilyReader
+from paddlenlp_ext.models.layer_shape import LayerShape
 from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
@@ -20,6 +22,7 @@ from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
 from paddlenlp_ext.nn.gated_attention import GatedAttention
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
+from paddlenlp_ext.nn.normed_value_attention import NormedValueAttention
 from paddlenlp_ext.nn.query_scale import QueryScale
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
@@ -38,6 +41,7 @@ class DecoderConfig:
     """Sizes and options of a decoder.
 
     Attributes:
+        shapes: sizes of each layer; None: all layers have the sizes of the model.
         windows: sliding window of each layer; None for a layer with full attention.
         rotates: whether each layer applies RoPE to queries and keys; None: all layers apply RoPE.
         interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
@@ -49,6 +53,7 @@ class DecoderConfig:
         attention_softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         attention_sinks: whether each head has a trained attention sink.
         attention_gate: whether a sigmoid gate multiplies the attention output (nn/gated_attention.py).
+        norms_values: whether values are normalized (nn/normed_value_attention.py).
         query_scale: factor of the queries by position; None: no factor.
         gated: whether the feed-forward has a gate; False: nn/ungated_feed_forward.py.
         activation: activation of the feed-forward gate, "silu" or "gelu_tanh"; without a gate, "relu2" or "xielu".
@@ -95,6 +100,7 @@ class DecoderConfig:
     qk_norm: QKNorm | None = None
     latent: LatentShape | None = None
     mixers: tuple[MixerShape | None, ...] | None = None
+    shapes: tuple[LayerShape, ...] | None = None
     windows: tuple[int | None, ...]
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
@@ -102,6 +108,7 @@ class DecoderConfig:
     attention_softcap: float | None = None
     attention_sinks: bool = False
     attention_gate: bool = False
+    norms_values: bool = False
     query_scale: QueryScale | None = None
     gated: bool = True
     activation: str = "silu"
@@ -192,8 +199,10 @@ class DecoderConfig:
             **dict.fromkeys(("gate_proj", "up_proj"), intermediate_size),
             **dict.fromkeys(ShortConvolution.input_names, hidden_size),
         }
-        ropes = rope_by_layer({**family.defaults, **completed}, head_dim, num_layers)
-        if any(rope.rotary_dim != head_dim for rope in ropes) and "partial_rotary_factor" not in family.defaults:
+        differences = family.differences(reader)
+        head_dims = [shape.head_dim for shape in differences.get("shapes", ())] or [head_dim] * num_layers
+        ropes = rope_by_layer({**family.defaults, **completed}, head_dims)
+        if [rope.rotary_dim for rope in ropes] != head_dims and "partial_rotary_factor" not in family.defaults:
             raise ValueError(
                 f"partial_rotary_factor in config.json is not supported for model_type {source['model_type']!r}; only "
                 "the value 1.0 is supported"
@@ -224,7 +233,7 @@ class DecoderConfig:
             "name_or_path": name_or_path,
             "config_overrides": dict(config_overrides),
         }
-        return cls(**{**values, **family.differences(reader)})
+        return cls(**{**values, **differences})
 
     def value(self, key: str) -> Any:
         """Return the value of a key of config.json, or the family's default; None if the value is null or absent."""
@@ -288,11 +297,11 @@ class DecoderConfig:
         return self.attention_share * self._attention_weights + others / self.num_hidden_layers
 
     @property
-    def _attention_weights(self) -> int:
+    def _attention_weights(self) -> float:
         heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
-        output = heads * self.value_dim * hidden
         if latent is None:
-            return hidden * self.head_dim * (heads + 2 * self.num_key_value_heads) + output
+            return hidden * fmean(s.projected_size + heads * (s.head_dim + s.value_dim) for s in self.layer_shapes)
+        output = heads * self.value_dim * hidden
         rank, queries = latent.query_rank, heads * self.head_dim
         projected = hidden * queries if rank is None else rank * (hidden + queries)
         compressed = hidden * (latent.kv_rank + latent.rotated_dim)
@@ -308,15 +317,18 @@ class DecoderConfig:
         shape = self.attention_shape(layer_index)
         if self.latent is not None:
             return LatentAttention(shape, self.latent, layer_index)
+        if self.norms_values:
+            return NormedValueAttention(shape, layer_index)
         return GatedAttention(shape, layer_index) if self.attention_gate else Attention(shape, layer_index)
 
     def feed_forward(self, layer_index: int) -> FeedForwardLayer | MixtureOfExperts:
         """Build the feed-forward block or the experts of one layer."""
         shape = self.expert_shape(layer_index)
-        if shape is not None:
+        if shape is not None and shape.shared_name is not None:
             return MixtureOfExperts(self.hidden_size, shape)
         feed_forward = FeedForward if self.gated else UngatedFeedForward
-        return feed_forward(self.hidden_size, self.intermediate_size, self.mlp_bias, self.activation)
+        inner = self.layer_shapes[layer_index].intermediate_size
+        return feed_forward(self.hidden_size, inner, self.mlp_bias, self.activation)
 
     def expert_shape(self, layer_index: int) -> ExpertShape | None:
         """Return the sizes of the experts of one layer; None for a dense layer."""
@@ -333,8 +345,14 @@ class DecoderConfig:
     @property
     def active_size(self) -> float:
         """Intermediate size of the feed-forward layers or experts that a token uses, averaged over the layers."""
-        shapes = [self.expert_shape(layer) for layer in range(self.num_hidden_layers)]
-        return sum(self.intermediate_size if s is None else s.active_size for s in shapes) / len(shapes)
+        pairs = zip(self.layer_shapes, self.experts or (None,) * self.num_hidden_layers, strict=True)
+        return fmean(shape.intermediate_size if sparse is None else sparse.active_size for shape, sparse in pairs)
+
+    @property
+    def layer_shapes(self) -> tuple[LayerShape, ...]:
+        """Sizes of each layer."""
+        sizes = self.head_dim, self.value_dim, self.num_key_value_heads, self.intermediate_size
+        return self.shapes or (LayerShape(*sizes),) * self.num_hidden_layers
 
     def to_dict(self) -> dict[str, Any]:
         """Return a copy of the config.json dict, like `PretrainedConfig.to_dict` in transformers."""
@@ -359,11 +377,13 @@ class DecoderConfig:
 
     def attention_shape(self, layer_index: int) -> AttentionShape:
         """Return the sizes and options of the attention of one layer."""
+        shape = self.layer_shapes[layer_index]
         return AttentionShape(
             hidden_size=self.hidden_size,
             num_heads=self.num_attention_heads,
-            num_kv_heads=self.num_key_value_heads,
-            head_dim=self.head_dim,
+            num_kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            has_v_proj=shape.has_v_proj,
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
             qk_norm=self.qk_norm,

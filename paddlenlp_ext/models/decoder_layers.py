@@ -8,6 +8,8 @@ for both.
 | pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
 | sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 2 and 3, GLM-4-0414 |
+| scaled sandwich | the sandwich layer, whose result is multiplied by a stored number | Gemma 4 |
+| expert sandwich | the same with norm(mlp(norm(x))) + norm(experts(x)) in place of mlp(norm(x)) | Gemma 4 26B-A4B |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
 
 Shapes: B batch, S sequence, D hidden.
@@ -27,8 +29,10 @@ from paddlenlp_ext.models.training_blocks import run_attention_block, run_feed_f
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.normed_mixture import NormedMixture
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
 """Roles of norms: before and after attention, before and after feed-forward; fields of `DecodeLayer` in api.h."""
@@ -56,11 +60,16 @@ class DecoderLayer(nn.Layer):
         self.add_sublayer(self.mixer_name, mixer)
         self.mlp = config.feed_forward(layer_index)
         is_last = layer_index == config.num_hidden_layers - 1
-        self.skips_unread = is_last and not isinstance(self.mlp, MixtureOfExperts)
+        self.skips_unread = is_last and self.mixture is None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
         raise NotImplementedError
+
+    @property
+    def mixture(self) -> MixtureOfExperts | None:
+        """Expert layer; None in a dense layer."""
+        return self.mlp if isinstance(self.mlp, MixtureOfExperts) else None
 
     @property
     def mixer(self) -> Any:
@@ -170,7 +179,44 @@ class SandwichLayer(DecoderLayer):
         before_attention, after_attention, before_mlp, after_mlp = self.norms_by_role().values()
         attended_BSD = after_attention(self._attend(before_attention(x_BSD), inputs))
         x_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
-        return x_BSD + after_mlp(self._feed_forward(normed_BSD, inputs))
+        return x_BSD + after_mlp(self._feed(x_BSD, normed_BSD, inputs))
+
+    def _feed(self, x_BSD: paddle.Tensor, normed_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Return the input of the last norm, given the hidden states after attention and their norm."""
+        return self._feed_forward(normed_BSD, inputs)
+
+
+class ScaledSandwichLayer(SandwichLayer):
+    """Sandwich layer whose result is multiplied by a stored number, which has no gradient (Gemma 4)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        one, dtype = nn.initializer.Constant(1.0), activation_dtype(paddle.get_default_dtype())
+        self.layer_scalar = self.create_parameter([1], dtype=dtype, default_initializer=one)
+        self.layer_scalar.stop_gradient = True
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        return super().forward(x_BSD, inputs) * self.layer_scalar
+
+
+class ExpertSandwichLayer(ScaledSandwichLayer):
+    """Scaled sandwich layer with an expert layer beside the feed-forward block (Gemma 4 26B-A4B)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        shape = config.expert_shape(layer_index)
+        assert shape is not None, "every layer must have experts"
+        self.moe = NormedMixture(config.hidden_size, shape, config.rms_norm_eps)
+        self.post_feedforward_layernorm_1, self.post_feedforward_layernorm_2 = config.rms_norm(), config.rms_norm()
+        self.skips_unread = False
+
+    @property
+    def mixture(self) -> MixtureOfExperts | None:
+        return getattr(self, "moe", None)
+
+    def _feed(self, x_BSD: paddle.Tensor, normed_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        fed_BSD = self.post_feedforward_layernorm_1(self._feed_forward(normed_BSD, inputs))
+        return fed_BSD + self.post_feedforward_layernorm_2(self.moe(x_BSD))
 
 
 class ParallelLayer(DecoderLayer):
@@ -190,5 +236,7 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "pre_norm": PreNormLayer,
     "post_norm": PostNormLayer,
     "sandwich": SandwichLayer,
+    "scaled_sandwich": ScaledSandwichLayer,
+    "expert_sandwich": ExpertSandwichLayer,
     "parallel": ParallelLayer,
 }

@@ -141,10 +141,12 @@ def _with_experts(plan: TensorPlan, experts: Sequence[ExpertShape | None]) -> Te
     sparse = [shape for shape in experts if shape is not None]
     if not sparse:
         return plan
-    dense = plan if len(sparse) < len(experts) else {name: style for name, style in plan.items() if ".mlp." not in name}
-    layer, shape = "model.layers.*.mlp", sparse[0]
+    shape = sparse[0]
+    has_dense = shape.shared_name is None or len(sparse) < len(experts)
+    dense = plan if has_dense else {name: style for name, style in plan.items() if ".mlp." not in name}
+    layer = "model.layers.*.moe" if shape.shared_name is None else "model.layers.*.mlp"
     own: TensorPlan = {f"{layer}.experts": "experts", f"{layer}.{shape.router_name}": "replicated"}
-    if shape.shared_size:
+    if shape.shared_size and shape.shared_name is not None:
         shared = f"{layer}.{shape.shared_name}"
         own |= {f"{shared}.gate_proj": "colwise", f"{shared}.up_proj": "colwise", f"{shared}.down_proj": "rowwise"}
     if shape.gates_shared:

@@ -6,7 +6,7 @@
 | norm before a convolution | b, c, u | pre-norm, sandwich |
 | c | o | short convolution |
 | norm before the feed-forward block | gate, up; in a parallel layer also q, k, v | without experts |
-| v | o; query heads with the same value head share its scales | attention without latents |
+| v | o; query heads with the same value head share its scales | attention without latents and value norms |
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks with a gate, shared experts |
 
@@ -23,6 +23,7 @@ from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
 from paddlenlp_ext.nn.latent_attention import LatentAttention
+from paddlenlp_ext.nn.normed_value_attention import NormedValueAttention
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.quantization.ptq.smoothing import SmoothingMapping
 
@@ -42,7 +43,7 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
         ]
     elif isinstance(layer, ParallelLayer) and inner:
         mappings = [SmoothingMapping("input_layernorm", (*readers, *inner))]
-    if isinstance(mixer, Attention):
+    if isinstance(mixer, Attention) and not isinstance(mixer, NormedValueAttention):
         mappings.append(SmoothingMapping(f"{name}.v_proj", (f"{name}.o_proj",), _value_channels(mixer)))
     if isinstance(mixer, ShortConvolution):
         mappings.append(SmoothingMapping(f"{name}.c_proj", (f"{name}.o_proj",)))

@@ -101,12 +101,14 @@ class AttentionShape:
         softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         has_sinks: whether each head has a trained attention sink.
         has_linear_biases: whether ALiBi biases are added to the attention scores.
+        has_v_proj: whether values have a projection; False: values are computed from the output of `k_proj`.
     """
 
     hidden_size: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    has_v_proj: bool = True
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QKNorm | None = None
@@ -217,7 +219,8 @@ class Attention(AttentionLayer):
         kv_size = shape.num_kv_heads * shape.head_dim
         self.q_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim, shape.qkv_bias)
         self.k_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
-        self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
+        if shape.has_v_proj:
+            self.v_proj = Linear(shape.hidden_size, kv_size, shape.qkv_bias)
         self.o_proj = Linear(shape.num_heads * shape.head_dim, shape.hidden_size, shape.output_bias)
         if self.qk_norm is not None:
             for name, projection in zip(self.qk_norm.names, (self.q_proj, self.k_proj), strict=True):
@@ -237,7 +240,7 @@ class Attention(AttentionLayer):
         """Attend with projected queries, keys and values; return the input of `o_proj`, [B, S, heads * H]."""
         q_BSE, k_BSE, v_BSE = projected
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
-        v_BSKH = self._heads(v_BSE)
+        v_BSKH = self._values(v_BSE)
         del projected, q_BSE, k_BSE, v_BSE  # free the pre-RoPE queries and keys
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
@@ -280,6 +283,10 @@ class Attention(AttentionLayer):
         if inputs.query_scale is not None:
             q_BSNH = q_BSNH * inputs.query_scale.astype(q_BSNH.dtype)
         return q_BSNH, k_BSKH
+
+    def _values(self, v_BSE: paddle.Tensor) -> paddle.Tensor:
+        """Map projected values [B, S, heads * H] to the values that attention reads, [B, S, heads, H]."""
+        return self._heads(v_BSE)
 
     def _norm_both(self, q: paddle.Tensor, k: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Apply the QK norms as separate layers."""

@@ -57,7 +57,8 @@ class ExpertShape:
         router: options of the router.
         router_name: checkpoint name of the router.
         shared_size: intermediate size of the shared expert; 0: no shared expert.
-        shared_name: checkpoint name of the shared expert.
+        shared_name: name of the shared expert in the expert layer; None: the feed-forward block of the decoder layer is
+            the shared expert.
         gates_shared: whether a sigmoid gate multiplies the output of the shared expert.
         activation: activation of the gates, a key of `GATES`.
         clamp: clamped gate that replaces `activation`; None: no clamping.
@@ -69,7 +70,7 @@ class ExpertShape:
     router: RouterOptions
     router_name: str = "gate"
     shared_size: int = 0
-    shared_name: str = "shared_experts"
+    shared_name: str | None = "shared_experts"
     gates_shared: bool = False
     activation: str = "silu"
     clamp: ClampedGate | None = None
@@ -159,9 +160,10 @@ class MixtureOfExperts(nn.Layer):
         self.shape = shape
         self.add_sublayer(shape.router_name, Router(hidden_size, shape.num_experts, shape.router))
         self.experts = Experts(hidden_size, shape)
-        if shape.shared_size:
+        self.shared_name = shape.shared_name if shape.shared_size else None
+        if self.shared_name is not None:
             shared = FeedForward(hidden_size, shape.shared_size, activation=shape.activation)
-            self.add_sublayer(shape.shared_name, shared)
+            self.add_sublayer(self.shared_name, shared)
         self.shared_expert_gate = Linear(hidden_size, 1) if shape.gates_shared else None
 
     @property
@@ -173,8 +175,8 @@ class MixtureOfExperts(nn.Layer):
         """Map [..., D] to [..., D]."""
         x_TD = x.reshape([-1, x.shape[-1]])
         y_TD = self.experts(x_TD, *self.router_layer(x_TD))
-        if self.shape.shared_size:
-            shared_TD = getattr(self, self.shape.shared_name)(x_TD)
+        if self.shared_name is not None:
+            shared_TD = getattr(self, self.shared_name)(x_TD)
             if self.shared_expert_gate is not None:
                 shared_TD = paddle.nn.functional.sigmoid(self.shared_expert_gate(x_TD)) * shared_TD
             y_TD = y_TD + shared_TD

@@ -30,7 +30,7 @@ class RopeSettings:
     """Rope settings of a layer.
 
     Attributes:
-        rotary_dim: R, an even number: the head dimension times `partial_rotary_factor`.
+        rotary_dim: R, an even number: the head dimension, except with "proportional" times `partial_rotary_factor`.
         theta: base of the frequencies.
         rope_type: "default" or the name of a scaling.
         max_position_embeddings: maximum context length in config.json.
@@ -58,9 +58,12 @@ class RopeSettings:
         rope_type = settings.get("rope_type") or settings.get("type") or "default"
         if rope_type not in ROPE_TYPES:
             raise ValueError(f"unknown rope type {rope_type!r} in config.json; known: {', '.join(ROPE_TYPES)}")
-        rotary_dim = _rotary_dim(settings.get("partial_rotary_factor", config.get("partial_rotary_factor")), head_dim)
         theta = settings.get("rope_theta", config.get("rope_theta"))
         scaling = {key: value for key, value in settings.items() if key not in _NON_SCALING_KEYS}
+        share = settings.get("partial_rotary_factor", config.get("partial_rotary_factor"))
+        if rope_type == "proportional":
+            scaling["partial_rotary_factor"], share = share, None
+        rotary_dim = _rotary_dim(share, head_dim)
         trained = config.get("original_max_position_embeddings")
         if trained is not None and rope_type in ("llama3", "longrope", "yarn"):
             scaling["original_max_position_embeddings"] = trained
@@ -146,23 +149,24 @@ def is_by_layer_type(settings: Mapping[str, Any]) -> bool:
     return any(isinstance(value, Mapping) for value in settings.values())
 
 
-def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> tuple[RopeSettings, ...]:
-    """Return the rope settings of each layer. If `rope_parameters` has settings per layer type, use `layer_types`.
+def rope_by_layer(config: Mapping[str, Any], head_dims: Sequence[int]) -> tuple[RopeSettings, ...]:
+    """Return the rope settings of each layer, given the head dimension of each layer.
 
-    `layer_rope_theta` replaces the base of each layer; 0 marks a layer without RoPE.
+    If `rope_parameters` has settings per layer type, `layer_types` selects the settings. `layer_rope_theta` replaces
+    the base of each layer; 0 marks a layer without RoPE.
 
     Raises:
         ValueError: the settings are invalid, or a layer type has no settings.
     """
-    stored = stored_settings(config)
+    stored, num_layers = stored_settings(config), len(head_dims)
     if not is_by_layer_type(stored):
-        common = RopeSettings.from_config(config, head_dim)
+        common = [RopeSettings.from_config(config, head_dim) for head_dim in head_dims]
         thetas = config.get("layer_rope_theta") or [0] * num_layers
         if len(thetas) != num_layers:
             raise ValueError(
                 f"layer_rope_theta in config.json needs {num_layers} entries, one per layer, not {len(thetas)}"
             )
-        return tuple(replace(common, theta=float(theta)) if theta else common for theta in thetas)
+        return tuple(replace(rope, theta=float(base or rope.theta)) for rope, base in zip(common, thetas, strict=True))
     types = config.get("layer_types")
     if not isinstance(types, list) or len(types) != num_layers:
         raise ValueError(
@@ -172,13 +176,12 @@ def rope_by_layer(config: Mapping[str, Any], head_dim: int, num_layers: int) -> 
     missing = sorted({kind for kind in types if not isinstance(stored.get(kind), Mapping)})
     if missing:
         raise ValueError(f"rope_parameters in config.json have no settings for layers of type {', '.join(missing)}")
-    shared = {
-        key: value for key, value in config.items() if key not in ("rope_scaling", "original_max_position_embeddings")
-    }
-    settings = {
-        kind: RopeSettings.from_config({**shared, "rope_parameters": stored[kind]}, head_dim) for kind in {*types}
-    }
-    return tuple(settings[kind] for kind in types)
+    own = ("rope_scaling", "original_max_position_embeddings")
+    shared = {key: value for key, value in config.items() if key not in own}
+    return tuple(
+        RopeSettings.from_config({**shared, "rope_parameters": stored[kind]}, head_dim)
+        for kind, head_dim in zip(types, head_dims, strict=True)
+    )
 
 
 def _power(base: float, exponent: Any) -> Any:
@@ -203,6 +206,13 @@ def _default(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 
 def _linear(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     return _unscaled(settings) / np.float32(settings.number("factor")), 1.0
+
+
+def _proportional(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
+    """Return unscaled frequencies for the first share of the pairs, and 0 for the other pairs (Gemma 4)."""
+    frequencies = _unscaled(settings) / np.float32(settings.number("factor", 1.0))
+    frequencies[int(settings.number("partial_rotary_factor", 1.0) * settings.rotary_dim // 2) :] = 0
+    return frequencies, 1.0
 
 
 def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
@@ -297,6 +307,7 @@ def _table_factor(settings: RopeSettings, factor: float) -> float:
 ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] = {
     "default": _default,
     "linear": _linear,
+    "proportional": _proportional,
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,

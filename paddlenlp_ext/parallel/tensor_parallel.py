@@ -163,18 +163,21 @@ def check_sizes(config: Any, degree: int) -> None:
     Raises:
         ValueError: the degree does not divide one of these sizes. The message suggests a smaller degree.
     """
-    sizes = {
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": config.num_key_value_heads,
-    }
-    if config.experts is None or None in config.experts:
-        sizes["intermediate_size"] = config.intermediate_size
-    for shape in {shape for shape in config.experts or () if shape is not None}:
-        sizes["number of experts"] = shape.num_experts
-        sizes["size of the shared expert"] = shape.shared_size
-    uneven = [f"{name} {size}" for name, size in sizes.items() if size % degree]
+    if degree > 1 and any(shape is not None and shape.shared_name is None for shape in config.experts or ()):
+        raise ValueError(
+            f"tensor_parallel_degree {degree} is not supported for models with experts beside the feed-forward block; "
+            "set tensor_parallel_degree to 1"
+        )
+    sizes = [("num_attention_heads", config.num_attention_heads)]
+    for shape in {*config.layer_shapes}:
+        sizes.append(("num_key_value_heads", shape.num_kv_heads))
+        if config.experts is None or None in config.experts:
+            sizes.append(("intermediate_size", shape.intermediate_size))
+    for experts in {shape for shape in config.experts or () if shape is not None}:
+        sizes += [("number of experts", experts.num_experts), ("size of the shared expert", experts.shared_size)]
+    uneven = sorted({f"{name} {size}" for name, size in sizes if size % degree})
     if uneven:
-        works = max(d for d in range(1, degree + 1) if all(size % d == 0 for size in sizes.values()))
+        works = max(d for d in range(1, degree + 1) if all(size % d == 0 for _, size in sizes))
         raise ValueError(
             f"tensor_parallel_degree {degree} does not divide {', '.join(uneven)} of the model; the next smaller "
             f"valid degree is {works}"

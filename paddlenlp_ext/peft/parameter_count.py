@@ -33,8 +33,8 @@ def describe_parameters(model: nn.Layer) -> str:
 
 
 _KINDS = {
-    "experts": r"\.mlp\.experts\.",
-    "routers": r"\.mlp\.(gate|router)\.",
+    "experts": r"\.(mlp|moe)\.experts\.",
+    "routers": r"\.(mlp|moe)\.(gate|router)\.",
     "shared experts": r"\.mlp\.shared_expert",
     "attention": r"\.self_attn\.",
     "convolutions": r"\.conv\.",

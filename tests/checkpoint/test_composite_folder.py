@@ -43,7 +43,9 @@ def respelled(name: str, spelling: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
-@pytest.mark.parametrize(("name", "model_type"), [("mistral3", "ministral3"), ("gemma3", "gemma3_text")])
+@pytest.mark.parametrize(
+    ("name", "model_type"), [("mistral3", "ministral3"), ("gemma3", "gemma3_text"), ("gemma4", "gemma4_text")]
+)
 @paddle.no_grad()
 def test_composite_folder_loads_as_its_text_model(name, model_type, spelling, tmp_path):
     golden = np.load(FOLDER / name / "golden.npz")

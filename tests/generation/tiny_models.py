@@ -38,6 +38,17 @@ FAMILIES = {
         "sliding_window_pattern": 2,
         "rope_theta": 1000.0,
     },
+    "gemma4_keys_as_values": {
+        "model_type": "gemma4_text",
+        "head_dim": 12,
+        "global_head_dim": 20,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "tie_word_embeddings": False,
+        "hidden_size_per_layer_input": 0,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+    },
     "granite_swa_sinks": {"model_type": "granite_swa", "sliding_window": 8, "layer_rope_theta": [0, 1000.0]},
     "granite_4_without_rope": {
         "model_type": "granitemoehybrid",

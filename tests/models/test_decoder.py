@@ -17,6 +17,22 @@ WINDOWED = {"model_type": "mistral", "sliding_window": 9}
 CAPPED = {"model_type": "gemma2", "head_dim": 12, "sliding_window": 9, "attn_logit_softcapping": 0.5}
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 5}
 CONVOLUTIONS = {"model_type": "lfm2", "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False}
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 9,
+    "enable_moe_block": True,
+    "num_experts": 5,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 12,
+    "initializer_range": 0.2,
+}
+"""Layers with heads of different sizes, one without a value projection, and experts."""
 SCALED_QUERIES = {"model_type": "ministral3", "head_dim": 12, "original_max_position_embeddings": 9}
 PARTIAL = {"model_type": "glm4", "head_dim": 12}
 """Half of the channels are rotated."""
@@ -27,7 +43,8 @@ def random_ids(*shape: int, seed: int = 0) -> paddle.Tensor:
 
 
 def gradients(model: CausalLM) -> dict[str, np.ndarray]:
-    found = {name: parameter.grad.numpy() for name, parameter in model.named_parameters()}
+    parameters = {name: each for name, each in model.named_parameters() if not each.stop_gradient}
+    found = {name: parameter.grad.numpy() for name, parameter in parameters.items()}
     model.clear_gradients()
     return found
 
@@ -48,8 +65,9 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model_with_sinks, WINDOWED),
         (make_model, CONVOLUTIONS),
         (make_model, SCALED_QUERIES),
+        (make_model, GEMMA_4),
     ],
-    ids=["full", "window", "experts", "partial", "softcap", "sinks", "convolutions", "scaled_queries"],
+    ids=["full", "window", "experts", "partial", "softcap", "sinks", "convolutions", "scaled_queries", "gemma4"],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
     model = make(**changes)
@@ -71,7 +89,9 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, WINDOWED, PARTIAL, CONVOLUTIONS], ids=["full", "window", "partial", "convolutions"]
+    "changes",
+    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}],
+    ids=["full", "window", "partial", "convolutions", "gemma4"],
 )
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model(**changes)
@@ -136,8 +156,9 @@ def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
         (make_model, WINDOWED),
         (make_model, {"model_type": "qwen3", "head_dim": 12}),
         (make_model_with_sinks, WINDOWED),
+        (make_model, GEMMA_4),
     ],
-    ids=["llama", "window", "qwen3", "sinks"],
+    ids=["llama", "window", "qwen3", "sinks", "gemma4"],
 )
 def test_decoder_with_cache_matches_full_forward(make, changes):
     """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""

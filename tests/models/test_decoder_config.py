@@ -14,11 +14,13 @@ from paddlenlp_ext.nn.linear import Linear
 from tests.models.tiny_model import TINY, make_model
 
 LAYER_KINDS = {
+    "gemma4_text": {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
 }
 """Keys of families whose default has not all kinds of layers."""
+GEMMA_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 2}
 
 
@@ -34,7 +36,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
             r"'qwen3_5_moe_text' .* not supported, because this package lacks linear attention layers \(gated delta "
             "rule\\); the most similar supported family is 'qwen3_moe'; supported: ",
         ),
-        ({"model_type": "gemma4_text"}, "lacks heads of different sizes .* most similar .* 'gemma3_text'"),
+        ({"model_type": "gemma3n_text"}, "lacks alternating updates.* most similar .* 'gemma3_text'"),
         (
             {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]},
             r"layer_types in config\.json: layers of type mamba \(Mamba-2\) are not supported",
@@ -73,6 +75,9 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
+        ({"model_type": "gemma4_text"}, "hidden_size_per_layer_input 256 in config.json is not supported"),
+        ({**GEMMA_4, "num_kv_shared_layers": 1}, "num_kv_shared_layers 1 in config.json is not supported"),
+        ({**GEMMA_4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' .*: .*'vision'"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),
         ({"model_type": "minicpm3"}, "num_key_value_heads 2 .*one key head per query head; set it to .* 4"),
         ({**LATENT, "topk_method": "noaux_tc"}, "topk_method 'noaux_tc' .*supported: 'greedy', 'group_limited_greedy'"),
@@ -135,6 +140,8 @@ def test_from_dict_without_model_type_lists_known_families():
         ({"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
         ({"model_type": "gemma2", "sliding_window": 8}, (8, None)),
         ({"model_type": "gemma3_text", "sliding_window": 8, "sliding_window_pattern": 2}, (8, None)),
+        ({**GEMMA_4, "num_hidden_layers": 7}, (512, 512, 512, 512, 512, None, None)),
+        ({**GEMMA_4, "model_type": "gemma4_unified_text"}, (1024, None)),
         ({"model_type": "olmo3", "num_hidden_layers": 4}, (4096, 4096, 4096, None)),
         ({"model_type": "exaone4", "num_hidden_layers": 5}, (4096, 4096, 4096, None, 4096)),
         ({"model_type": "exaone4", "num_hidden_layers": 3, "sliding_window_pattern": "LG"}, (4096, None, 4096)),
@@ -165,6 +172,7 @@ def test_from_dict_sliding_windows_follow_the_family(config, windows):
         ({"model_type": "gemma2", "attn_logit_softcapping": None, "final_logit_softcapping": None}, (None, None)),
         ({"model_type": "gemma3_text"}, (None, None)),
         ({"model_type": "gemma3_text", "final_logit_softcapping": 20}, (None, 20.0)),
+        ({**GEMMA_4, "final_logit_softcapping": 30}, (None, 30.0)),
     ],
 )
 def test_from_dict_soft_caps_follow_the_family(config, caps):

@@ -78,7 +78,7 @@ def test_logits_of_a_strategy_match_transformers(strategy, golden):
 def test_rotation_tables_by_layer_type_match_transformers(golden):
     kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     config = {"rope_parameters": cases.BY_LAYER_TYPE, "layer_types": kinds}
-    rotations = RotaryEmbeddings(rope_by_layer(config, cases.HEAD_DIM, 3))(
+    rotations = RotaryEmbeddings(rope_by_layer(config, [cases.HEAD_DIM] * 3))(
         paddle.to_tensor([cases.POSITIONS["beyond the trained context"]])
     )
     assert rotations[0][0] is rotations[2][0]

@@ -24,6 +24,16 @@ def test_rope_default_angles_match_formula():
     np.testing.assert_allclose(sin, np.tile(np.sin(angles), 2), atol=1e-5)
 
 
+def test_rope_proportional_rotates_a_share_of_the_pairs():
+    """Pairs are half of the head apart, and frequencies are those of the whole head."""
+    settings = {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0, "rope_theta": 100.0}
+    cos, sin = tables({"rope_parameters": settings}, [0, 1, 50], head_dim=14)
+    frequencies = 100.0 ** (-np.arange(0, 14, 2) / 14) / 2 * (np.arange(7) < 2)
+    angles = np.outer([0, 1, 50], frequencies)
+    np.testing.assert_allclose(cos, np.tile(np.cos(angles), 2), atol=1e-5)
+    np.testing.assert_allclose(sin, np.tile(np.sin(angles), 2), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "scaling",
     [
@@ -155,7 +165,7 @@ def test_rope_alibi_rotates_nothing():
 def test_rope_by_layer_without_settings_of_a_layer_raises(config, message):
     parameters = {"full_attention": {"rope_theta": 1e6}, "sliding_attention": {"rope_theta": 1e4}}
     with pytest.raises(ValueError, match=message):
-        rope_by_layer({"rope_parameters": parameters, **config}, 8, 2)
+        rope_by_layer({"rope_parameters": parameters, **config}, [8, 8])
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,7 @@ DIFFERENT = (
     "cohere2_parallel",
     "deepseek_v2_experts",
     "gemma2_softcaps",
+    "gemma4_keys_as_values",
     "glm4_partial_interleaved",
     "gpt_oss_sinks",
     "qwen3_qk_norm",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,16 @@ class RenamedTensors(FileLayout):
         names: dotted name of a layer in memory -> name in files. `*` stands for the index of a decoder layer. A name
             also applies to sublayers: `model.layers.*.mlp` renames the layer `model.layers.3.mlp.up_proj`. The longest
             name that matches is used.
+        tensors: dotted name of a tensor in memory -> name in files. A name applies only to the tensor itself.
         in_adapters: whether adapter files have the names of the files, as in Hugging Face PEFT; False: the names in
             memory.
     """
 
-    def __init__(self, names: Mapping[str, str], in_adapters: bool = False) -> None:
-        self._to_files = _patterns(names)
-        self._to_memory = _patterns({file: memory for memory, file in names.items()})
+    def __init__(
+        self, names: Mapping[str, str], in_adapters: bool = False, tensors: Mapping[str, str] = MappingProxyType({})
+    ) -> None:
+        self._to_files = [*_patterns(tensors, "$"), *_patterns(names)]
+        self._to_memory = [*_patterns(_inverse(tensors), "$"), *_patterns(_inverse(names))]
         # Parts of names in memory and in files, such as {"down_proj": "w2"}, to rename entries of `target_modules`.
         self._parts: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
@@ -83,11 +87,15 @@ class _RenamedWeights(WeightSource):
         return self._source.read(self._names[name], dtype, shard)
 
 
-def _patterns(names: Mapping[str, str]) -> list[tuple[re.Pattern[str], str]]:
-    """Return a pattern and its replacement for each name, the longest name first."""
+def _inverse(names: Mapping[str, str]) -> dict[str, str]:
+    return {file: memory for memory, file in names.items()}
+
+
+def _patterns(names: Mapping[str, str], end: str = r"(?=\.)") -> list[tuple[re.Pattern[str], str]]:
+    """Return a pattern and its replacement for each name, the longest name first; `end` follows each name."""
     longest_first = sorted(names.items(), key=lambda pair: -len(pair[0]))
     return [
-        (re.compile(re.escape(name).replace(r"\*", r"(\d+)") + r"(?=\.)"), replacement.replace("*", r"\g<1>"))
+        (re.compile(re.escape(name).replace(r"\*", r"(\d+)") + end), replacement.replace("*", r"\g<1>"))
         for name, replacement in longest_first
     ]
 
@@ -102,10 +110,18 @@ def _different_parts(memory: str, file: str) -> dict[str, str]:
 
 
 def _with_parts(target: str, parts: Mapping[str, str]) -> str:
-    """Rename parts of a dotted name or of a pattern for dotted names, except the stacked weights of experts."""
+    """Rename parts of a dotted name or of a pattern for dotted names, except the stacked weights of experts.
+
+    A part that already has its new name is kept: with {"experts": "moe.experts"}, "moe.experts" does not change.
+    """
     if not parts:
         return target
-    longest_first = "|".join(map(re.escape, sorted(parts, key=len, reverse=True)))
+    longest_first = "|".join(
+        f"(?<!{re.escape(parts[part].removesuffix(part))}){re.escape(part)}"
+        if parts[part].endswith(f".{part}")
+        else re.escape(part)
+        for part in sorted(parts, key=len, reverse=True)
+    )
     return re.sub(rf"(?<!\w)(?<!experts\.)({longest_first})(?!\w)", lambda found: parts[found[0]], target)
 
 

@@ -28,8 +28,8 @@ def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
         "qkv_bias": bias,
         "output_bias": bias,
         "attention_scale": float(config.value("query_pre_attn_scalar")) ** -0.5,
-        "attention_softcap": _cap(config, "attn_logit_softcapping"),
-        "logit_softcap": _cap(config, "final_logit_softcapping"),
+        "attention_softcap": soft_cap(config, "attn_logit_softcapping"),
+        "logit_softcap": soft_cap(config, "final_logit_softcapping"),
         "norm_offset": 1.0,
         "scales_embeddings": True,
         "layer": "sandwich",
@@ -37,7 +37,7 @@ def gemma2_differences(config: ConfigReader) -> dict[str, Any]:
     }
 
 
-def _cap(config: ConfigReader, key: str) -> float | None:
+def soft_cap(config: ConfigReader, key: str) -> float | None:
     """Return the soft-cap under `key`; None if the config has no soft-cap.
 
     Raises:

@@ -14,6 +14,7 @@ between launches. A resumed run must split the model into the same stages to rep
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any, Protocol
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -75,9 +76,8 @@ class FlopEstimate:
         """Return the cost per token of a decoder layer, averaged over the layers."""
         projections = config.mixer_weights
         mlp = (3 if config.gated else 2) * config.hidden_size * config.active_size
-        attention = (
-            config.attention_share * config.num_attention_heads * (config.head_dim + config.value_dim) / 2 * self.keys
-        )
+        channels = config.num_attention_heads * fmean(shape.head_dim + shape.value_dim for shape in config.layer_shapes)
+        attention = config.attention_share * channels / 2 * self.keys
         products = 3 if self.trains_matrices else 2  # forward, input gradient, weight gradient
         recompute = self._recompute_cost(projections, mlp, 2 * attention, config)
         return products * (projections + mlp) + 7 * attention + recompute

@@ -239,6 +239,11 @@ class PrefixTuningConfig(PeftConfig):
                     f"prefix_tuning: {name} is a {type(layer).__name__}, which has no keys and values to precede; use "
                     "prompt_tuning, p_tuning or LoRA"
                 )
+        if len({*model.config.layer_shapes}) > 1:
+            raise ValueError(
+                "prefix_tuning: the layers of this model have keys and values of different sizes, and a prefix has one "
+                "size; use prompt_tuning, p_tuning or LoRA"
+            )
         return [name for name, _ in model.named_sublayers() if name.rpartition(".")[2] == "self_attn"]
 
     def wrap(self, name: str, base: nn.Layer, seed: int) -> PrefixAttention:

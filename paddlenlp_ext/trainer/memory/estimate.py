@@ -365,7 +365,7 @@ def _state_bytes(model: Any, optim: str, stored: _Storage, master_weight: bool) 
     total = 0.0
     for name, parameter in updated_parameters(model).items():
         if optim == "adamw_mini":
-            total += adamw_mini.moment_bytes(name, parameter.shape, model.config.head_dim)
+            total += adamw_mini.moment_bytes(name, parameter.shape, adamw_mini.head_dim_of(name, model.config))
         elif optim == "adamw_8bit":
             total += adamw_8bit.moment_bytes(parameter.shape)
         elif optim == "muon":

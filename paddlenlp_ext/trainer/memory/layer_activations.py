@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 from paddlenlp_ext.nn.recompute import RecomputePlan
@@ -74,7 +75,7 @@ class SavedInputs:
         latents: bytes per element of the latents of multi-head latent attention, the input of linear layers.
         adapters: bytes per token of other tensors that adapters save.
         exchanged: bytes per token of the hidden states received from other expert-parallel processes.
-        norms: number of norms that read the hidden states; 1 if attention and the feed-forward layer share a norm.
+        norms: number of norms and scales that save hidden states.
     """
 
     attention: float
@@ -156,7 +157,8 @@ class ActivationModel:
     def _unfused(self) -> float:
         """Bytes per token that the norms of heads or latents save; on a GPU, also the bytes that unfused ops save."""
         rotated = self._num_queries + self._num_keys
-        normed = self.numerics.hidden * (rotated if self.config.qk_norm else self.config.latent_size)
+        normed = rotated + self._num_normed_values if self.config.qk_norm else self.config.latent_size
+        normed *= self.numerics.hidden
         if not self.numerics.on_gpu:
             return normed
         # A norm saves a float32 copy of its input instead of the input, and also its output before scaling. The rotary
@@ -165,20 +167,32 @@ class ActivationModel:
         return norms + 2 * normed + 8.0 * rotated + self.numerics.product * self._num_inner
 
     @property
+    def _num_heads(self) -> float:
+        return self.config.num_attention_heads / self.tensor
+
+    @property
     def _num_queries(self) -> float:
-        return self.config.attention_share * self.config.head_dim * self.config.num_attention_heads / self.tensor
+        size = fmean(shape.head_dim for shape in self.config.layer_shapes)
+        return self.config.attention_share * self._num_heads * size
 
     @property
     def _num_keys(self) -> float:
-        return self.config.attention_share * self.config.head_dim * self.config.num_key_value_heads / self.tensor
+        return self.config.attention_share * fmean(shape.key_size for shape in self.config.layer_shapes) / self.tensor
 
     @property
     def _num_values(self) -> float:
-        return self.config.attention_share * self.config.value_dim * self.config.num_key_value_heads / self.tensor
+        return self.config.attention_share * fmean(shape.value_size for shape in self.config.layer_shapes) / self.tensor
+
+    @property
+    def _num_normed_values(self) -> float:
+        """Number of values that a norm saves; a norm of projected keys saves no further tensor."""
+        if not self.config.norms_values:
+            return 0.0
+        return fmean(shape.value_size * shape.has_v_proj for shape in self.config.layer_shapes) / self.tensor
 
     @property
     def _num_results(self) -> float:
-        return self.config.value_dim * self.config.num_attention_heads / self.tensor
+        return self._num_heads * fmean(shape.value_dim for shape in self.config.layer_shapes)
 
     @property
     def _num_inner(self) -> float:

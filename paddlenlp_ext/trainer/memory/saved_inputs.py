@@ -13,9 +13,10 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer
+from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, ScaledSandwichLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
+from paddlenlp_ext.nn.normed_mixture import NormedMixture
 from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
@@ -61,7 +62,9 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
     out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
     shares_norm = isinstance(layer, ParallelLayer)
     normed = 0.0 if shares_norm else _bytes_of_normed(into_feed_forward, numerics)
-    if experts is not None:
+    if isinstance(experts, NormedMixture):
+        normed += 2 * numerics.attention  # the normalized inputs of router and experts
+    elif experts is not None:
         normed = max(normed, _bytes_of_expert_input(experts, numerics))
     is_gated = isinstance(feed_forward, FeedForward)  # only a gate op recomputes the input of down_proj
     as_product = numerics.gated if is_gated else numerics.product
@@ -74,7 +77,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
-        norms=1 if shares_norm else 2,
+        norms=len(layer.norms()) + isinstance(layer, ScaledSandwichLayer),
     )
 
 

@@ -18,6 +18,7 @@ partition for Transformers:
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,12 @@ def num_blocks(name: str, shape: Sequence[int], head_dim: int) -> int:
         return 1
     rows = math.prod(shape[:-1])
     return rows // head_dim if name.endswith(_BY_HEADS) else rows
+
+
+def head_dim_of(name: str, config: Any) -> int:
+    """Return the number of rows of a head in the layer that has the parameter `name`."""
+    layer = re.search(r"\.layers\.(\d+)\.", name)
+    return config.head_dim if layer is None else config.layer_shapes[int(layer[1])].head_dim
 
 
 def moment_bytes(name: str, shape: Sequence[int], head_dim: int) -> int:

@@ -15,7 +15,7 @@ from paddlenlp_ext.ops.cpp.library import usable
 from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 from paddlenlp_ext.sharding_spec import Shard, full_shape, shard_of
 from paddlenlp_ext.trainer.optimizers.adamw_8bit import AdamW8Bit
-from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, num_blocks
+from paddlenlp_ext.trainer.optimizers.adamw_mini import AdamWMini, head_dim_of, num_blocks
 from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.fused_adamw import FusedAdamW
 from paddlenlp_ext.trainer.optimizers.muon import GatherShards, Muon, is_muon_matrix
@@ -114,7 +114,7 @@ def _is_bf16_on_cpu(parameter: paddle.Tensor) -> bool:
 
 def _adamw_mini(request: _Request) -> AdamWMini:
     blocks = {
-        parameter.name: num_blocks(name, parameter.shape, request.model.config.head_dim)
+        parameter.name: num_blocks(name, parameter.shape, head_dim_of(name, request.model.config))
         for name, parameter in trainable_parameters(request.model).items()
     }
     return AdamWMini(request.groups, request.options, request.rounding, blocks)

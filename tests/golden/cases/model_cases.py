@@ -70,6 +70,14 @@ _LATENT_EXPERTS = {
     "topk_group": 2,
     "q_lora_rank": None,
 }
+_GEMMA_4 = {
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "global_head_dim": 20,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 7,
+    "tie_word_embeddings": True,
+}
 _YARN_OF_SCORES = {
     "type": "yarn",
     "factor": 4.0,
@@ -480,6 +488,48 @@ CASES: dict[str, dict[str, Any]] = {
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
         "tie_word_embeddings": True,
     },
+    "gemma4_keys_as_values": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GEMMA_4,
+        "model_type": "gemma4_text",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 0,
+        "final_logit_softcapping": 2.5,
+    },
+    "gemma4_experts": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GEMMA_4,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "per_layer_config": {"01": {"head_dim": 20, "num_key_value_heads": 4}},
+        "hidden_size_per_layer_input": 0,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 20,
+    },
+    "gemma4_unified_biases": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GEMMA_4,
+        "model_type": "gemma4_unified_text",
+        "hidden_size": 36,
+        "attention_bias": True,
+        "layer_types": ["full_attention", "sliding_attention", "sliding_attention"],
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional",
+                "partial_rotary_factor": 0.4,
+                "rope_theta": 500.0,
+                "factor": 2.0,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    },
     "phi3_window_tied": {
         **_SMALL,
         **_NO_PADDING,
@@ -562,16 +612,23 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+_ROUTERS = (
+    *("mlp.gate.weight", "mlp.router.gate.weight", "mlp.gate.wg.weight", "feed_forward.gate.weight"),
+    "router.proj.weight",
+)
+
+
 def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
     """Return the fp32 values of a parameter: matrices and biases around 0, norm weights around 1."""
     name = name.replace(".moe_statics.", ".")
     generator = np.random.default_rng(zlib.crc32(f"{case}/{name}".encode()))
     noise = generator.standard_normal(shape).astype(np.float32)
-    if name.endswith(("mlp.gate.weight", "mlp.router.gate.weight", "mlp.gate.wg.weight", "feed_forward.gate.weight")):
+    if name.endswith(_ROUTERS):
         return _router_weight(case, noise)
     if name.endswith(("e_score_correction_bias", "expert_bias")):  # expert 2 is never chosen
         return np.where(np.arange(shape[-1]) == 2, np.float32(-2), 0.1 * noise)
-    return np.asarray(1 + 0.2 * noise if "norm" in name else 0.15 * noise, np.float32)
+    around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
+    return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)
 
 
 def _router_weight(case: str, noise_ED: np.ndarray) -> np.ndarray:

@@ -11,6 +11,8 @@ import torch
 from transformers import (
     Gemma3Config,
     Gemma3ForConditionalGeneration,
+    Gemma4Config,
+    Gemma4ForConditionalGeneration,
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -56,8 +58,26 @@ def main() -> None:
         mm_tokens_per_image=4,
         image_token_index=7,
     )
+    gemma_4 = Gemma4Config(
+        text_config={
+            **TEXT,
+            "model_type": "gemma4_text",
+            "pad_token_id": 0,
+            "attention_k_eq_v": True,
+            "global_head_dim": 20,
+            "hidden_size_per_layer_input": 0,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "sliding_window": 4,
+            "vocab_size_per_layer_input": VOCAB,
+        },
+        vision_config={**VISION, "head_dim": 4, "num_key_value_heads": 2, "position_embedding_size": 16},
+        image_token_id=7,
+        video_token_id=6,
+        audio_token_id=5,
+    )
     write("mistral3", Mistral3ForConditionalGeneration(mistral))
     write("gemma3", Gemma3ForConditionalGeneration(gemma))
+    write("gemma4", Gemma4ForConditionalGeneration(gemma_4))
 
 
 def write(name: str, model: PreTrainedModel) -> None:

@@ -27,7 +27,7 @@ def main() -> None:
         for name, parameter in model.named_parameters():
             parameter.data = torch.from_numpy(make_weight(case, name, tuple(parameter.shape)))
         for name, buffer in model.named_buffers():
-            if name.endswith(("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps")):
+            if name.endswith(("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")):
                 buffer.copy_(torch.from_numpy(make_weight(case, name, tuple(buffer.shape))))
         input_ids, labels = (torch.from_numpy(array) for array in make_inputs(case))
         output = model(input_ids, use_cache=False)

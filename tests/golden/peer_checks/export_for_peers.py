@@ -24,6 +24,7 @@ import paddle
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.lora.expert_layers import shortest_parameters
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
@@ -121,16 +122,19 @@ def of_feed_forward(model: CausalLM) -> dict[str, LoRAConfig]:
     return {"feed_forward": LoRAConfig(rank=3, target_modules=["o_proj"], target_parameters=parameters)}
 
 
-def of_experts(router: str) -> dict[str, LoRAConfig]:
-    """Return the adapters of a model with experts whose routers have this name."""
-    experts = ["mlp.experts.gate_up_proj", "mlp.experts.down_proj", f"mlp.{router}.weight"]
+def of_experts(model: CausalLM) -> dict[str, LoRAConfig]:
+    """Return the adapters of a model with experts."""
+    mixtures = ((name, each) for name, each in model.named_sublayers() if isinstance(each, MixtureOfExperts))
+    name, mixture = next(mixtures)
+    block, router = name.rpartition(".")[2], mixture.shape.router_name
+    experts = [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj", f"{block}.{router}.weight"]
     return {
         **OF_ATTENTION,
         "experts": LoRAConfig(
             rank=3, target_modules=["o_proj"], target_parameters=experts, rank_pattern={experts[0]: 4}
         ),
-        "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=["mlp.experts.down_proj"]),
-        "saved_experts": LoRAConfig(rank=3, target_modules=["o_proj"], modules_to_save=["mlp.experts"]),
+        "experts_only": LoRAConfig(rank=3, target_modules=[], target_parameters=experts[1:2]),
+        "saved_experts": LoRAConfig(rank=3, target_modules=["o_proj"], modules_to_save=[f"{block}.experts"]),
     }
 
 
@@ -166,7 +170,7 @@ def main() -> None:
         if model.config.experts is not None:
             shape = next(filter(None, model.config.experts), None)
             chosen = {
-                **(OF_ATTENTION if shape is None else of_experts(shape.router_name)),
+                **(OF_ATTENTION if shape is None else of_experts(model)),
                 **of_feed_forward(model),
             }
         if case in ("llama_odd_sizes", "qwen2"):

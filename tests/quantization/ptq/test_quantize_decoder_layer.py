@@ -19,6 +19,7 @@ from tests.generation.tiny_models import FAMILIES, SIZES
 
 PREFIX = "model.layers.0."
 UNSCALED = {"llama_grouped_heads": "-", "mixtral_experts": "gate_up_proj", "gpt_oss_sinks": "experts"}
+UNSCALED["gemma4_keys_as_values"] = "o_proj"
 """Part of the names of layers whose inputs are not scaled."""
 
 

@@ -33,6 +33,19 @@ QWEN_MOE = {
     "moe_intermediate_size": 48,
     "shared_expert_intermediate_size": 64,
 }
+GEMMA_4_SIZES = {
+    "model_type": "gemma4_text",
+    "head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["full_attention"] * 2,
+    "per_layer_config": {},
+    "sliding_window": 64,
+}
+GEMMA_4 = {
+    "values": {},
+    "keys as values": {"attention_k_eq_v": True},
+    "experts": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+}
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
 # Not estimated: scales of two norms, and the softmax sums of four heads, which are recomputed in plain Paddle.
@@ -49,7 +62,10 @@ def freeze_other_garbage():
 
 
 def build(method: PeftConfig | None, num_layers: int = 2):
-    model = AutoModelForCausalLM.from_config({**SHAPE, "num_hidden_layers": num_layers}, seed=1)
+    shape = {**SHAPE, "num_hidden_layers": num_layers}
+    if "layer_types" in shape:
+        shape["layer_types"] = shape["layer_types"][:1] * num_layers
+    model = AutoModelForCausalLM.from_config(shape, seed=1)
     return model if method is None else get_peft_model(model, method)
 
 
@@ -129,6 +145,15 @@ def test_activations_of_experts_are_near_the_estimate(method: PeftConfig | None,
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
     measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
     assert measured - 4 * 8 * changes["num_experts_per_tok"] * 2 <= expected <= measured
+
+
+@pytest.mark.parametrize("method", [None, LoRAConfig(rank=8)], ids=["all weights", "LoRA"])
+@pytest.mark.parametrize("changes", GEMMA_4.values(), ids=list(GEMMA_4))
+def test_activations_of_normed_values_and_experts_beside_are_near_the_estimate(changes, method, monkeypatch):
+    """Compare with an estimate that leaves out the scales of norms, and the routers' scores and choices."""
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **GEMMA_4_SIZES, **changes})
+    measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
+    assert 0.97 * measured <= expected <= measured
 
 
 @needs_bf16

@@ -1,0 +1,81 @@
+"""Sizes of layers with full attention, in the two spellings of config.json."""
+
+from __future__ import annotations
+
+import pytest
+
+from paddlenlp_ext.models.decoder_config import DecoderConfig
+from paddlenlp_ext.models.layer_shape import LayerShape
+from paddlenlp_ext.parallel.tensor_parallel import check_sizes
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.trainer.optimizers.adamw_mini import head_dim_of
+from tests.models.tiny_model import TINY, make_model
+
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
+SIZES = {"global_head_dim": 12, "num_global_key_value_heads": 1}
+STORED = {"01": {"head_dim": 12, "num_key_value_heads": 1}}
+SLIDING = LayerShape(8, 8, 2, TINY["intermediate_size"])
+
+
+def shapes_of(**changes) -> tuple[LayerShape, ...]:
+    return DecoderConfig.from_dict({**TINY, **GEMMA_4, **changes}).layer_shapes
+
+
+@pytest.mark.parametrize("spelling", [SIZES, {"per_layer_config": STORED}, {**SIZES, "per_layer_config": STORED}])
+def test_layer_shapes_of_both_spellings_are_equal(spelling):
+    full = LayerShape(12, 12, 1, TINY["intermediate_size"], has_v_proj=False)
+    assert shapes_of(attention_k_eq_v=True, **spelling) == (SLIDING, full)
+
+
+def test_layer_shapes_with_value_projections_have_the_common_number_of_heads():
+    """Without `attention_k_eq_v`, transformers ignores `num_global_key_value_heads`."""
+    assert shapes_of(**SIZES) == (SLIDING, LayerShape(12, 12, 2, TINY["intermediate_size"]))
+
+
+def test_layer_shapes_of_other_families_are_the_sizes_of_the_model():
+    config = DecoderConfig.from_dict({**TINY, "num_hidden_layers": 3})
+    assert config.layer_shapes == (LayerShape(8, 8, 2, TINY["intermediate_size"]),) * 3
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [({"head_dim": 8, "sliding_window": 3}, "layer 1 .* only head_dim"), ({"num_key_value_heads": 3}, "multiple of")],
+)
+def test_layer_shapes_with_other_keys_or_uneven_heads_raise(sizes, message):
+    with pytest.raises(ValueError, match=message):
+        shapes_of(per_layer_config={"1": sizes})
+
+
+def test_mixer_weights_and_active_size_are_means_over_the_layers():
+    """The mixer weights are all matrices of attention; the active size includes the chosen experts."""
+    experts = {"enable_moe_block": True, "num_experts": 5, "top_k_experts": 2, "moe_intermediate_size": 12}
+    model = make_model(**GEMMA_4, **SIZES, **experts, attention_k_eq_v=True)
+    matrices = [p for name, p in model.named_parameters() if ".self_attn." in name and len(p.shape) == 2]
+    assert model.config.mixer_weights == sum(p.size for p in matrices) / 2
+    assert model.config.active_size == TINY["intermediate_size"] + 2 * 12
+
+
+def test_heads_of_adamw_mini_are_the_heads_of_the_layer():
+    config = DecoderConfig.from_dict({**TINY, **GEMMA_4, **SIZES})
+    names = ("model.layers.0.self_attn.q_proj.weight", "model.layers.1.self_attn.q_proj.weight", "lm_head.weight")
+    assert [head_dim_of(name, config) for name in names] == [8, 12, 8]
+
+
+def test_prefix_tuning_of_layers_with_different_heads_raises():
+    with pytest.raises(ValueError, match="prefix_tuning: the layers of this model have keys and values of different"):
+        get_peft_model(make_model(**GEMMA_4, **SIZES), PrefixTuningConfig(num_virtual_tokens=3))
+
+
+def test_tensor_parallel_checks_the_heads_of_every_layer_and_refuses_experts_beside_the_feed_forward():
+    config = DecoderConfig.from_dict({**TINY, **GEMMA_4, **SIZES, "attention_k_eq_v": True})
+    with pytest.raises(ValueError, match=r"degree 2 does not divide num_key_value_heads 1 .* is 1$"):
+        check_sizes(config, 2)
+    experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12}
+    with pytest.raises(ValueError, match="tensor_parallel_degree 2 is not supported for models with experts beside"):
+        check_sizes(DecoderConfig.from_dict({**TINY, **GEMMA_4, **experts}), 2)
