@@ -1,4 +1,4 @@
-"""Find the weights, base model and data of a training run in its output_dir. Paddle is not imported."""
+"""Find the weights and base model of a training run in its output_dir. Paddle is not imported."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.checkpoint.builtin_models import BUILTIN_MODELS
-from paddlenlp_ext.data.readers.splits import SPLITS
 from paddlenlp_ext.trainer.checkpoints.output_dir import STATE_FILE, list_checkpoints
 from paddlenlp_ext.utils.files import read_json_object
 from paddlenlp_ext.utils.suggest import did_you_mean
@@ -38,18 +37,6 @@ class RunFolder:
     base: str | None = None
     is_reward_model: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def dev_rows(self) -> Path | None:
-        """File with the rows on which the run was evaluated; None if there is no such file."""
-        named = self.settings.get("eval_dataset_path") or self.settings.get("dataset_name_or_path")
-        if not isinstance(named, str):
-            return None
-        path = Path(named).expanduser()
-        if path.is_file() and self.settings.get("eval_dataset_path"):
-            return path
-        splits = [f"{name}.json{lines}" for group in SPLITS["dev"] for name in group for lines in ("", "l")]
-        return next((path / name for name in splits if (path / name).is_file()), None)
 
 
 def find_run(folder: str) -> RunFolder:

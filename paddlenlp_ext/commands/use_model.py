@@ -31,8 +31,8 @@ Chat in the terminal. Without RUN, the only run in ./checkpoints is used.
 {_NEW_TOKENS}""",
     "predict": f"""RUN [-d ROWS] [-o ANSWERS] [--key value ...]
 
-Answer a file of rows, or score it with a reward model. The default of --data is the dev split of
-the run.
+Answer a file of rows, or score it with a reward model. The default of --data is the eval rows
+of the run.
 
 {_RUN}
 {_ROWS}
@@ -66,7 +66,7 @@ Quantize a model for serving. The default method rounds to nearest (do_ptq).
     "eval": f"""RUN [--tasks TASK.json,... | --task KIND -d ROWS] [--key value ...]
 
 Score a model, or compare it with its adapter, the merged model and other models. Without a task,
-answers to the dev split of the run are scored; without a dev split, answers to built-in questions.
+answers to the eval rows of the run are scored; without eval rows, answers to built-in questions.
 
 {_RUN}
 {_ROWS}
@@ -113,8 +113,8 @@ def predict(argv: Sequence[str]) -> None:
     from paddlenlp_ext.cli.predict_arguments import parse_arguments
 
     words, run = _model_words(argv)
-    if run is not None and run.dev_rows is not None and not names(words, "data", "data_file"):
-        words += ["--data", str(run.dev_rows)]
+    if run is not None and not names(words, "data", "data_file"):
+        words += _eval_rows(run)
     if run is not None and run.is_reward_model:
         require_paddle()
         from paddlenlp_ext.cli.reward_predictor import reward_predictor
@@ -197,10 +197,8 @@ def evaluate(argv: Sequence[str]) -> None:
 
     words, run = _model_words(argv, suffix="-evaluation")
     if run is not None and not names(words, "tasks", "task"):
-        rows = run.dev_rows
-        has_rows = names(words, "data", "data_file") or rows is not None
-        words += ["--task", "generation"] if has_rows else ["--tasks", "general"]
-        words += ["--data", str(rows)] if rows is not None and not names(words, "data", "data_file") else []
+        words += [] if names(words, "data", "data_file") else _eval_rows(run)
+        words += ["--task", "generation"] if names(words, "data", "data_file") else ["--tasks", "general"]
     arguments, tasks = parse_arguments(words, _usage("eval"))
     require_paddle()
     from paddlenlp_ext.cli.run_evaluation import run_evaluation
@@ -241,6 +239,14 @@ def _model_words(
     if run.weights != run.path:
         get_logger().info("%s has no final model yet; using %s", run.path, run.weights)
     return ["--model", str(run.weights), *rest, *_default_out(rest, run, suffix)], run
+
+
+def _eval_rows(run: RunFolder) -> list[str]:
+    """Return `--data` with the eval rows of a run; an empty list if the run has none."""
+    from paddlenlp_ext.cli.eval_rows import find_eval_rows  # imports NumPy
+
+    rows = find_eval_rows(run)
+    return [] if rows is None else ["--data", str(rows)]
 
 
 def _default_out(argv: Sequence[str], run: RunFolder, suffix: str | None) -> list[str]:

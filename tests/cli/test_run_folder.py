@@ -32,7 +32,7 @@ def test_find_run_of_a_reward_adapter_says_so(tmp_path):
 def test_find_run_of_a_model_has_no_adapter(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}')
     run = find_run(str(tmp_path))
-    assert (run.adapter, run.weights, run.is_reward_model, run.dev_rows) == (None, tmp_path, False, None)
+    assert (run.adapter, run.weights, run.is_reward_model) == (None, tmp_path, False)
 
 
 def test_find_run_that_has_not_ended_returns_its_newest_checkpoint(tmp_path):
@@ -40,18 +40,6 @@ def test_find_run_that_has_not_ended_returns_its_newest_checkpoint(tmp_path):
     write_run(tmp_path / "checkpoint-10")
     (tmp_path / "run_config.json").write_text("{}")
     assert find_run(str(tmp_path)).weights == tmp_path / "checkpoint-10"
-
-
-def test_find_run_returns_the_dev_split_of_the_data_folder(tmp_path):
-    (tmp_path / "dev.jsonl").write_text("{}")
-    run = find_run(str(write_run(tmp_path / "run", dataset_name_or_path=str(tmp_path))))
-    assert run.dev_rows == tmp_path / "dev.jsonl"
-
-
-def test_find_run_does_not_return_the_training_file_as_dev_rows(tmp_path):
-    (tmp_path / "train.jsonl").write_text("{}")
-    run = find_run(str(write_run(tmp_path / "run", dataset_name_or_path=str(tmp_path / "train.jsonl"))))
-    assert run.dev_rows is None
 
 
 def test_find_run_in_a_missing_folder_names_a_similar_one(tmp_path):

@@ -18,6 +18,8 @@ STATE_FILE = "trainer_state.json"
 AUTO = "auto"
 """Value of `resume_from_checkpoint`: resume from the newest checkpoint; if there is no checkpoint, start a new run."""
 BAD_STEPS_FILE = "bad_steps.jsonl"
+EVAL_ROWS_FILE = "eval_rows.jsonl"
+"""File into which `pnx predict` and `pnx eval` copy the eval rows of a run (cli/eval_rows.py)."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _RUN_FILES = (
     STATE_FILE,
@@ -26,6 +28,7 @@ _RUN_FILES = (
     HISTORY_FILE,
     PAGE_FILE,
     BAD_STEPS_FILE,
+    EVAL_ROWS_FILE,
     "train_results.json",
     "eval_results.json",
     "test_results.json",
