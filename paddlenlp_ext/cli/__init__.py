@@ -12,7 +12,7 @@ _SCRIPTS = {name: f"predict/{name}.py" for name in _PREDICT} | {
     "chat": "predict/predictor.py",
     **dict.fromkeys(("dry_run", "plan_warnings", "time_steps"), "run_finetune.py CONFIG.json --dry_run"),
     "next_steps": "run_finetune.py",
-    "run_folder": "predict/predictor.py",
+    **dict.fromkeys(("eval_rows", "run_folder"), "predict/predictor.py"),
     "export_model_arguments": "predict/export_model.py",
     **dict.fromkeys(("predict", "predict_arguments", "predict_file", "predict_resume"), "predict/predictor.py"),
 }
