@@ -59,6 +59,40 @@ struct AttentionTensors {
     float* sinks_gradient;
 };
 
+struct DeltaRuleSizes {
+    i64 documents;
+    i64 key_heads;
+    i64 heads;           // value heads, a multiple of key_heads
+    i64 key_dim;         // channels of queries and keys
+    i64 value_dim;       // channels of values and of the output
+    const i64* starts;   // [documents], index in the batch of the first token of the document
+    const i64* lengths;  // [documents]
+    const i64* parents;  // [documents], an earlier document without a parent that the document continues, or -1
+    float norm_epsilon;  // term that is added to the sum of squares when a query or a key is normalized
+};
+
+// q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; decay, beta [positions, heads]; initial,
+// final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final. The
+// backward pass reads all but o, and writes all gradients; initial_gradient may be null.
+struct DeltaRuleTensors {
+    const float* q;
+    const float* k;
+    const float* v;
+    const float* decay;
+    const float* beta;
+    const float* initial;
+    float* o;
+    float* final;
+    const float* o_gradient;
+    const float* final_gradient;
+    float* q_gradient;
+    float* k_gradient;
+    float* v_gradient;
+    float* decay_gradient;
+    float* beta_gradient;
+    float* initial_gradient;
+};
+
 // A weight [out, in] whose flattened values w[i] = level(code[i]) * scale[i / block] are stored as codes and scales
 // (ops/dequantize).
 struct QuantizedWeight {
@@ -444,6 +478,11 @@ Status store_positions(const float* x, float* cache, const i64* starts, i64 batc
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
                         const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
                         i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
+
+// -- gated delta rule -------------------------------------------------------------------------------------------------
+
+Status gated_delta_rule_forward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
+Status gated_delta_rule_backward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
 
 // -- decoding step ----------------------------------------------------------------------------------------------------
 

@@ -15,10 +15,16 @@ from __future__ import annotations
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.cpp.library import usable_in_fp32_or_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.gated_delta_rule.cpp import gated_delta_rule_cpp
 from paddlenlp_ext.ops.gated_delta_rule.reference import gated_delta_rule_reference
 
-gated_delta_rule_op = DispatchedOp("gated delta rule", reference=gated_delta_rule_reference)
+gated_delta_rule_op = DispatchedOp(
+    "gated delta rule",
+    cpp=(gated_delta_rule_cpp, usable_in_fp32_or_bf16),
+    reference=gated_delta_rule_reference,
+)
 
 
 def gated_delta_rule(

@@ -1,0 +1,255 @@
+// Gated delta rule, backward pass. Only the inputs are saved by the forward pass: a task first computes the states
+// before all chunks of its documents again, and then visits the chunks in reverse.
+#include "gated_delta_rule.h"
+#include "parallel.h"
+
+namespace plx {
+namespace {
+
+using namespace delta_rule;
+
+// States before the chunks and rows added by the chunks, for all value heads of a key head.
+struct Saved {
+    i64 group, state_size, rows_size;
+    float* data;
+
+    float* state(i64 chunk, i64 member) const { return data + (chunk * group + member) * (state_size + rows_size); }
+    float* u(i64 chunk, i64 member) const { return state(chunk, member) + state_size; }
+};
+
+i64 num_chunks(i64 length) { return (length + CHUNK - 1) / CHUNK; }
+
+class Task {
+  public:
+    Task(const DeltaRuleSizes& sizes, const DeltaRuleTensors& tensors, i64 key_head, Arrays& arrays)
+        : sizes_(sizes), tensors_(tensors), group_{sizes, key_head}, keys_(arrays, sizes.key_dim),
+          chunk_(arrays, sizes.key_dim), states_(arrays.take<float>(group_.count() * group_.state_size())),
+          of_states_(arrays.take<float>(group_.count() * group_.state_size())),
+          of_root_(arrays.take<float>(group_.count() * group_.state_size())),
+          columns_(arrays.take<float>(sizes.value_dim * std::max(CHUNK, round_up(sizes.key_dim)))),
+          of_o_(arrays.take<float>(CHUNK * sizes.value_dim)), z_(arrays.take<float>(CHUNK * sizes.value_dim)),
+          of_q_(arrays.take<float>(CHUNK * sizes.key_dim)), of_k_(arrays.take<float>(CHUNK * sizes.key_dim)),
+          read_(arrays.take<float>(CHUNK * sizes.key_dim)), of_qk_(arrays.take<float>(CHUNK * CHUNK)),
+          of_kk_(arrays.take<float>(CHUNK * CHUNK)) {}
+
+    // Runs a document without a parent, and the documents that continue it.
+    void run(const std::vector<i64>& family, float* saved) {
+        const i64 root = family[0], size = group_.count() * group_.state_size();
+        const i64 root_chunks = num_chunks(sizes_.lengths[root]);
+        saved_ = {group_.count(), group_.state_size(), CHUNK * sizes_.value_dim, saved};
+        if (tensors_.initial == nullptr)
+            std::fill_n(states_, size, 0.0f);
+        else
+            std::copy_n(tensors_.initial + group_.state_at(root), size, states_);
+        save_states(root, 0);
+        std::copy_n(tensors_.final_gradient + group_.state_at(root), size, of_root_);
+        for (size_t branch = 1; branch < family.size(); ++branch) {
+            std::copy_n(tensors_.final + group_.state_at(root), size, states_);
+            save_states(family[branch], root_chunks);
+            std::copy_n(tensors_.final_gradient + group_.state_at(family[branch]), size, of_states_);
+            run_reversed(family[branch], root_chunks);
+            scale(true, 1.0f, of_states_, size, of_root_);
+            if (tensors_.initial_gradient != nullptr)
+                std::fill_n(tensors_.initial_gradient + group_.state_at(family[branch]), size, 0.0f);
+        }
+        std::copy_n(of_root_, size, of_states_);
+        run_reversed(root, 0);
+        if (tensors_.initial_gradient != nullptr)
+            std::copy_n(of_states_, size, tensors_.initial_gradient + group_.state_at(root));
+    }
+
+  private:
+    void load_keys(i64 position, i64 rows) {
+        const i64 at = group_.key_at(position);
+        keys_.load(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);
+    }
+    void load_head(i64 position, i64 member) {
+        const i64 at = group_.scalar_at(position, member);
+        chunk_.load(keys_, tensors_.decay + at, tensors_.beta + at, sizes_.heads);
+    }
+
+    // Saves the states before the chunks of a document that starts from states_, from chunk `chunk` on.
+    void save_states(i64 document, i64 chunk) {
+        for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
+            load_keys(position, rows);
+            for (i64 member = 0; member < group_.count(); ++member) {
+                float *const state = states_ + member * group_.state_size(), *const u = saved_.u(chunk, member);
+                load_head(position, member);
+                std::copy_n(state, group_.state_size(), saved_.state(chunk, member));
+                chunk_.added_rows(tensors_.v + group_.value_at(position, member), group_.value_stride(), state,
+                                  sizes_.value_dim, u);
+                chunk_.update(u, sizes_.value_dim, state);
+            }
+            ++chunk;
+        });
+    }
+
+    // Writes the gradients of a document, and replaces of_states_, the gradients of the states after the document, with
+    // the gradients of the states before it.
+    void run_reversed(i64 document, i64 first_chunk) {
+        const i64 start = sizes_.starts[document], length = sizes_.lengths[document];
+        for (i64 chunk = num_chunks(length) - 1; chunk >= 0; --chunk) {
+            const i64 position = start + chunk * CHUNK;
+            load_keys(position, std::min(CHUNK, length - chunk * CHUNK));
+            std::fill_n(of_q_, keys_.rows * keys_.dim, 0.0f);
+            std::fill_n(of_k_, keys_.rows * keys_.dim, 0.0f);
+            for (i64 member = 0; member < group_.count(); ++member) {
+                load_head(position, member);
+                run_head(position, member, saved_.state(first_chunk + chunk, member),
+                         saved_.u(first_chunk + chunk, member));
+            }
+            write_key_gradients(position);
+        }
+    }
+
+    void run_head(i64 position, i64 member, const float* state, const float* u) {
+        const i64 rows = keys_.rows, width = sizes_.value_dim, dim = keys_.dim, stride = group_.value_stride();
+        const i64 values = group_.value_at(position, member);
+        float* const of_state = of_states_ + member * group_.state_size();
+        for (i64 row = 0; row < rows; ++row)
+            std::copy_n(tensors_.o_gradient + values + row * stride, width, of_o_ + row * width);
+
+        // z = Z, the gradient of beta (V - e^c K S0)
+        multiply_lower_transposed(false, rows, width, chunk_.p, of_o_, z_);
+        product(true, rows, width, dim, Rows{chunk_.k_until_end, dim, 1}, of_state, width, z_, width);
+        solve_transposed(rows, width, chunk_.minus_a, z_);
+
+        transpose_rows(rows, width, u, columns_, CHUNK);
+        multiply_to_lower(rows, width, of_o_, columns_, of_qk_);
+        multiply_to_lower(rows, width, z_, columns_, of_kk_);
+
+        float of_beta[CHUNK], of_decay[CHUNK];
+        const float whole = chunk_.whole_decay * dot(state, of_state, dim * width);
+        read_states(rows, state, of_state, u, whole, of_beta, of_decay);
+        add_pair_gradients(rows, of_beta, of_decay);
+        for (i64 row = 0; row < rows; ++row) {
+            const float* const z = z_ + row * width;
+            const i64 at = group_.scalar_at(position + row, member);
+            tensors_.beta_gradient[at] = of_beta[row] + dot(tensors_.v + values + row * stride, z, width);
+            tensors_.decay_gradient[at] = of_decay[row];
+            scale(false, chunk_.beta[row], z, width, tensors_.v_gradient + values + row * stride);
+        }
+
+        scale(false, chunk_.whole_decay, of_state, dim * width, of_state);
+        product(true, dim, width, rows, Rows{chunk_.q_since_start, 1, dim}, of_o_, width, of_state, width);
+        product(true, dim, width, rows, Rows{chunk_.k_since_start, 1, dim}, z_, width, of_state, width);
+    }
+
+    // Adds the products with the states before and after the chunk to the gradients of queries and keys. Sets of_beta
+    // and of_decay to the gradients of the factors e^c and e^(c_C - c). `whole` is the gradient of c_C in the factor of
+    // the state.
+    void read_states(i64 rows, const float* state, const float* of_state, const float* u, float whole, float* of_beta,
+                     float* of_decay) {
+        const i64 width = sizes_.value_dim, dim = keys_.dim, ld = round_up(dim);
+        float by_start[CHUNK], by_end[CHUNK];
+        transpose_rows(dim, width, state, columns_, ld);
+        product(false, rows, dim, width, Rows{of_o_, width, 1}, columns_, ld, read_, dim);
+        for (i64 row = 0; row < rows; ++row) {
+            const i64 at = row * dim;
+            by_start[row] = dot(chunk_.q_since_start + at, read_ + at, dim);
+            scale(true, chunk_.since_start[row], read_ + at, dim, of_q_ + at);
+        }
+        product(false, rows, dim, width, Rows{z_, width, 1}, columns_, ld, read_, dim);
+        for (i64 row = 0; row < rows; ++row) {
+            const i64 at = row * dim;
+            by_start[row] += dot(chunk_.k_since_start + at, read_ + at, dim);
+            of_beta[row] = -chunk_.since_start[row] * dot(keys_.k + at, read_ + at, dim);
+            scale(true, -chunk_.beta[row] * chunk_.since_start[row], read_ + at, dim, of_k_ + at);
+        }
+        transpose_rows(dim, width, of_state, columns_, ld);
+        product(false, rows, dim, width, Rows{u, width, 1}, columns_, ld, read_, dim);
+        for (i64 row = 0; row < rows; ++row) {
+            const i64 at = row * dim;
+            by_end[row] = dot(chunk_.k_until_end + at, read_ + at, dim);
+            scale(true, chunk_.until_end[row], read_ + at, dim, of_k_ + at);
+        }
+        for (i64 row = 0; row < rows; ++row) of_decay[row] = whole, whole += by_end[row];
+        float later = 0.0f;
+        for (i64 row = rows - 1; row >= 0; --row) of_decay[row] += later += by_start[row];
+    }
+
+    // Adds the gradients through A and P. On entry, of_qk_ is dO U^T and of_kk_ is Z U^T = -dA.
+    void add_pair_gradients(i64 rows, float* of_beta, float* of_decay) {
+        float below[CHUNK] = {};  // sums over the rows from `row` on of M = dA o A + dP o P
+        for (i64 row = rows - 1; row >= 0; --row) {
+            of_kk_[row * (CHUNK + 1)] = 0.0f;
+            f32x16 beta_sum{}, decay_sum{};
+            for_each_lower(row, [&](i64 column) {
+                const i64 at = row * CHUNK + column;
+                const f32x16 d = load(chunk_.d + at), of_p = load(of_qk_ + at), minus_of_a = load(of_kk_ + at);
+                beta_sum -= minus_of_a * d * load(keys_.kk + at);
+                f32x16 sums =
+                    load(below + column) + minus_of_a * load(chunk_.minus_a + at) + of_p * load(chunk_.p + at);
+                store(below + column, sums);
+                for (i64 lane = row - column; lane < LANES; ++lane) sums[lane] = 0.0f;
+                decay_sum += sums;
+                store(of_qk_ + at, of_p * d);
+                store(of_kk_ + at, -chunk_.beta[row] * minus_of_a * d);
+            });
+            of_beta[row] += horizontal_sum(beta_sum);
+            of_decay[row] += horizontal_sum(decay_sum);
+        }
+        multiply_lower(true, rows, keys_.dim, of_qk_, keys_.k, of_q_);
+        multiply_lower_transposed(true, rows, keys_.dim, of_qk_, keys_.q, of_k_);
+        multiply_lower(true, rows, keys_.dim, of_kk_, keys_.k, of_k_);
+        multiply_lower_transposed(true, rows, keys_.dim, of_kk_, keys_.k, of_k_);
+    }
+
+    // Writes the gradients of the inputs that KeyChunk has normalized.
+    void write_key_gradients(i64 position) const {
+        const float scale_of_q = 1.0f / std::sqrt(float(keys_.dim));
+        for (i64 row = 0; row < keys_.rows; ++row) {
+            const i64 at = row * keys_.dim, to = group_.key_at(position + row);
+            normalized_gradient(keys_.q + at, of_q_ + at, keys_.q_scales[row], scale_of_q, tensors_.q_gradient + to);
+            normalized_gradient(keys_.k + at, of_k_ + at, keys_.k_scales[row], 1.0f, tensors_.k_gradient + to);
+        }
+    }
+    // Gradient of x for y = factor x with factor = norm / sqrt(x^2 + epsilon).
+    void normalized_gradient(const float* y, const float* of_y, float factor, float norm, float* to) const {
+        const float along = dot(y, of_y, keys_.dim) / (norm * norm);
+        for_each_vector(keys_.dim, [&](i64 at, i64 count) {
+            store_part(to + at, factor * (load_part(of_y + at, count) - along * load_part(y + at, count)), count);
+        });
+    }
+
+    const DeltaRuleSizes& sizes_;
+    const DeltaRuleTensors& tensors_;
+    const HeadGroup group_;
+    KeyChunk keys_;
+    HeadChunk chunk_;
+    Saved saved_{};
+    float *const states_, *const of_states_, *const of_root_;  // [heads of the group, key_dim, value_dim]
+    float* const columns_;                                     // a transposed matrix
+    float *const of_o_, *const z_;                             // [64, value_dim]
+    float *const of_q_, *const of_k_;    // [64, key_dim], gradients of the normalized queries and keys
+    float* const read_;                  // [64, key_dim], a product with a state
+    float *const of_qk_, *const of_kk_;  // [64, 64]
+};
+
+// Number of chunks that must be saved at the same time: all chunks of the first document, and the chunks of one other.
+i64 most_chunks(const DeltaRuleSizes& sizes, const std::vector<i64>& family) {
+    i64 longest = 0;
+    for (size_t branch = 1; branch < family.size(); ++branch)
+        longest = std::max(longest, sizes.lengths[family[branch]]);
+    return num_chunks(sizes.lengths[family[0]]) + num_chunks(longest);
+}
+
+}  // namespace
+
+Status gated_delta_rule_backward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors) {
+    return guarded([&] {
+        const auto all = families(*sizes);
+        Arrays needed(nullptr);
+        Task(*sizes, *tensors, 0, needed);
+        const i64 group = sizes->heads / sizes->key_heads;
+        const i64 chunk_size = group * (sizes->key_dim + CHUNK) * sizes->value_dim;
+        parallel_tasks(i64(all.size()) * sizes->key_heads, [&](i64 number) {
+            const std::vector<i64>& family = all[number / sizes->key_heads];
+            Arrays arrays(scratch<char>(SCRATCH_A, needed.bytes()));
+            Task(*sizes, *tensors, number % sizes->key_heads, arrays)
+                .run(family, scratch<float>(SCRATCH_B, most_chunks(*sizes, family) * chunk_size));
+        });
+    });
+}
+
+}  // namespace plx

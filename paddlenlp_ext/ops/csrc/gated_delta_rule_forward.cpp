@@ -1,0 +1,71 @@
+// Gated delta rule, forward pass. A task computes the value heads of one key head, for a document and the documents
+// that continue it. The state of a head stays in the cache of the core while the chunks pass.
+#include "gated_delta_rule.h"
+#include "parallel.h"
+
+namespace plx {
+namespace {
+
+using namespace delta_rule;
+
+class Task {
+  public:
+    Task(const DeltaRuleSizes& sizes, const DeltaRuleTensors& tensors, i64 key_head, Arrays& arrays)
+        : sizes_(sizes), tensors_(tensors), group_{sizes, key_head}, keys_(arrays, sizes.key_dim),
+          chunk_(arrays, sizes.key_dim), u_(arrays.take<float>(CHUNK * sizes.value_dim)),
+          o_(arrays.take<float>(CHUNK * sizes.value_dim)) {}
+
+    void run(i64 document) {
+        const i64 parent = sizes_.parents[document], size = group_.count() * group_.state_size();
+        float* const states = tensors_.final + group_.state_at(document);
+        if (parent >= 0)
+            std::copy_n(tensors_.final + group_.state_at(parent), size, states);
+        else if (tensors_.initial != nullptr)
+            std::copy_n(tensors_.initial + group_.state_at(document), size, states);
+        else
+            std::fill_n(states, size, 0.0f);
+        for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
+            const i64 at = group_.key_at(position);
+            keys_.load(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);
+            for (i64 member = 0; member < group_.count(); ++member)
+                run_chunk(position, member, states + member * group_.state_size());
+        });
+    }
+
+  private:
+    void run_chunk(i64 position, i64 member, float* state) {
+        const i64 at = group_.scalar_at(position, member), values = group_.value_at(position, member);
+        const i64 width = sizes_.value_dim, stride = group_.value_stride();
+        chunk_.load(keys_, tensors_.decay + at, tensors_.beta + at, sizes_.heads);
+        chunk_.added_rows(tensors_.v + values, stride, state, width, u_);
+        product(false, keys_.rows, width, keys_.dim, Rows{chunk_.q_since_start, keys_.dim, 1}, state, width, o_, width);
+        multiply_lower(true, keys_.rows, width, chunk_.p, u_, o_);
+        for (i64 row = 0; row < keys_.rows; ++row)
+            std::copy_n(o_ + row * width, width, tensors_.o + values + row * stride);
+        chunk_.update(u_, width, state);
+    }
+
+    const DeltaRuleSizes& sizes_;
+    const DeltaRuleTensors& tensors_;
+    const HeadGroup group_;
+    KeyChunk keys_;
+    HeadChunk chunk_;
+    float *const u_, *const o_;  // [64, value_dim]
+};
+
+}  // namespace
+
+Status gated_delta_rule_forward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors) {
+    return guarded([&] {
+        const auto all = families(*sizes);
+        Arrays needed(nullptr);
+        Task(*sizes, *tensors, 0, needed);
+        parallel_tasks(i64(all.size()) * sizes->key_heads, [&](i64 number) {
+            Arrays arrays(scratch<char>(SCRATCH_A, needed.bytes()));
+            Task task(*sizes, *tensors, number % sizes->key_heads, arrays);
+            for (const i64 document : all[number / sizes->key_heads]) task.run(document);
+        });
+    });
+}
+
+}  // namespace plx
