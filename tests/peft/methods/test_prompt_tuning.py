@@ -15,6 +15,7 @@ from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.trainer.neftune import EmbeddingNoise
 from tests.common.adapters import FAMILIES, INPUT_IDS, logits_of, loss_of, tiny_model, train
+from tests.generation.engine_answers import Answer, engine_of, run
 
 WINDOWED = {**FAMILIES["llama"], "model_type": "mistral", "sliding_window": 5}
 
@@ -51,15 +52,21 @@ def test_prompt_training_lowers_loss():
     assert float(loss_of(model)) < 0.9 * before
 
 
-def test_prompt_generate_matches_logits():
-    """Compare greedy decoding of prompts of unequal lengths with the logits."""
-    model = prompted()
+@pytest.mark.parametrize("family", ["llama", "convolutions"])
+def test_prompt_generate_matches_logits(family: str):
+    """Compare greedy decoding of prompts of unequal lengths with the logits, with drafts, and with the engine."""
+    model = prompted(tiny_model(family))
     prompts = [INPUT_IDS[0, :3].tolist(), INPUT_IDS[1, :9].tolist(), INPUT_IDS[1, :5].tolist()]
     generated = model.generate(prompts, max_new_tokens=4, eos_token_id=None)
     for prompt_ids, tokens in zip(prompts, generated, strict=True):
         with paddle.no_grad():
             logits = model(paddle.to_tensor([prompt_ids + tokens[:-1]])).numpy()[0]
         assert logits[len(prompt_ids) - 1 :].argmax(-1).tolist() == tokens
+    drafts = {"max_draft_tokens": 3, "max_ngram_size": 2, "batch_size": 1}
+    assert model.generate(prompts, max_new_tokens=4, eos_token_id=None, **drafts) == generated
+    answers = [Answer(prompt, 4) for prompt in prompts]
+    run(engine_of(model, max_rows=2, prompt_tokens_per_step=4), answers, steps_between=1)
+    assert [answer.tokens for answer in answers] == generated
 
 
 def test_prompt_with_neftune_trains():
