@@ -85,14 +85,20 @@ def test_kv_cache_truncate_before_the_saved_states_empties_the_cache():
     first, cache = KVCache([0]), KVCache([0])
     run(first, [[7]])
     cache.set_prefix(*first.as_prefix())
-    for _ in range(2):
-        run(cache, [[1, 2]])
-        cache.save_states()
-        assert cache.truncate(1) == cache.length == 0
+    run(cache, [[1, 2]])
+    assert cache.truncate(1) == cache.length == 0
     run(cache, [[1, 2]])
     cache.save_states()
-    cache.select_rows([0])
-    assert cache.truncate(2) == 2 and cache.truncate(1) == 0 and found(cache) == [(7, 1)]
+    assert cache.truncate(1) == 0 and found(cache) == [(7, 1)]
+
+
+def test_kv_cache_select_rows_discards_the_saved_states():
+    cache = KVCache([0, 0])
+    run(cache, [[1, 2], [3, 4]])
+    cache.save_states()
+    run(cache, [[5], [6]])
+    cache.select_rows([1, 0])
+    assert cache.truncate(2) == 0 and found(cache) == [(0, 0), (0, 0)]
 
 
 def test_kv_cache_truncate_without_states_keeps_all_positions_before_the_end():
