@@ -85,6 +85,7 @@ def export_gguf(
         "general.type": "model",
         "general.name": name,
         **{f"{architecture.name}.{key}": value for key, value in keys.items()},
+        **architecture.tensor_metadata(tensors),
         **tokenizer_metadata(tokenizer, config.vocab_size, config.value("bos_token_id"), end_tokens),
     }
     stored = stored_tensors(tensors, architecture, config)
@@ -157,7 +158,7 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
         "block_count": config.num_hidden_layers,
         "feed_forward_length": config.intermediate_size,
         "attention.head_count": config.num_attention_heads,
-        "attention.head_count_kv": 1 if splits_kv_b else config.num_key_value_heads,
+        "attention.head_count_kv": 1 if splits_kv_b else _kv_heads(config, architecture),
         architecture.norm_epsilon[0]: config.rms_norm_eps,
         **(head_sizes if config.latent is None else latent_metadata(config.latent, splits_kv_b)),
         **rope_keys,
@@ -166,6 +167,13 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
     }
     own = {key.name: key.stored(config.value(name)) for name, key in architecture.keys.items()}
     return {**keys, **{name: value for name, value in own.items() if value is not None}}, factors
+
+
+def _kv_heads(config: DecoderConfig, architecture: Architecture) -> int | list[int]:
+    """Return the number of key-value heads; for a family with convolutions, a list with 0 for each convolution."""
+    if not architecture.has_convolutions:
+        return config.num_key_value_heads
+    return [0 if mixer else config.num_key_value_heads for mixer in config.mixers or ()]
 
 
 def _scaling(settings: RopeSettings) -> dict[str, Any]:

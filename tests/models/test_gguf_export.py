@@ -15,6 +15,8 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
 from tests.common.models import TINY_SIZES
 
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_dense_layers": 1}
+
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory):
@@ -40,6 +42,27 @@ def llama(tmp_path_factory):
             {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0},
             "a GGUF file of qwen2 cannot express the sliding window 4",
         ),
+        (
+            {"model_type": "lfm2", "full_attn_idxs": [1], "conv_bias": True},
+            r"GGUF file of lfm2 cannot express mixers \(ConvolutionShape",
+        ),
+        (
+            {"model_type": "lfm2_moe", **EXPERTS, "norm_topk_prob": False},
+            "GGUF file of lfm2_moe cannot express experts .*normalizes=False",
+        ),
+        (
+            {"model_type": "lfm2_moe", **EXPERTS, "routed_scaling_factor": 2.0},
+            r"GGUF file of lfm2_moe cannot express experts .*scale=2\.0",
+        ),
+        (
+            {"model_type": "afmoe", **EXPERTS, "num_shared_experts": 1},
+            r"GGUF file of afmoe cannot express embedding_multiplier 1\.0: readers of the file would get",
+        ),
+        (
+            {"model_type": "afmoe", **EXPERTS, "mup_enabled": True, "global_attn_every_n_layers": 1},
+            r"GGUF file of afmoe cannot express windows \(None, None\)",
+        ),
+        ({"model_type": "apertus", "mlp_bias": True}, "GGUF file of apertus cannot express mlp_bias True"),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
             "rope type 'dynamic' in config.json cannot be written as GGUF",

@@ -18,6 +18,8 @@ from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
+TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+"""Name of a tensor outside the blocks -> name of the Hugging Face layer."""
 PROJECTIONS = {
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -82,6 +84,7 @@ class Architecture:
         in_block: name within a GGUF block `blk.N.` -> name within a decoder layer of the Hugging Face model. `{}`
             stands for the index of an expert; the stored tensor stacks the experts along its first axis. A name without
             a suffix such as `.weight` covers all tensors of a layer.
+        top_level: name of a tensor outside the blocks -> name of the Hugging Face layer.
         keys: key of config.json -> metadata key, in addition to the keys that all families share.
         constants: keys of config.json without a metadata key, with the values of the published models.
         settings: function that derives keys of config.json from several metadata values or from tensors.
@@ -95,16 +98,20 @@ class Architecture:
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
         yarn_multiplier: factor of `mscale_all_dim` in the metadata; None: YaRN in the files has no `mscale_all_dim`.
         is_latent: whether the family has multi-head latent attention (MLA).
-        vectors: suffixes of the Hugging Face names of one-row matrices that files store as vectors.
+        has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
+            with a short convolution instead of attention.
+        squeezed: suffix of the Hugging Face names of tensors -> axis of length 1 that files omit.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
         split: inverse of `restore`, called with the tensors and the config (`DecoderConfig`) of a model; None: each
             Hugging Face tensor is stored as one GGUF tensor, or the tensors of experts are stacked.
+        tensor_metadata: function that converts Hugging Face tensors to metadata with full key names.
     """
 
     name: str
     class_name: str
     in_block: Mapping[str, str]
+    top_level: Mapping[str, str] = field(default_factory=lambda: TOP_LEVEL)
     keys: Mapping[str, Key] = field(default_factory=dict)
     constants: Mapping[str, Any] = field(default_factory=dict)
     settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
@@ -118,9 +125,11 @@ class Architecture:
     truncates_yarn: bool = True
     yarn_multiplier: float | None = None
     is_latent: bool = False
-    vectors: tuple[str, ...] = ()
+    has_convolutions: bool = False
+    squeezed: Mapping[str, int] = field(default_factory=dict)
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
     split: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] | None = None
+    tensor_metadata: Callable[[Mapping[str, LazyTensor]], dict[str, Any]] = lambda tensors: {}
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
         """Return the keys of config.json that are specific to this family.
@@ -130,6 +139,10 @@ class Architecture:
         """
         read = {name: key.read(file) for name, key in self.keys.items()}
         return {**read, **self.constants, **self.settings(file)}
+
+    def squeezed_axis(self, name: str) -> int | None:
+        """Return the axis that files omit from the Hugging Face tensor `name`; None if files have all axes."""
+        return next((axis for suffix, axis in self.squeezed.items() if name.endswith(suffix)), None)
 
 
 def shortest_decimal(value: float) -> float:
@@ -163,6 +176,21 @@ def number(file: GgufFile, key: str, default: float | None = None) -> float:
     """Return a floating-point value from the metadata; see `count` for the arguments."""
     key = file.architecture_key(key)
     return shortest_decimal(file.require(key, float) if default is None else file.get(key, float, default))
+
+
+def kv_heads_by_layer(file: GgufFile) -> list[int]:
+    """Return the number of key-value heads of each layer, from a list or a single number in the metadata.
+
+    Raises:
+        ValueError: the value has a wrong type, or the list does not have one item for each layer.
+    """
+    key, layers = file.architecture_key("attention.head_count_kv"), count(file, "block_count")
+    if not isinstance(file.metadata.get(key), list):
+        return [count(file, "attention.head_count_kv")] * layers
+    heads = file.require_list(key, int)
+    if len(heads) != layers:
+        raise ValueError(f"{file.path}: {key} has {len(heads)} items for {layers} layers; the file is damaged")
+    return heads
 
 
 def has_bias(file: GgufFile, name: str) -> bool:

@@ -21,6 +21,12 @@ SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+EXPERT_KEYS = {
+    "num_experts": Key("expert_count"),
+    "num_experts_per_tok": Key("expert_used_count"),
+    "moe_intermediate_size": Key("expert_feed_forward_length"),
+}
+"""Keys of config.json for routed experts -> metadata keys."""
 GROUPED_EXPERT_KEYS = {
     "n_routed_experts": Key("expert_count"),
     "num_experts_per_tok": Key("expert_used_count"),
@@ -48,3 +54,29 @@ def plain_softmax(file: GgufFile) -> dict[str, Any]:
             "not use softmax, which is not supported; use the model's safetensors folder"
         )
     return {}
+
+
+def sigmoid_scores(file: GgufFile) -> dict[str, Any]:
+    """Check that the routers compute sigmoid scores; return an empty dict for `Architecture.settings`.
+
+    Raises:
+        ValueError: the routers compute other scores.
+    """
+    scores = count(file, "expert_gating_func", 2, minimum=0)
+    if scores not in (0, 2):
+        raise ValueError(
+            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 2 (sigmoid)"
+        )
+    return {}
+
+
+def normalized_sigmoid(file: GgufFile) -> dict[str, Any]:
+    """Check that the routers normalize the sigmoid scores of a token's experts; return an empty dict.
+
+    Raises:
+        ValueError: the routers do not normalize the scores, or compute other scores.
+    """
+    key = file.architecture_key("expert_weights_norm")
+    if not file.require(key, bool):
+        raise ValueError(f"{file.path}: {key} is false, which is not supported; use the model's safetensors folder")
+    return sigmoid_scores(file)

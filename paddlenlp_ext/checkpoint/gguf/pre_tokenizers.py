@@ -83,7 +83,7 @@ class WordRule:
 WORD_RULES = (
     WordRule(("gpt-2", "olmo", "mpt", "exaone4")),
     WordRule(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), single_digits=True),
-    WordRule(("llama-bpe", "llama3", "llama-v3"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
+    WordRule(("llama-bpe", "llama3", "llama-v3", "lfm2"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
     WordRule(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
     WordRule(("qwen2",), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), normalizes=True),
     WordRule(("hunyuan", "stablelm2"), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),

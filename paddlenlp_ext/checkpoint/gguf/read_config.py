@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf.architecture import count, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architecture import count, kv_heads_by_layer, shortest_decimal
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.registry import architecture_of, model_type_of, num_layers
 from paddlenlp_ext.checkpoint.gguf.rope_scaling import rope_scaling, rope_theta
@@ -18,12 +18,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
             wrong type.
     """
     architecture = architecture_of(file)
-    for key in ("attention.head_count", "attention.head_count_kv"):
-        if isinstance(file.metadata.get(file.architecture_key(key)), list):
-            raise ValueError(
-                f"{file.path}: {file.architecture_key(key)} differs from layer to layer, which is not supported"
-            )
-    num_heads = count(file, "attention.head_count")
+    num_heads, num_kv_heads = _num_heads(file)
     hidden_size = count(file, "embedding_length")
     head_dim = _head_dim(file, hidden_size // num_heads)
     window = file.get(file.architecture_key("attention.sliding_window"), int, 0)
@@ -40,7 +35,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "intermediate_size": count(file, "feed_forward_length"),
         "num_hidden_layers": num_layers(file),
         "num_attention_heads": num_heads,
-        "num_key_value_heads": count(file, "attention.head_count_kv", num_heads),
+        "num_key_value_heads": num_kv_heads,
         "head_dim": head_dim,
         "hidden_act": "silu",
         epsilon: shortest_decimal(file.require(file.architecture_key(stored_epsilon), float)),
@@ -56,6 +51,29 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     if window:
         config["sliding_window"] = window
     return config
+
+
+def _num_heads(file: GgufFile) -> tuple[int, int]:
+    """Return the number of query heads, and the number of key-value heads in layers with attention.
+
+    Raises:
+        ValueError: layers with attention have different numbers of heads.
+    """
+    queries, keys = (f"attention.head_count{ending}" for ending in ("", "_kv"))
+    if architecture_of(file).has_convolutions:
+        kv_heads = {*kv_heads_by_layer(file)} - {0}
+        if len(kv_heads) == 1:
+            return count(file, queries), kv_heads.pop()
+        raise _different_heads(file, keys)
+    for key in (queries, keys):
+        if isinstance(file.metadata.get(file.architecture_key(key)), list):
+            raise _different_heads(file, key)
+    num_heads = count(file, queries)
+    return num_heads, count(file, keys, num_heads)
+
+
+def _different_heads(file: GgufFile, key: str) -> ValueError:
+    return ValueError(f"{file.path}: {file.architecture_key(key)} differs from layer to layer, which is not supported")
 
 
 def _head_dim(file: GgufFile, default: int) -> int:

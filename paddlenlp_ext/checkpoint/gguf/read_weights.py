@@ -22,8 +22,6 @@ _QUANTIZED = (
 )  # fmt: skip
 ROPE_FACTORS = ("rope_factors_short.weight", "rope_factors_long.weight")
 """Tensors with the LongRoPE values `short_factor` and `long_factor`."""
-TOP_LEVEL = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-"""Name of a tensor outside the blocks -> name of the Hugging Face layer."""
 _NOT_WEIGHTS = ("rope_freqs.weight", *ROPE_FACTORS)  # only for RoPE scaling (rope_scaling.py)
 
 
@@ -52,16 +50,17 @@ class GgufWeights(WeightSource):
         return list(self._places)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        shape = self._tensor(name).shape
+        shape, axis = self._tensor(name).shape, self._architecture.squeezed_axis(name)
         if self._places[name].expert is not None:
             return shape[1:]
-        return (1, *shape) if name.endswith(self._architecture.vectors) and len(shape) == 1 else shape
+        is_squeezed = axis is not None and shape[axis : axis + 1] != (1,)
+        return (*shape[:axis], 1, *shape[axis:]) if is_squeezed else shape
 
     def dtype(self, name: str) -> str:
         return _PLAIN.get(self._tensor(name).type, "float32")
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
-        if shard is not None and len(self.shape(name)) == 3:
+        if shard is not None and len(self._tensor(name).shape) == 3:
             assert shard.axis == 0, "stacked experts must be sharded by experts"
             experts = [
                 read_gguf_tensor(self.file, self._places[name].stored, e) for e in range(shard.start, shard.stop)
@@ -175,8 +174,8 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
             name = f"model.layers.{block[1]}.{local_name}"
             experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
             found |= {name.format(expert): _Place(stored, expert) for expert in experts}
-        elif base in TOP_LEVEL:
-            found[f"{TOP_LEVEL[base]}.{kind}"] = _Place(stored, None)
+        elif base in architecture.top_level:
+            found[f"{architecture.top_level[base]}.{kind}"] = _Place(stored, None)
         else:
             unknown.append(stored)
     if unknown:

@@ -4,7 +4,7 @@ As in llama.cpp, some tensors are stored in a format that differs from the reque
 
 | tensor | format |
 | --- | --- |
-| vectors, biases, routers, RoPE factors | F32 |
+| vectors, biases, routers, kernels of short convolutions, RoPE factors | F32 |
 | requested format is quantized, row width is not a multiple of 32 | F16 |
 | requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if output.weight is tied | Q8_0 |
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 _BLOCK = 32
 _BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
-_ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight")
+_FULL_PRECISION = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "shortconv.conv.weight")
 _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
 """Maximum relative error of rounding to float16, and maximum absolute error for subnormal values."""
 
@@ -35,7 +35,7 @@ def type_of(name: str, shape: Sequence[int], outtype: str, has_output: bool) -> 
         has_output: whether the model has a tensor output.weight.
     """
     kind = outtype.upper()
-    if len(shape) == 1 or not name.endswith(".weight") or name.endswith(_ROUTERS):
+    if len(shape) == 1 or not name.endswith(".weight") or name.endswith(_FULL_PRECISION):
         return "F32"
     if kind in ("Q4_0", "Q4_1") and name == ("output.weight" if has_output else "token_embd.weight"):
         kind = "Q8_0"

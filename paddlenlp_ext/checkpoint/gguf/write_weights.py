@@ -11,7 +11,7 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
 from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
-from paddlenlp_ext.checkpoint.gguf.read_weights import TOP_LEVEL, permute_rows
+from paddlenlp_ext.checkpoint.gguf.read_weights import permute_rows
 from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 
@@ -53,7 +53,9 @@ def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architect
     """Return the tensor to write for one Hugging Face tensor, or for the stacked tensors of all experts."""
     parts = [partial(stored_values, name, tensor, architecture, config) for _, (name, tensor) in sorted(group.items())]
     name, tensor = next(iter(group.values()))
-    shape = tensor.shape[1:] if name.endswith(architecture.vectors) and len(tensor.shape) == 2 else tensor.shape
+    shape, axis = tensor.shape, architecture.squeezed_axis(name)
+    if axis is not None and shape[axis] == 1:
+        shape = (*shape[:axis], *shape[axis + 1 :])
     return StoredTensor(shape if _NO_EXPERT in group else (len(parts), *shape), parts)
 
 
@@ -72,7 +74,7 @@ def stored_name(name: str, architecture: Architecture) -> str | None:
     layer = _LAYER.fullmatch(name)
     if layer is None:
         base, _, kind = name.rpartition(".")
-        top = {local_name: stored for stored, local_name in TOP_LEVEL.items()}
+        top = {local_name: stored for stored, local_name in architecture.top_level.items()}
         return f"{top[base]}.{kind}" if base in top else None
     local_name = _EXPERT.sub("{}", layer[2])
     stored_of = {local_name: stored for stored, local_name in architecture.in_block.items()}

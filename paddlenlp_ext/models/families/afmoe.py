@@ -11,6 +11,9 @@ from typing import Any
 from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.architecture import QK_NORMS, SANDWICH, Architecture, Key
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS, normalized_sigmoid
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.moe_config import EXPERT_FILES, expert_differences
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
@@ -78,9 +81,39 @@ FAMILIES.register("afmoe")(
             "num_experts_per_tok": 6,
             "num_shared_experts": 2,
             "rms_norm_eps": 1e-5,
+            "route_norm": True,
             "route_scale": 1.0,
             "sliding_window": 1024,
         },
         is_translated_by_peft=True,
+    )
+)
+
+ARCHITECTURES.register("afmoe")(
+    Architecture(
+        "afmoe",
+        "AfmoeForCausalLM",
+        {
+            **SANDWICH,
+            **ROUTED_EXPERTS,
+            **SHARED_EXPERTS,
+            **QK_NORMS,
+            "attn_gate": "self_attn.gate_proj",
+            "ffn_norm": "pre_mlp_layernorm",
+            "post_ffw_norm": "post_mlp_layernorm",
+            "ffn_gate_inp": "mlp.router.gate",
+            "exp_probs_b.bias": "mlp.expert_bias",
+        },
+        keys={
+            **EXPERT_KEYS,
+            "num_shared_experts": Key("expert_shared_count"),
+            "num_dense_layers": Key("leading_dense_block_count", default=0, minimum=0),
+            "route_norm": Key("expert_weights_norm", bool),
+            "route_scale": Key("expert_weights_scale", float, default=1.0),
+        },
+        constants={"global_attn_every_n_layers": 4, "mup_enabled": True},  # fixed in llama.cpp
+        settings=normalized_sigmoid,
+        has_experts=True,
+        has_window=True,
     )
 )

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.architecture import PROJECTIONS, QK_NORMS, Architecture, attention_bias
+from paddlenlp_ext.checkpoint.gguf.layer_scalars import LayerScalars, ListedTensor, scalar_metadata, without_scalars
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.arcee import UNGATED_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import full_attention
@@ -52,5 +55,30 @@ FAMILIES.register("apertus")(
         {"hidden_act": "xielu", "max_position_embeddings": 65536, "rms_norm_eps": 1e-5},
         gated=False,
         complete=_complete,
+    )
+)
+
+_XIELU = {
+    "mlp.act_fn.alpha_p": ListedTensor("xielu.alpha_p", (1,)),
+    "mlp.act_fn.alpha_n": ListedTensor("xielu.alpha_n", (1,)),
+    "mlp.act_fn.beta": ListedTensor("xielu.beta", ()),
+    "mlp.act_fn.eps": ListedTensor("xielu.eps", ()),
+}
+
+ARCHITECTURES.register("apertus")(
+    Architecture(
+        "apertus",
+        "ApertusForCausalLM",
+        {
+            **{stored: name for stored, name in PROJECTIONS.items() if stored != "ffn_gate"},
+            **QK_NORMS,
+            "attn_norm": "attention_layernorm",
+            "ffn_norm": "feedforward_layernorm",
+        },
+        constants={"hidden_act": "xielu"},
+        settings=attention_bias,
+        restore=lambda source: LayerScalars(source, _XIELU),
+        split=lambda tensors, config: without_scalars(tensors, _XIELU),
+        tensor_metadata=lambda tensors: scalar_metadata(tensors, _XIELU),
     )
 )

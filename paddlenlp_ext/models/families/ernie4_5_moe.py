@@ -97,6 +97,6 @@ ARCHITECTURES.register("ernie4_5_moe")(
         },
         settings=lambda file: {**plain_softmax(file), "use_bias": has_bias(file, "attn_q")},
         has_experts=True,
-        vectors=("mlp.moe_statics.e_score_correction_bias",),
+        squeezed={"mlp.moe_statics.e_score_correction_bias": 0},
     )
 )

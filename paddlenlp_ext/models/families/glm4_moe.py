@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, count, has_bias
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, has_bias
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
-from paddlenlp_ext.checkpoint.gguf.moe_tensors import GROUPED_EXPERT_KEYS, ROUTED_EXPERTS, SHARED_EXPERTS
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import (
+    GROUPED_EXPERT_KEYS,
+    ROUTED_EXPERTS,
+    SHARED_EXPERTS,
+    sigmoid_scores,
+)
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.moe_config import routed_expert_differences, sigmoid_router
@@ -51,18 +56,17 @@ FAMILIES.register("glm4_moe")(
 )
 
 
-def _gguf_settings(file: GgufFile) -> dict[str, bool]:
+def _gguf_settings(file: GgufFile) -> dict[str, Any]:
     """Return `attention_bias` and `use_qk_norm` for config.json, from the tensors of a GGUF file.
 
     Raises:
         ValueError: the routers do not compute sigmoid scores.
     """
-    scores = count(file, "expert_gating_func", 2, minimum=0)
-    if scores not in (0, 2):
-        raise ValueError(
-            f"{file.path}: {file.architecture} with expert_gating_func {scores} is not supported; known: 2 (sigmoid)"
-        )
-    return {"attention_bias": has_bias(file, "attn_q"), "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors}
+    return {
+        **sigmoid_scores(file),
+        "attention_bias": has_bias(file, "attn_q"),
+        "use_qk_norm": "blk.0.attn_q_norm.weight" in file.tensors,
+    }
 
 
 ARCHITECTURES.register("glm4_moe")(

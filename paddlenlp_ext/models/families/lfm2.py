@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.short_convolutions import convolution_architecture
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.attention import QKNorm
@@ -103,4 +105,8 @@ FAMILIES.register("lfm2")(
         complete=_complete,
         fused_layers={"in_proj": ShortConvolution.input_names},
     )
+)
+
+ARCHITECTURES.register("lfm2")(
+    convolution_architecture("lfm2", "Lfm2ForCausalLM", constants={"block_auto_adjust_ff_dim": False})
 )

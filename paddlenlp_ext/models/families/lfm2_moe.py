@@ -6,6 +6,10 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.architecture import Key
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import EXPERT_KEYS, sigmoid_scores
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.short_convolutions import convolution_architecture
 from paddlenlp_ext.models.families.lfm2 import (
     LFM2_DEFAULTS,
     LFM2_FILES,
@@ -68,5 +72,22 @@ FAMILIES.register("lfm2_moe")(
         },
         complete=complete_lfm2,
         fused_layers={"in_proj": ("b_proj", "c_proj", "u_proj")},
+    )
+)
+
+ARCHITECTURES.register("lfm2_moe")(
+    convolution_architecture(
+        "lfm2moe",
+        "Lfm2MoeForCausalLM",
+        {
+            "ffn_gate_inp": "feed_forward.gate",
+            "ffn_gate_exps": "feed_forward.experts.{}.w1",
+            "ffn_up_exps": "feed_forward.experts.{}.w3",
+            "ffn_down_exps": "feed_forward.experts.{}.w2",
+            "exp_probs_b.bias": "feed_forward.expert_bias",
+        },
+        keys={**EXPERT_KEYS, "num_dense_layers": Key("leading_dense_block_count", default=0, minimum=0)},
+        settings=sigmoid_scores,
+        has_experts=True,
     )
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
-from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import EXPERT_KEYS, ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences, sparse_by_step
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
@@ -81,14 +81,12 @@ ARCHITECTURES.register("qwen2_moe")(
             "ffn_down_shexp": "mlp.shared_expert.down_proj",
         },
         keys={
-            "num_experts": Key("expert_count"),
-            "num_experts_per_tok": Key("expert_used_count"),
-            "moe_intermediate_size": Key("expert_feed_forward_length"),
+            **EXPERT_KEYS,
             "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length"),
             "norm_topk_prob": Key("expert_weights_norm", bool, default=False),
         },
         settings=lambda file: {**plain_softmax(file), "qkv_bias": has_bias(file, "attn_q")},
         has_experts=True,
-        vectors=("mlp.shared_expert_gate.weight",),
+        squeezed={"mlp.shared_expert_gate.weight": 0},
     )
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, QK_NORMS, Architecture, Key, attention_bias
-from paddlenlp_ext.checkpoint.gguf.moe_tensors import ROUTED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import EXPERT_KEYS, ROUTED_EXPERTS, plain_softmax
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.moe_config import expert_differences, sparse_by_step
@@ -64,9 +64,7 @@ ARCHITECTURES.register("qwen3_moe")(
         "Qwen3MoeForCausalLM",
         {**PRE_NORM, **ROUTED_EXPERTS, **QK_NORMS},
         keys={
-            "num_experts": Key("expert_count"),
-            "num_experts_per_tok": Key("expert_used_count"),
-            "moe_intermediate_size": Key("expert_feed_forward_length"),
+            **EXPERT_KEYS,
             "norm_topk_prob": Key("expert_weights_norm", bool, default=True),
         },
         settings=lambda file: {**plain_softmax(file), **attention_bias(file)},

@@ -64,16 +64,16 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
     factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
     tensors: dict[str, np.ndarray] = {}
     for layer, (a, b) in _fused(factors, config.fused_layers).items():
-        name = f"{layer}.weight"
-        stored = stored_name(name, architecture)
-        is_split = architecture.split is not None and {*architecture.split({name: as_lazy(b)}, config)} != {name}
-        if stored is None or is_split:
+        files = config.file_layout.to_files({f"{layer}.weight": as_lazy(b)})
+        parts = list((files if architecture.split is None else architecture.split(files, config)).items())
+        stored = stored_name(parts[0][0], architecture) if len(parts) == 1 else None
+        if stored is None:
             raise ValueError(
                 f"{layer}: llama.cpp cannot apply an adapter to this layer of {architecture.name}; leave out "
                 "--adapter_only to merge the adapter"
             )
         tensors[f"{stored}.lora_a"] = np.ascontiguousarray(a)
-        tensors[f"{stored}.lora_b"] = np.ascontiguousarray(stored_values(name, as_lazy(b), architecture, config))
+        tensors[f"{stored}.lora_b"] = np.ascontiguousarray(stored_values(*parts[0], architecture, config))
     return tensors
 
 

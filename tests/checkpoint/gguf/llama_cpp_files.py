@@ -5,14 +5,17 @@ Tensor names come from the gguf package.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import gguf
 import numpy as np
+import paddle
 
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import join_fused
+from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
@@ -98,6 +101,24 @@ MODELS: dict[str, dict[str, Any]] = {
             "llama_4_scaling_beta": 0.1,
         },
     },
+    "lfm2": {
+        "norm_eps": 1e-4,
+        "conv_L_cache": 4,
+        "intermediate_size": 210,  # two thirds of it, rounded up to a multiple of 16, are 144
+        "block_multiple_of": 16,
+        "full_attn_idxs": [2, 5],
+    },
+    "apertus": {
+        "head_dim": 32,
+        "tie_word_embeddings": False,
+        "rope_scaling": {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "original_max_position_embeddings": 64,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+        },
+    },
     "cohere2": {"layer_norm_eps": 1e-5, "logit_scale": 0.3, "sliding_window": 6},
     "gemma": {"head_dim": 32, "num_key_value_heads": 1},
     "gemma2": {**_GEMMA, "attn_logit_softcapping": 5.0, "final_logit_softcapping": 7.0},
@@ -117,6 +138,23 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
+    "lfm2moe": {
+        **_EXPERTS,
+        "model_type": "lfm2_moe",
+        "conv_L_cache": 3,
+        "num_dense_layers": 2,
+        "layer_types": ["conv", "conv", "full_attention", "conv"] * 2,
+    },
+    "afmoe": {
+        **_EXPERTS,
+        "head_dim": 32,
+        "num_dense_layers": 2,
+        "num_shared_experts": 2,
+        "route_scale": 1.7,
+        "sliding_window": 6,
+        "mup_enabled": True,
+        "tie_word_embeddings": False,
+    },
     "ernie4_5-moe": {
         "model_type": "ernie4_5_moe",
         "head_dim": 32,
@@ -220,6 +258,8 @@ def make_model(architecture: str, **changes: Any) -> CausalLM:
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if "norm" in name or "bias" in name:
             parameter.set_value((1 + 0.3 * normal(number, *parameter.shape)).astype(np.float32))
+        if ".act_fn." in name:
+            parameter.set_value(paddle.full_like(parameter, -abs(float(normal(number, 1)[0]))))
     model.eval()
     return model
 
@@ -232,9 +272,17 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(source["intermediate_size"])
+    if architecture == "lfm2":
+        width, multiple = 2 * source["intermediate_size"] // 3, source["block_multiple_of"]
+        writer.add_feed_forward_length(multiple * -(-width // multiple))
+    else:
+        writer.add_feed_forward_length(source["intermediate_size"])
     writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(1 if config.latent and config.experts else config.num_key_value_heads)
+    kv_heads = 1 if config.latent and config.experts else config.num_key_value_heads
+    if config.mixers:
+        writer.add_head_count_kv([0 if mixer else kv_heads for mixer in config.mixers])
+    else:
+        writer.add_head_count_kv(kv_heads)
     add_epsilon = writer.add_layer_norm_eps if "layer_norm_eps" in source else writer.add_layer_norm_rms_eps
     add_epsilon(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
@@ -283,9 +331,12 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
-    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite"):
-        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe"):
         writer.add_expert_weights_norm(True)
+    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "lfm2moe"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if architecture == "apertus":
+        _add_apertus(writer, model)
     if architecture in ("phi3", "glm4", "glm4moe"):
         writer.add_rope_dimension_count(config.ropes[0].rotary_dim)
     for key, add in (
@@ -305,13 +356,17 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("moe_k", writer.add_expert_used_count),
         ("moe_topk", writer.add_expert_used_count),
         ("n_shared_experts", writer.add_expert_shared_count),
+        ("num_shared_experts", writer.add_expert_shared_count),
         ("moe_num_shared_experts", writer.add_expert_shared_count),
         ("first_k_dense_replace", writer.add_leading_dense_block_count),
+        ("num_dense_layers", writer.add_leading_dense_block_count),
         ("moe_layer_start_index", writer.add_leading_dense_block_count),
         ("moe_layer_interval", writer.add_interleave_moe_layer_step),
         ("n_group", writer.add_expert_group_count),
         ("topk_group", writer.add_expert_group_used_count),
         ("routed_scaling_factor", writer.add_expert_weights_scale),
+        ("route_scale", writer.add_expert_weights_scale),
+        ("conv_L_cache", writer.add_shortconv_l_cache),
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
@@ -348,6 +403,24 @@ def _add_latent_sizes(writer: gguf.GGUFWriter, model: CausalLM) -> None:
         writer.add_leading_dense_block_count(1)
 
 
+def _add_apertus(writer: gguf.GGUFWriter, model: CausalLM) -> None:
+    """Write the activations' parameters of all layers, and the divisors of Llama 3's rotary frequencies."""
+    activations = [layer.mlp.act_fn for layer in model.model.layers]
+    writer.add_xielu_alpha_p([each.alpha_p.item() for each in activations])
+    writer.add_xielu_alpha_n([each.alpha_n.item() for each in activations])
+    writer.add_xielu_beta([each.beta.item() for each in activations])
+    writer.add_xielu_eps([each.eps.item() for each in activations])
+    source, head_dim = model.config.source, model.config.head_dim
+    scaling = source["rope_scaling"]
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    wavelengths = 2 * np.pi * source["rope_theta"] ** (np.arange(0, head_dim, 2) / head_dim)
+    turns = scaling["original_max_position_embeddings"] / wavelengths
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    divisors = 1 / ((1 - smooth) / scaling["factor"] + smooth)
+    assert divisors.min() == 1 < divisors.max() == scaling["factor"]
+    writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
+
+
 def _add_tokenizer(writer: gguf.GGUFWriter, vocab_size: int) -> None:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
@@ -364,7 +437,9 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
     fused = {} if architecture == "granitemoehybrid" else config.fused_layers
-    tensors = config.to_files(parameters) if stored == "qwen" else join_fused(parameters, fused)
+    tensors = config.to_files(parameters) if stored in ("qwen", "lfm2") else join_fused(parameters, fused)
+    if isinstance(config.file_layout, RenamedExperts):
+        tensors = config.file_layout.names.to_files(tensors)
     arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
     for name, values in _with_split_latents(arrays, config) if stored == "deepseek2" else arrays:
         if architecture in _PERMUTED and (".q_proj." in name or ".k_proj." in name):
@@ -373,6 +448,12 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in _SCALES_OF_NORMS and "norm" in name:
             values = values + 1
+        if ".act_fn." in name:
+            continue
+        if name.endswith("conv.conv.weight"):
+            values = values.squeeze(1)
+        if architecture in ("lfm2moe", "afmoe"):
+            name = re.sub(r"(router\.)?gate\.e_score_correction_bias", "expert_bias.bias", name)
         if name.endswith(("shared_expert_gate.weight", "e_score_correction_bias")):
             values = values.reshape(-1)
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
+from paddlenlp_ext.checkpoint.gguf.read_config import config_from_gguf
 from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
@@ -108,3 +110,58 @@ def test_config_from_gguf_router_of_another_kind_raises(write_gguf, key, value):
     path = write_gguf({f"llama.{key}": value for key, value in metadata.items()}, embedding)
     with pytest.raises(ValueError, match="the router of this llama model scales its weights, has expert groups or"):
         read_model_config(path)
+
+
+@pytest.mark.parametrize(
+    ("heads", "types"),
+    [
+        ([0, 2, 0], ["conv", "full_attention", "conv"]),
+        (2, ["full_attention"] * 3),
+    ],
+)
+def test_config_from_gguf_layers_without_key_heads_are_convolutions(write_gguf, heads, types):
+    config = read_model_config(write_gguf(*lfm2_file(heads)))
+    assert config["layer_types"] == types and config["num_key_value_heads"] == 2
+    assert not config["block_auto_adjust_ff_dim"] and config["intermediate_size"] == 48
+
+
+@pytest.mark.parametrize(
+    ("heads", "message"),
+    [
+        ([1, 2, 0], r"lfm2\.attention\.head_count_kv differs from layer to layer"),
+        ([0, 0, 0], r"lfm2\.attention\.head_count_kv differs from layer to layer"),
+        ([0, 2], r"lfm2\.attention\.head_count_kv has 2 items for 3 layers"),
+    ],
+)
+def test_config_from_gguf_of_damaged_key_heads_raises(write_gguf, heads, message):
+    with pytest.raises(ValueError, match=message):
+        read_model_config(write_gguf(*lfm2_file(heads)))
+
+
+def lfm2_file(heads: int | list[int]) -> tuple[dict[str, Any], dict[str, np.ndarray], str]:
+    """Return the metadata, the tensors and the architecture of a file with three layers."""
+    metadata = {
+        "context_length": 128,
+        "embedding_length": 32,
+        "block_count": 3,
+        "feed_forward_length": 48,
+        "attention.head_count": 4,
+        "attention.head_count_kv": heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
+        "shortconv.l_cache": 3,
+    }
+    embedding = {"token_embd.weight": np.zeros((2, 32), np.float32)}
+    return {f"lfm2.{key}": value for key, value in metadata.items()}, embedding, "lfm2"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("expert_gating_func", 1, r"afmoe with expert_gating_func 1 is not supported; known: 2 \(sigmoid\)"),
+        ("expert_weights_norm", False, r"afmoe\.expert_weights_norm is false, which is not supported"),
+    ],
+)
+def test_config_from_gguf_afmoe_router_of_another_kind_raises(key, value, message, tmp_path):
+    file = open_gguf(write_model(make_model("afmoe"), "afmoe", tmp_path / "model.gguf"))
+    with pytest.raises(ValueError, match=message):
+        config_from_gguf(replace(file, metadata={**file.metadata, f"afmoe.{key}": value}))

@@ -41,7 +41,16 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
 
 
 @pytest.mark.parametrize(
-    ("family", "config"), [("llama", LORA), ("phi3", LORA), ("qwen3", VeRAConfig(rank=5)), ("deepseek2", "q_b_proj")]
+    ("family", "config"),
+    [
+        ("llama", LORA),
+        ("phi3", LORA),
+        ("qwen3", VeRAConfig(rank=5)),
+        ("deepseek2", "q_b_proj"),
+        ("lfm2", LORA),
+        ("afmoe", LORA),
+        ("granitemoehybrid", "down_proj"),
+    ],
 )
 def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, config, tmp_path):
     if isinstance(config, str):
