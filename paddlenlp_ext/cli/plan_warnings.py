@@ -34,10 +34,8 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
     schedule = build_schedule(config.optim, total_steps)
     idle = next((step for step in range(total_steps) if schedule(step) > 0), total_steps)
     if idle and total_steps < 10 * FEW_STEPS:
-        trained = _steps(total_steps - idle)
-        warnings.append(
-            f"the warm-up begins at a learning rate of 0, so only {trained} of {total_steps} train the model"
-        )
+        idle_steps = f"the first {idle} of {_steps(total_steps)}" if idle > 1 else f"the first of {_steps(total_steps)}"
+        warnings.append(f"the warm-up begins at a learning rate of 0, so {idle_steps} cannot change the model")
     results = {"logging_steps": (train.logging_steps, "logs its loss only at the end")}
     if train.evaluation_strategy == "steps":
         results["eval_steps"] = (train.eval_steps or train.logging_steps, "is never evaluated during training")

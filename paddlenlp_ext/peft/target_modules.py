@@ -54,8 +54,10 @@ def select_targets(
     chosen: set[str] = set()
     for entry in entries:
         if entry in ("lm_head", "embed_tokens") and not any(matches(entry, name, key) for name in names):
+            tied = ", and ensure_weight_tying if it is tied to embed_tokens" if entry == "lm_head" else ""
             raise ValueError(
-                f"{key}: {entry} cannot have an adapter of this method; train {entry} in full (modules_to_save)"
+                f"{key}: {entry} cannot have an adapter of this method in this model; leave it out, or train it in "
+                f"full (modules_to_save{tied})"
             )
         chosen.update(matching(entry, names, key, kind))
     return [name for name in names if name in chosen]

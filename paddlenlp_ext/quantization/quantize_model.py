@@ -69,14 +69,15 @@ def load_quantized(
 
     Raises:
         ValueError: the tensors do not match the model (`check_tensors`) or the options (`QuantizedWeights`), or a
-            weight cannot be quantized (`QuantizedWeights.packed`).
+            weight cannot be quantized (`QuantizedWeights.packed`). No layer has been replaced.
     """
     weights = QuantizedWeights(source, options, matrices_by_layer(model), before)
     check_tensors({name: tuple(p.shape) for name, p in model.named_parameters()}, weights)
-    for name, layer in quantizable_layers(model).items():
-        packed = weights.packed(name) if is_on_stage(layer.weight) else None
-        if packed is not None:
-            replace_layer(model, name, _quantized(layer, packed))
+    layers = {name: layer for name, layer in quantizable_layers(model).items() if is_on_stage(layer.weight)}
+    packed = {name: weights.packed(name) for name in layers}
+    for name, layer in layers.items():
+        if (weight := packed.pop(name)) is not None:
+            replace_layer(model, name, _quantized(layer, weight))
     read_into_parameters(dict(model.named_parameters()), weights)
 
 

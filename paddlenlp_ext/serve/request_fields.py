@@ -8,7 +8,7 @@ from typing import Any
 
 from paddlenlp_ext.data.rows.checked_values import type_name
 from paddlenlp_ext.serve.errors import ApiError, invalid
-from paddlenlp_ext.utils.json_reader import JsonError, Location, decode_utf8, read_value
+from paddlenlp_ext.utils.json_reader import SYNTAX, JsonError, Location, decode_utf8, read_value
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 
@@ -24,7 +24,8 @@ def parse_body(data: bytes) -> Fields:
         value, end = read_value(text, start)
     except JsonError as error:
         where = error.location(Location(None, 1, 1))
-        raise ApiError(400, f"the body is not JSON: {where}: {error}", "invalid_json") from None
+        problem = "is not JSON" if error.reason == SYNTAX else "cannot be read"
+        raise ApiError(400, f"the body {problem}: {where}: {error}", "invalid_json") from None
     if text[end:].strip(" \t\r\n"):
         raise ApiError(400, "the body is not JSON: there is text after the value", "invalid_json")
     if not isinstance(value, dict):

@@ -27,7 +27,11 @@ def test_plan_warnings_of_a_usual_run_are_empty():
     ("config", "steps", "warning"),
     [
         (run(), 9, "only 9 optimizer steps"),
-        (run(OptimConfig(warmup_ratio=0.1)), 10, "learning rate of 0, so only 9 optimizer steps of 10 train"),
+        (
+            run(OptimConfig(warmup_ratio=0.1)),
+            10,
+            "rate of 0, so the first of 10 optimizer steps cannot",
+        ),
         (
             run(logging_steps=500),
             20,

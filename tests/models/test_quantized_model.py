@@ -18,8 +18,9 @@ from paddlenlp_ext.checkpoint.safetensors import save_sharded
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.quantization.config import QuantizationConfig
-from paddlenlp_ext.quantization.quantize_model import dequantize_linears, quantized_layers
+from paddlenlp_ext.quantization.quantize_model import dequantize_linears, load_quantized, quantized_layers
 from paddlenlp_ext.quantization.quantize_weight import quantize
+from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from tests.golden import DATA
 
 CONFIG = {
@@ -129,6 +130,21 @@ def test_quantization_invalid_request_raises(folder: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match="weights quantized by 'aqlm' are not supported"):
         load(tmp_path)
+
+
+def test_load_quantized_after_an_error_has_replaced_no_layer(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    packed = QuantizedWeights.packed
+
+    def fail_at_the_last(self: QuantizedWeights, name: str) -> Any:
+        if name == "model.layers.1.mlp.down_proj":
+            raise ValueError("damaged")
+        return packed(self, name)
+
+    monkeypatch.setattr(QuantizedWeights, "packed", fail_at_the_last)
+    model = AutoModelForCausalLM.from_config(CONFIG, seed=0)
+    with pytest.raises(ValueError, match="damaged"):
+        load_quantized(model, open_weights(folder), QuantizationConfig(algo="nf4"))
+    assert quantized_layers(model) == {}
 
 
 def test_load_damaged_quantized_weight_names_it(folder: Path, tmp_path: Path):

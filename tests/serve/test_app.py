@@ -12,6 +12,8 @@ import pytest
 
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.serve.app import Limits
+from paddlenlp_ext.serve.errors import ApiError
+from paddlenlp_ext.serve.request_fields import parse_body
 from tests.serve.asgi import call
 from tests.serve.tiny_server import END, served
 
@@ -261,6 +263,22 @@ def test_error_of_an_invalid_field_has_the_status_and_codes_of_openai(models, fi
     error = reply.json["error"]
     assert (reply.status, error["type"], error["param"], error["code"]) == (400, "invalid_request_error", param, code)
     assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (
+            b'{"model": "a", "model": "b"}',
+            "the body cannot be read: 1:1: the key 'model' is written twice",
+        ),
+        (b'{"model": }', "the body is not JSON: "),
+    ],
+)
+def test_parse_body_calls_only_broken_text_not_json(body, message):
+    with pytest.raises(ApiError) as error:
+        parse_body(body)
+    assert str(error.value).startswith(message)
 
 
 @pytest.mark.parametrize("kind", ["image_url", "input_audio", "file"])

@@ -112,8 +112,9 @@ def describe_keys(row: dict[str, Any]) -> str:
 
 
 def dotted(path: FieldPath) -> str:
-    """Return a path as text, such as `messages[2].content`."""
-    return "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    """Return a path as text, such as `messages[2].content`; the empty path is "the row"."""
+    joined = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
+    return joined.removeprefix(".") or "the row"
 
 
 def type_name(value: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from paddlenlp_ext.data.readers.dataset_files import open_reader
-from paddlenlp_ext.data.rows.checked_values import read_json
+from paddlenlp_ext.data.rows.checked_values import dotted, read_json
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import EMPTY
 from paddlenlp_ext.utils.json_reader import DUPLICATE
@@ -24,6 +24,13 @@ OF_OTHER_TYPE = {
 NOT_READ = ("id",)
 MAY_BE_EMPTY = ("system", "context", "instruction", "input")
 """Fields of which null, or an empty list or object, means their absence."""
+
+
+@pytest.mark.parametrize(
+    ("path", "text"), [((), "the row"), (("messages", 2, "content"), "messages[2].content"), ((0, "x"), "[0].x")]
+)
+def test_dotted_names_every_path(path, text):
+    assert dotted(path) == text
 
 
 @pytest.mark.parametrize("name", SAME_ROW)
