@@ -42,7 +42,7 @@ def test_script_without_paddle_says_what_to_install(name, tmp_path, monkeypatch)
 
 def test_script_in_a_python_without_the_package_names_the_python_of_the_checkout(tmp_path):
     for name in ARGUMENTS:
-        command = [sys.executable, "-S", str(LLM / name)]  # -S: without installed packages
+        command = [sys.executable, "-E", "-S", str(LLM / name)]  # without PYTHONPATH and installed packages
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
         assert result.returncode == 1 and result.stderr.startswith(
             "error: paddlenlp_ext is not installed for this Python"

@@ -12,9 +12,9 @@ from typing import Any
 from paddlenlp_ext.data.preference.pair_formats import FORMATS, OPENAI_PAIR, RATED, SAME_ANSWERS, SPLITS, Places
 from paddlenlp_ext.data.rows.checked_values import MISSING_KEY, WRONG_TYPE, FieldPath, describe_keys, dotted
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.data.rows.errors import InvalidRowError
+from paddlenlp_ext.data.rows.errors import UNKNOWN_FORMAT, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import CONTEXT, MESSAGES, RowFormat, check_texts, unknown_in
-from paddlenlp_ext.data.rows.row_formats import UNKNOWN_FORMAT, parse_row
+from paddlenlp_ext.data.rows.row_formats import parse_row
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,12 @@ class HubReader(Reader):
     """
 
     def __init__(self, name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> None:
-        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: {name!r} is a hub id, not a directory")
+        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: no file or folder {name!r}; a hub data set")
         try:
             splits = datasets.load_dataset(name, task_name, streaming=is_stream)
         except (OSError, ValueError, RuntimeError) as error:
             raise ValueError(
-                f"dataset_name_or_path: {name!r} is not a directory, and it could not be fetched from the Hugging Face "
+                f"dataset_name_or_path: no file or folder {name!r}, and it could not be fetched from the Hugging Face "
                 f"hub ({str(error).strip().splitlines()[0]}); without a network, use the path of a directory"
             ) from error
         found = choose_split(split, list(splits), name)

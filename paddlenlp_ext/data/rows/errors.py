@@ -10,6 +10,7 @@ MAX_LISTED = 20
 """Maximum number of invalid rows that an error message lists; further invalid rows are only counted."""
 NOT_SUPPORTED = "not supported"
 NO_TARGET = "no target token"
+UNKNOWN_FORMAT = "unknown format"
 
 
 class InvalidRowError(ValueError):
@@ -41,7 +42,9 @@ class DataError(ValueError):
         rest = len(self.problems) - MAX_LISTED
         more = f"\n  ... and {rest} more" if rest > 0 else ""
         count = f"{len(self.problems)} invalid row" + ("s" if len(self.problems) != 1 else "")
-        remedy = 'Fix the rows, or set "bad_rows": "drop" to skip and count invalid rows.'
+        renames = any(problem.reason == UNKNOWN_FORMAT for problem in self.problems)
+        fixes = "Fix the rows, rename their keys with column_mapping," if renames else "Fix the rows,"
+        remedy = f'{fixes} or set "bad_rows": "drop" to skip and count invalid rows.'
         if any(problem.fatal for problem in self.problems):
             remedy = (
                 'Fix the rows. "bad_rows": "drop" cannot skip a syntax error in a JSON array, because all rows after '

@@ -24,7 +24,7 @@ from paddlenlp_ext.data.rows.checked_values import (
     type_name,
 )
 from paddlenlp_ext.data.rows.conversation import ROLE_ORDER, SYSTEM, USER, Conversation, Message
-from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, InvalidRowError
+from paddlenlp_ext.data.rows.errors import NO_TARGET, NOT_SUPPORTED, UNKNOWN_FORMAT, InvalidRowError
 from paddlenlp_ext.data.rows.known_fields import (
     ADVERTISE_GEN,
     ALPACA,
@@ -48,7 +48,6 @@ KNOWN_FORMATS = (
     '{"query", "response"}, {"prompt", "completion"}, {"content", "summary"} (AdvertiseGen), '
     'each with an optional system prompt in "context" or "system"'
 )
-UNKNOWN_FORMAT = "unknown format"
 UNEQUAL_LISTS = "unequal lists"
 TWO_SYSTEMS = "two system prompts"
 

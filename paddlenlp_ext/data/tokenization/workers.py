@@ -183,8 +183,13 @@ def tokenize(
         raise DataError(invalid)
     stats.check()
     if not stats.num_untruncated + stats.num_truncated:
+        files = ", ".join(encoder.files)
+        if not stats.num_read:
+            cause = next((reader.cause_if_empty for reader in readers), "")
+            error = MissingSplitError if cause else ValueError
+            raise error(
+                f"{files}: no valid row{cause or ', because the file is empty; write one JSON object per line'}"
+            )
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        cause = "" if stats.num_read else next((reader.cause_if_empty for reader in readers), "")
-        error = MissingSplitError if cause else ValueError
-        raise error(f"{', '.join(encoder.files)}: no valid row{cause}\n{stats.table()}{listed}")
+        raise ValueError(f"{files}: no valid row\n{stats.table()}{listed}")
     return stats

@@ -66,6 +66,7 @@ def test_load_dataset_by_an_unknown_hub_id_says_so(hub, options, tokenizer):
 def test_load_dataset_by_hub_id_without_the_package_names_the_extra(options, tokenizer, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        ValueError, match=r"'owner/name' is a hub id, not a directory.*pip install 'paddlenlp-ext\[hub\]'"
+        ValueError,
+        match=r"no file or folder 'owner/name'; a hub data set: needs .*pip install 'paddlenlp-ext\[hub\]'",
     ):
         load_dataset(options("owner/name"), "train", tokenizer)
