@@ -5,14 +5,15 @@
                          language_model.lm_head.*, lm_head.*                read as lm_head.*
                          all other tensors, such as vision_tower.*          not read
 
-A saved or merged model is the text model alone.
+A saved or merged model is the text model alone. transformers can save a text model under the names of the composite
+model, and adapters can have these names too. Layers for multi-token prediction (`mtp.*`) are not read either.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,10 @@ _INHERITED = (
 _PREFIXES = (
     (re.compile(r"^(language_model\.model|model\.language_model)\."), "model."),
     (re.compile(r"^(language_model\.)?lm_head\."), "lm_head."),
+    (re.compile(r"^model\.(?=(layers|embed_tokens|norm)\.)"), "model."),
 )
+_OTHER_NAMES = re.compile(r"^(language_model\.model|model\.language_model|model\.visual|mtp)\.")
+"""Names of tensors in composite models."""
 
 
 def is_composite(config: Mapping[str, Any]) -> bool:
@@ -78,6 +82,16 @@ class TextModelWeights(WeightSource):
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         return self._source.read(self._names[name], dtype, shard)
+
+
+def has_composite_names(names: Iterable[str]) -> bool:
+    """Return whether tensors have the names of a composite model, or belong to a part that is not read."""
+    return any(_OTHER_NAMES.match(name) for name in names)
+
+
+def without_composite_prefix(name: str) -> str:
+    """Return a dotted name, or a pattern for dotted names, with the names of layers in a text model."""
+    return re.sub(r"(?:language_model\\?\.model|model\\?\.language_model)(?=\\?\.)", "model", name)
 
 
 def _name_in_text_model(name: str) -> str | None:

@@ -85,7 +85,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         whole(0, 2**16).or_null(),
         "num_attention_heads num_key_value_heads head_dim num_local_experts num_experts_per_tok "
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
-        "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input",
+        "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
+        "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
@@ -94,13 +95,14 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (
         _LAYER.or_null(),
         "no_rope_layer_interval decoder_sparse_step moe_layer_interval first_k_dense_replace "
-        "num_nextn_predict_layers max_window_layers num_dense_layers global_attn_every_n_layers num_kv_shared_layers",
+        "num_nextn_predict_layers max_window_layers num_dense_layers global_attn_every_n_layers num_kv_shared_layers "
+        "full_attention_interval",
     ),
     (either(_LAYER, TEXT).or_null(), "sliding_window_pattern"),
     (list_of(either(number(above=1), whole(0, 0))).or_null(), "layer_rope_theta"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "moe_layer_freq"),
     (list_of(_LAYER).or_null(), "full_attn_idxs"),
-    (whole(1, 64), "conv_L_cache"),
+    (whole(1, 64), "conv_L_cache linear_conv_kernel_dim"),
     (whole(1, 2**20).or_null(), "block_multiple_of"),
     (_POSITIVE.or_null(), "block_ffn_dim_multiplier"),
     (_LAYER, "moe_layer_start_index"),

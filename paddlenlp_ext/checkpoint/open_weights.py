@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paddlenlp_ext.checkpoint.composite_folder import TextModelWeights, is_composite, text_config
+from paddlenlp_ext.checkpoint.composite_folder import TextModelWeights, has_composite_names, is_composite, text_config
 from paddlenlp_ext.checkpoint.gguf.read_weights import open_gguf_weights
 from paddlenlp_ext.checkpoint.quantized_formats.float8 import is_float8, open_float8
 from paddlenlp_ext.checkpoint.quantized_formats.registry import read_layout
@@ -43,7 +43,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     else:
         raise ValueError(_nothing_readable(path))
     config = read_json_object(path / "config.json") if (path / "config.json").is_file() else {}
-    if is_composite(config):
+    if is_composite(config) or has_composite_names(source.names()):
         source, config = TextModelWeights(source), text_config(config)
     quantization = config.get("quantization_config") or {}
     if is_float8(quantization):

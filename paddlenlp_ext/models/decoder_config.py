@@ -19,7 +19,7 @@ from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
-from paddlenlp_ext.nn.gated_attention import GatedAttention
+from paddlenlp_ext.nn.gated_attention import GATED_ATTENTION
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
 from paddlenlp_ext.nn.normed_value_attention import NormedValueAttention
@@ -52,7 +52,8 @@ class DecoderConfig:
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
         attention_softcap: soft-cap of the attention scores (ops/soft_cap.py); None: no soft-cap.
         attention_sinks: whether each head has a trained attention sink.
-        attention_gate: whether a sigmoid gate multiplies the attention output (nn/gated_attention.py).
+        attention_gate: layer that computes the gate of the attention output, "gate_proj" or "q_proj"
+            (nn/gated_attention.py); None: no gate.
         norms_values: whether values are normalized (nn/normed_value_attention.py).
         query_scale: factor of the queries by position; None: no factor.
         gated: whether the feed-forward has a gate; False: nn/ungated_feed_forward.py.
@@ -107,7 +108,7 @@ class DecoderConfig:
     attention_scale: float | None = None
     attention_softcap: float | None = None
     attention_sinks: bool = False
-    attention_gate: bool = False
+    attention_gate: str | None = None
     norms_values: bool = False
     query_scale: QueryScale | None = None
     gated: bool = True
@@ -300,7 +301,10 @@ class DecoderConfig:
     def _attention_weights(self) -> float:
         heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
         if latent is None:
-            return hidden * fmean(s.projected_size + heads * (s.head_dim + s.value_dim) for s in self.layer_shapes)
+            gate = 0 if self.attention_gate is None else heads
+            return hidden * fmean(
+                s.projected_size + gate * s.head_dim + heads * (s.head_dim + s.value_dim) for s in self.layer_shapes
+            )
         output = heads * self.value_dim * hidden
         rank, queries = latent.query_rank, heads * self.head_dim
         projected = hidden * queries if rank is None else rank * (hidden + queries)
@@ -319,7 +323,8 @@ class DecoderConfig:
             return LatentAttention(shape, self.latent, layer_index)
         if self.norms_values:
             return NormedValueAttention(shape, layer_index)
-        return GatedAttention(shape, layer_index) if self.attention_gate else Attention(shape, layer_index)
+        attention = Attention if self.attention_gate is None else GATED_ATTENTION[self.attention_gate]
+        return attention(shape, layer_index)
 
     def feed_forward(self, layer_index: int) -> FeedForwardLayer | MixtureOfExperts:
         """Build the feed-forward block or the experts of one layer."""

@@ -14,6 +14,8 @@ from paddlenlp_ext.sharding_spec import ShardGroup
 class RMSNorm(nn.Layer):
     """RMS normalization of the last axis, of length `size`, with a trained scale that is initialized to 1.
 
+    The weight has the dtype `dtype`, or else the dtype of the activations.
+
     Attributes:
         offset: value added to the weight to obtain the scale: 0, or 1 in Gemma models.
         shards: ranks that hold the shards of the last axis; None if the axis is not sharded.
@@ -21,11 +23,12 @@ class RMSNorm(nn.Layer):
 
     shards: ShardGroup | None = None
 
-    def __init__(self, size: int, epsilon: float, offset: float = 0.0) -> None:
+    def __init__(self, size: int, epsilon: float, offset: float = 0.0, dtype: str | None = None) -> None:
         super().__init__()
         self.epsilon, self.offset = epsilon, offset
-        start, dtype = nn.initializer.Constant(1.0 - offset), activation_dtype(paddle.get_default_dtype())
-        self.weight = self.create_parameter([size], dtype=dtype, default_initializer=start)
+        of_weight = dtype or activation_dtype(paddle.get_default_dtype())
+        start = nn.initializer.Constant(1.0 - offset)
+        self.weight = self.create_parameter([size], dtype=of_weight, default_initializer=start)
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size]."""

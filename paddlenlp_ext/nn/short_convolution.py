@@ -36,6 +36,8 @@ class ConvolutionShape(MixerShape):
         bias: whether the linear layers and the convolution have biases.
     """
 
+    kind = "short convolution"
+
     hidden_size: int
     num_taps: int
     bias: bool = False

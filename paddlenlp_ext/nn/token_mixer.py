@@ -42,7 +42,15 @@ class TokenMixer(nn.Layer):
 
 
 class MixerShape(ABC):
-    """Sizes of a token mixer other than attention."""
+    """Sizes of a token mixer other than attention.
+
+    Attributes:
+        kind: name of the kind of layers in messages.
+        supports_float16: whether the mixer can be trained in float16.
+    """
+
+    kind: ClassVar[str]
+    supports_float16: ClassVar[bool] = True
 
     @abstractmethod
     def build(self, layer_index: int) -> TokenMixer:
@@ -57,3 +65,8 @@ class MixerShape(ABC):
     @abstractmethod
     def saved_size(self) -> float:
         """Number of values per position that the backward pass saves, without the inputs and output of the mixer."""
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        """Sizes that the tensor-parallel degree must divide, by key of config.json."""
+        return {}

@@ -32,10 +32,11 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts
+from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.paddle_compat import own_parameters
@@ -114,8 +115,12 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
             layer.keep_heads(axis.index, axis.size)
             if layer.sinks is not None:
                 shard_parameter(layer, "sinks", 0, axis)
-        elif isinstance(layer, DepthwiseKernel):
-            for name in own_tensors(layer):
+        elif isinstance(layer, ShortConvolution):
+            for name in own_tensors(layer.conv):
+                shard_parameter(layer.conv, name, 0, axis)
+        elif isinstance(layer, GatedDeltaNet):
+            layer.keep_heads(axis.index, axis.size)
+            for name in ("A_log", "dt_bias"):
                 shard_parameter(layer, name, 0, axis)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
@@ -175,6 +180,8 @@ def check_sizes(config: Any, degree: int) -> None:
             sizes.append(("intermediate_size", shape.intermediate_size))
     for experts in {shape for shape in config.experts or () if shape is not None}:
         sizes += [("number of experts", experts.num_experts), ("size of the shared expert", experts.shared_size)]
+    for mixer in config.other_mixers:
+        sizes += mixer.sharded_sizes.items()
     uneven = sorted({f"{name} {size}" for name, size in sizes if size % degree})
     if uneven:
         works = max(d for d in range(1, degree + 1) if all(size % d == 0 for _, size in sizes))

@@ -38,6 +38,7 @@ _KINDS = {
     "shared experts": r"\.mlp\.shared_expert",
     "attention": r"\.self_attn\.",
     "convolutions": r"\.conv\.",
+    "gated delta nets": r"\.linear_attn\.",
     "feed-forward blocks": r"\.mlp\.",
     "norms": r"norm\.",
     "embedding": r"embed_tokens\.",

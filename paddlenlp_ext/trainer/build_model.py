@@ -68,6 +68,7 @@ def build_model(
     """
     mesh = mesh or Mesh()
     model = build_skeleton(source, weight_dtype(config), config.model.use_flash_attention)
+    check_float16(model, config)
     check_mesh(model, mesh, source.quantization)
     pipeline = build_pipeline(model, config, mesh, rows)
     place_stage(model, pipeline)
@@ -110,6 +111,20 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
         logger.info("%s", quantization_report(model))
     if config.model.int8_training:
         multiply_in_int8(model)
+
+
+def check_float16(model: CausalLM, config: RunConfig) -> None:
+    """Check that the token mixers of a model support the compute dtype of a run.
+
+    Raises:
+        ValueError: the run trains in float16, and a token mixer does not support it.
+    """
+    unsupported = sorted({mixer.kind for mixer in model.config.other_mixers if not mixer.supports_float16})
+    if unsupported and config.train.do_train and config.precision.compute_dtype == "float16":
+        raise ValueError(
+            f"fp16: layers of the kind {', '.join(unsupported)} overflow in float16 training; set bf16: true in place "
+            "of fp16"
+        )
 
 
 def weight_dtype(config: RunConfig) -> str:

@@ -44,7 +44,13 @@ def respelled(name: str, spelling: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize(
-    ("name", "model_type"), [("mistral3", "ministral3"), ("gemma3", "gemma3_text"), ("gemma4", "gemma4_text")]
+    ("name", "model_type"),
+    [
+        ("mistral3", "ministral3"),
+        ("gemma3", "gemma3_text"),
+        ("gemma4", "gemma4_text"),
+        ("qwen3_5", "qwen3_5_text"),
+    ],
 )
 @paddle.no_grad()
 def test_composite_folder_loads_as_its_text_model(name, model_type, spelling, tmp_path):
@@ -60,6 +66,25 @@ def test_composite_folder_loads_as_its_text_model(name, model_type, spelling, tm
     assert "text_config" not in config and "vision_config" not in config
     names = open_weights(tmp_path / "saved").names()
     assert set(names) == {name for name, _ in model.named_parameters()}
+
+
+@paddle.no_grad()
+def test_text_model_under_the_names_of_its_composite_model_loads(tmp_path, caplog):
+    """Test a folder as transformers saves a text model that it loaded from a composite folder, with other layers."""
+    golden, tensors = np.load(FOLDER / "qwen3_5" / "golden.npz"), {}
+    source = SafetensorsFile(FOLDER / "qwen3_5" / "model.safetensors")
+    for name in source.names():
+        if not name.startswith("model.visual."):
+            values = source.read(name).copy()
+            tensors[name] = LazyTensor(values.shape, "float32", lambda values=values: values)
+    tensors["mtp.fc.weight"] = LazyTensor((2, 2), "float32", lambda: np.zeros((2, 2), np.float32))
+    config = json.loads((FOLDER / "qwen3_5" / "config.json").read_text(encoding="utf-8"))["text_config"]
+    save_sharded(tmp_path, tensors)
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with caplog.at_level("INFO", logger="paddlenlp_ext"):
+        model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    np.testing.assert_allclose(model(paddle.to_tensor(golden["ids"])).numpy(), golden["logits"], rtol=0, atol=2e-5)
+    assert "not read: mtp (1 tensors)" in caplog.text
 
 
 def test_open_weights_of_a_composite_folder_logs_the_parts_that_are_not_read(caplog):

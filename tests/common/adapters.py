@@ -14,7 +14,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
-from tests.common.models import ODD_SIZES, TINY_LATENT
+from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT
 
 _SIZES = {
     **ODD_SIZES,
@@ -59,6 +59,13 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "full_attn_idxs": [1],
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": False,
+    },
+    "gated_delta": {
+        **_SIZES,
+        **TINY_DELTA,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 12,
+        "tie_word_embeddings": True,
     },
     "parallel": {**_SIZES, "model_type": "cohere2", "sliding_window": 5, "layer_norm_eps": 1e-5, "logit_scale": 0.3},
     "sinks": {

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import paddle
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -47,6 +48,16 @@ TINY_LATENT_EXPERTS: dict[str, Any] = {
     "n_group": 3,
     "topk_group": 2,
 }
+TINY_DELTA: dict[str, Any] = {
+    "model_type": "qwen3_5_text",
+    "head_dim": 16,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
+"""Differences of a tiny model with a gated delta net in its first layer from other tiny models."""
 ODD_SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 36,
@@ -105,3 +116,13 @@ def write_stand_ins(folder: Path) -> dict[str, str]:
     write_tiny_data(folder / "rows")
     names = {"smollm2-135m-instruct": "smollm2", r"Qwen/[\w.-]+": "qwen3", r"\binflection\b": "rows"}
     return {pattern: str(folder / name) for pattern, name in names.items()}
+
+
+def slow_decays(model: Any) -> Any:
+    """Give gated delta nets the decays of trained models, so that states last for many positions; return the model."""
+    for name, parameter in model.named_parameters():
+        if name.endswith(".A_log"):
+            parameter.set_value(np.linspace(-4, 1.5, *parameter.shape, dtype=np.float32))
+        if name.endswith(".dt_bias"):
+            parameter.set_value(np.linspace(1, -3, *parameter.shape, dtype=np.float32))
+    return model

@@ -80,6 +80,7 @@ def test_shipped_files_exist_for_every_family():
         "olmo3",
         "phi3",
         "qwen3",
+        "qwen3_5",
         "seed_oss",
         "smollm3",
     )

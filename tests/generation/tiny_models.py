@@ -11,7 +11,7 @@ import paddle
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES
+from tests.common.models import TINY_DELTA, TINY_LATENT, TINY_LATENT_EXPERTS, TINY_SIZES, slow_decays
 from tests.golden.cases.model_cases import CASES, make_weight
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}
@@ -85,6 +85,7 @@ FAMILIES = {
         "block_auto_adjust_ff_dim": False,
         "tie_embedding": False,
     },
+    "qwen3_5_gated_delta": TINY_DELTA,
     "lfm2_without_attention": {"model_type": "lfm2", "full_attn_idxs": [], "block_auto_adjust_ff_dim": False},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
     "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},
@@ -96,7 +97,7 @@ FAMILIES = {
 @cache
 def tiny_model(family: str) -> CausalLM:
     """Build a decoder of the family; every call returns the same weights."""
-    return AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]})
+    return slow_decays(AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}))
 
 
 def golden_model(case: str) -> CausalLM:

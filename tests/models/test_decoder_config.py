@@ -18,6 +18,7 @@ LAYER_KINDS = {
     "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
+    "qwen3_5_text": {"full_attention_interval": 2},
 }
 """Keys of families whose default has not all kinds of layers."""
 GEMMA_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
@@ -32,9 +33,9 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
             "model_type 'gpt2' in config.json is not supported; supported: afmoe, .*llama, .*mistral",
         ),
         (
-            {"model_type": "qwen3_5_moe_text"},
-            r"'qwen3_5_moe_text' .* not supported, because this package lacks linear attention layers \(gated delta "
-            "rule\\); the most similar supported family is 'qwen3_moe'; supported: ",
+            {"model_type": "lfm3"},
+            "'lfm3' .* not supported, because this package lacks short convolutions with windows and gates per head; "
+            "the most similar supported family is 'lfm2'; supported: ",
         ),
         ({"model_type": "gemma3n_text"}, "lacks alternating updates.* most similar .* 'gemma3_text'"),
         (
@@ -59,6 +60,14 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         ({"model_type": "arcee", "hidden_act": "silu"}, "hidden_act 'silu' .* known: relu2, xielu"),
         ({"model_type": "lfm2", "layer_types": ["conv", "mamba"]}, "must be full_attention or conv .* conv, mamba"),
+        (
+            {"model_type": "qwen3_5_text", "head_dim": 16, "layer_types": ["linear_attention", "mamba"]},
+            "must be full_attention or linear_attention for each of the 2 layers, got 2 .*: linear_attention, mamba",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "head_dim": 16, "linear_num_key_heads": 3},
+            "linear_num_value_heads 32 in config.json is not a multiple of linear_num_key_heads 3",
+        ),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'.*silu"),
         ({"vocab_size": None}, "vocab_size in config.json must be a positive integer, got None"),
         ({"hidden_size": 32.0}, "hidden_size .* got 32.0"),

@@ -12,13 +12,18 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
 from tests.common.arrays import normal
-from tests.common.models import TINY_SIZES
+from tests.common.models import TINY_SIZES, slow_decays
 
 TINY: dict[str, Any] = {"model_type": "llama", **TINY_SIZES, "vocab_size": 96}
 
 
 def make_model(seed: int = 0, **changes: Any) -> CausalLM:
     return AutoModelForCausalLM.from_config({**TINY, **changes}, seed=seed)
+
+
+def make_model_with_slow_decays(**changes: Any) -> CausalLM:
+    """Build a decoder whose gated delta nets have the decays of trained models."""
+    return slow_decays(make_model(**changes))
 
 
 def make_model_with_sinks(**changes: Any) -> CausalLM:

@@ -84,6 +84,16 @@ SEQUENCE = [
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
 LFM2 = {"model_type": "lfm2", "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_bias": True}
+QWEN3_5 = {
+    "model_type": "qwen3_5_text",
+    "head_dim": 8,
+    "partial_rotary_factor": 0.5,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
 SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
@@ -97,6 +107,8 @@ FAMILIES = [
     Case("sft-apertus", TENSOR, {"model_type": "apertus", "rope_theta": 1e4}),
     Case("sp-sft-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2),
     Case("sp-lora-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2, "lora", {"rank": 4}),
+    Case("sp-sft-qwen3_5", {**TENSOR, "sequence_parallel": True}, QWEN3_5),
+    Case("lora-qwen3_5", TENSOR, QWEN3_5, "lora", {"rank": 4}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 MIXTRAL = {

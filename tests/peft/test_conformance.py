@@ -32,7 +32,9 @@ from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, TOLERANCE,
 CASES = [
     *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
     *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
-    *case_keys({name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"}, ["convolutions"]),
+    *case_keys(
+        {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"}, ["convolutions", "gated_delta"]
+    ),
 ]
 SAME_START_FOR_EVERY_SEED = (
     *("boft", "ia3", "ln_tuning", "miss", "oft", "olora"),

@@ -12,9 +12,9 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build_model as build_model_module
-from paddlenlp_ext.trainer.build_model import build_model
+from paddlenlp_ext.trainer.build_model import build_model, check_float16
 from paddlenlp_ext.trainer.load_data import load_data
-from tests.common.models import TINY_LLAMA
+from tests.common.models import TINY_DELTA, TINY_LLAMA
 from tests.common.training import make_config
 
 
@@ -34,3 +34,16 @@ def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_fold
     config = make_config(run_folders / "out", chat_template="none", do_train=False, **folders)
     built = build_model(load_data(config).source, config)
     assert built.pipeline is None and built.sharding is None and built.model.model.stage is None
+
+
+@pytest.mark.parametrize(("family", "dtype"), [(TINY_DELTA, "float16"), (TINY_DELTA, "bfloat16"), ({}, "float16")])
+def test_check_float16_refuses_gated_delta_nets(tmp_path, family, dtype):
+    config = make_config(tmp_path / "out", fp16=dtype == "float16", bf16=dtype == "bfloat16")
+    config = replace(config, precision=replace(config.precision, device="gpu"))
+    assert config.precision.compute_dtype == dtype
+    model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **family})
+    if family and dtype == "float16":
+        with pytest.raises(ValueError, match="gated delta net overflow in float16 training; set bf16: true"):
+            check_float16(model, config)
+    else:
+        check_float16(model, config)

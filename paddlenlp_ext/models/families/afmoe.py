@@ -49,7 +49,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     return {
         "qkv_bias": bias,
         "output_bias": bias,
-        "attention_gate": True,
+        "attention_gate": "gate_proj",
         "embedding_multiplier": math.sqrt(config.size("hidden_size")) if config.value("mup_enabled") else 1.0,
         "layer": "sandwich",
         "qk_norm": QKNorm(),

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.checkpoint.composite_folder import without_composite_prefix
 from paddlenlp_ext.checkpoint.dtypes import FLOATING, cast
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile, ShardedSafetensors, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -180,6 +181,8 @@ def adapter_of_tensors(
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
     named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
+    named = {without_composite_prefix(name): value for name, value in named.items()}
+    config = with_targets(config, without_composite_prefix)
     if fields.get(SPLIT_FIELD):
         named = split_recorded(named, fields, str(folder))
     replaced = {name: value for name, value in named.items() if is_replacement(config, name)}

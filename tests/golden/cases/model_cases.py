@@ -78,6 +78,17 @@ _GEMMA_4 = {
     "sliding_window": 7,
     "tie_word_embeddings": True,
 }
+_LENGTHS = {"qwen3_5": 131}  # more than two chunks of the gated delta rule
+_DELTA = {
+    **_SMALL,
+    **_NO_PADDING,
+    "num_hidden_layers": 3,
+    "head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 14,
+    "linear_value_head_dim": 10,
+}
 _YARN_OF_SCORES = {
     "type": "yarn",
     "factor": 4.0,
@@ -365,6 +376,30 @@ CASES: dict[str, dict[str, Any]] = {
         "norm_eps": 1e-5,
         "tie_word_embeddings": False,
     },
+    "qwen3_5": {
+        **_DELTA,
+        "model_type": "qwen3_5_text",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 1000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [1, 1, 1],
+            "mrope_interleaved": True,
+        },
+    },
+    "qwen3_5_interval": {
+        **_DELTA,
+        "model_type": "qwen3_5_text",
+        "num_hidden_layers": 2,
+        "head_dim": 16,
+        "full_attention_interval": 2,
+        "linear_num_key_heads": 3,
+        "linear_num_value_heads": 3,
+        "linear_conv_kernel_dim": 3,
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
     "mixtral": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 5},
     "mixtral_ties": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 8},
     "mixtral_idle_expert": {
@@ -627,6 +662,16 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return _router_weight(case, noise)
     if name.endswith(("e_score_correction_bias", "expert_bias")):  # expert 2 is never chosen
         return np.where(np.arange(shape[-1]) == 2, np.float32(-2), 0.1 * noise)
+    if name.endswith("A_log"):  # slow and fast decays, so that a document depends on many of its positions
+        return np.linspace(-4, 1.5, *shape, dtype=np.float32)
+    if name.endswith("dt_bias"):
+        return generator.uniform(-3, 1, shape).astype(np.float32)
+    if "conv1d" in name:
+        return 0.5 * noise
+    if "linear_attn.out_proj" in name:  # the norm of a value head enlarges rounding
+        return 0.07 * noise
+    if case.startswith("qwen3_5") and "norm" in name and "linear_attn" not in name:  # scales 1 + w
+        return 0.2 * noise
     around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
     return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)
 
@@ -641,9 +686,10 @@ def _router_weight(case: str, noise_ED: np.ndarray) -> np.ndarray:
 
 
 def make_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return token ids and labels [BATCH, LENGTH]; a label is the target of its own position, or -100."""
+    """Return token ids and labels [B, S]; a label is the target of its own position, or -100."""
     generator = np.random.default_rng(zlib.crc32(case.encode()))
-    input_ids = generator.integers(0, VOCAB, (BATCH, LENGTH))
-    labels = generator.integers(0, VOCAB, (BATCH, LENGTH))
-    labels[generator.random((BATCH, LENGTH)) < 0.3] = -100
+    shape = BATCH, _LENGTHS.get(case, LENGTH)
+    input_ids = generator.integers(0, VOCAB, shape)
+    labels = generator.integers(0, VOCAB, shape)
+    labels[generator.random(shape) < 0.3] = -100
     return input_ids, labels

@@ -16,6 +16,8 @@ from transformers import (
     Mistral3Config,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
 )
 
 from tests.golden import DATA
@@ -75,9 +77,41 @@ def main() -> None:
         video_token_id=6,
         audio_token_id=5,
     )
+    qwen = Qwen3_5Config(
+        text_config={
+            **TEXT,
+            "model_type": "qwen3_5_text",
+            "full_attention_interval": 2,
+            "linear_num_key_heads": 1,
+            "linear_num_value_heads": 2,
+            "linear_key_head_dim": 6,
+            "linear_value_head_dim": 10,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1000.0,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [1, 1, 1],
+                "mrope_interleaved": True,
+            },
+        },
+        vision_config={
+            "depth": 1,
+            "hidden_size": 8,
+            "intermediate_size": 12,
+            "num_heads": 2,
+            "out_hidden_size": TEXT["hidden_size"],
+            "patch_size": 4,
+            "num_position_embeddings": 4,
+        },
+        image_token_id=7,
+        video_token_id=6,
+        vision_start_token_id=5,
+        vision_end_token_id=4,
+    )
     write("mistral3", Mistral3ForConditionalGeneration(mistral))
     write("gemma3", Gemma3ForConditionalGeneration(gemma))
     write("gemma4", Gemma4ForConditionalGeneration(gemma_4))
+    write("qwen3_5", Qwen3_5ForConditionalGeneration(qwen))
 
 
 def write(name: str, model: PreTrainedModel) -> None:

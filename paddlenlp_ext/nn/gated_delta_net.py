@@ -1,0 +1,212 @@
+"""Gated delta net: the token mixer of most layers of Qwen3.5 (Yang et al. 2024, arXiv:2412.06464).
+
+    q, k, v = silu(convolution(in_proj_qkv(x)))         causal, depthwise, over the last L positions of the document
+    g = -exp(A_log) softplus(in_proj_a(x) + dt_bias)    logarithm of the decay
+    o = gated_delta_rule(q, k, v, g, sigmoid(in_proj_b(x)))
+    y = out_proj(norm(o) * silu(in_proj_z(x)))          RMS norm of each value head
+
+The decays, the recurrence and the norm are computed in float32 in models of any dtype.
+
+Shapes: B batch, S sequence, T = B * S positions, R documents, D hidden, G key heads, N value heads, H key dimension,
+E value dimension, C channels of the convolution, L taps, W = L - 1 positions of a window, F = N * E.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
+from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, LayerState, StateShapes
+from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
+
+_Parts = Sequence[paddle.Tensor]
+"""Inputs of the convolution [B, S, C], decays and strengths [B, S, N]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GatedDeltaShape(MixerShape):
+    """Sizes of a gated delta net.
+
+    Attributes:
+        hidden_size: D.
+        num_key_heads: G, a divisor of `num_value_heads`.
+        num_value_heads: N.
+        key_dim: H.
+        value_dim: E.
+        num_taps: L, the number of positions that an output of the convolution depends on, itself included.
+        norm_epsilon: epsilon of the norm.
+    """
+
+    kind = "gated delta net"
+    supports_float16 = False
+
+    hidden_size: int
+    num_key_heads: int
+    num_value_heads: int
+    key_dim: int
+    value_dim: int
+    num_taps: int
+    norm_epsilon: float = 1e-6
+
+    def build(self, layer_index: int) -> GatedDeltaNet:
+        return GatedDeltaNet(self, layer_index)
+
+    @property
+    def key_size(self) -> int:
+        """Number of channels of all key heads."""
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        """F, the number of channels of all value heads."""
+        return self.num_value_heads * self.value_dim
+
+    @property
+    def num_channels(self) -> int:
+        """C, the number of channels of queries, keys and values."""
+        return 2 * self.key_size + self.value_size
+
+    @property
+    def num_weights(self) -> int:
+        return self.hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.num_value_heads)
+
+    @property
+    def saved_size(self) -> float:
+        """Channels before and after the convolution and its activation, z, the normed output, and states of chunks."""
+        states = self.num_value_heads * self.key_dim * self.value_dim / 64  # one state per chunk of 64 positions
+        return 3 * self.num_channels + 2 * self.value_size + states
+
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        return {"linear_num_key_heads": self.num_key_heads}
+
+
+class GatedDeltaNet(TokenMixer):
+    """Gated delta net of one decoder layer.
+
+    Under tensor parallelism, every rank computes the convolution of all channels, and continues with its own heads.
+
+    Attributes:
+        shape: sizes over all ranks.
+        key_heads, value_heads: heads on this rank.
+    """
+
+    attribute = "linear_attn"
+    input_names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
+    output_name = "out_proj"
+
+    def __init__(self, shape: GatedDeltaShape, layer_index: int) -> None:
+        super().__init__(layer_index)
+        self.shape, heads = shape, shape.num_value_heads
+        self.key_heads, self.value_heads = slice(None), slice(None)
+        sizes = (shape.num_channels, shape.value_size, heads, heads)
+        for name, size in zip(self.input_names, sizes, strict=True):
+            setattr(self, name, Linear(shape.hidden_size, size))
+        self.conv1d = DepthwiseKernel(shape.num_channels, shape.num_taps)
+        rates = nn.initializer.Assign(np.log(np.linspace(1, 16, heads, dtype=np.float32)))
+        self.A_log = self.create_parameter([heads], dtype="float32", default_initializer=rates)
+        ones = nn.initializer.Constant(1.0)
+        self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
+        self.norm = RMSNorm(shape.value_dim, shape.norm_epsilon, dtype="float32")
+        self.out_proj = Linear(shape.value_size, shape.hidden_size)
+
+    def keep_heads(self, index: int, num_parts: int) -> None:
+        """Keep only the heads of tensor-parallel shard `index` of `num_parts`."""
+        keys, values = self.shape.num_key_heads // num_parts, self.shape.num_value_heads // num_parts
+        self.key_heads = slice(index * keys, (index + 1) * keys)
+        self.value_heads = slice(index * values, (index + 1) * values)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
+        qkv_BSC, z_BSF, a_BSN, b_BSN = recompute_region("attention_column_ln", self._project, x_BSD)
+        decay_BSN = -self.A_log.exp() * F.softplus(a_BSN.astype("float32") + self.dt_bias)
+        beta_BSN = F.sigmoid(b_BSN.astype("float32"))
+        parts = qkv_BSC, decay_BSN, beta_BSN
+        if inputs.cache is not None:
+            o_TNE = self._mix_cached(parts, inputs.cache)
+        elif inputs.num_shared:
+            o_TNE = self._mix_after_prompt(parts, inputs.layouts[None], inputs.num_shared)
+        else:
+            layout = inputs.layouts[None]
+            o_TNE, _ = self._recur(self.conv1d(qkv_BSC, layout), decay_BSN, beta_BSN, layout)
+        gated_TF = self._gated(o_TNE, z_BSF.flatten(0, 1)).astype(x_BSD.dtype)
+        return recompute_region("attention_row_ln", self.out_proj, gated_TF.reshape(z_BSF.shape))
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N]."""
+        return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
+
+    def _mix_after_prompt(self, parts: _Parts, layout: AttentionLayout, shared: int) -> paddle.Tensor:
+        """Mix a prompt of the first `shared` positions, and then the documents, which all continue the prompt."""
+        prompt = AttentionLayout.from_documents([[shared]])
+        state = [paddle.zeros([1, *shape], dtype) for shape, dtype in self._state_shapes(parts[0].dtype)]
+        first_TNE, state = self._continue(state, [part[:, :shared] for part in parts], prompt)
+        rest_TNE, _ = self._continue(state, [part[:, shared:] for part in parts], layout)
+        return paddle.concat([first_TNE, rest_TNE])
+
+    @paddle.no_grad()
+    def _mix_cached(self, parts: _Parts, cache: KeyValueCache) -> paddle.Tensor:
+        """Mix the new positions of each row after the state of the row, and keep the new state."""
+        state = cache.state(self.layer_index, self._state_shapes(parts[0].dtype))
+        o_TNE, state = self._continue(state, parts, cache.new_documents())
+        cache.keep_state(self.layer_index, state)
+        return o_TNE
+
+    def _state_shapes(self, dtype: paddle.dtype) -> StateShapes:
+        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices."""
+        window = self.conv1d.window_length, self.shape.num_channels
+        matrices = self.A_log.shape[0], self.shape.key_dim, self.shape.value_dim
+        return [(window, dtype), (matrices, paddle.float32)]
+
+    def _continue(
+        self, state: Sequence[paddle.Tensor], parts: _Parts, layout: AttentionLayout
+    ) -> tuple[paddle.Tensor, LayerState]:
+        """Mix the documents of each row, which continue the state of the row.
+
+        Returns:
+            The outputs [T, N, E], and the state after the last document of each row.
+        """
+        window_BWC, state_BNHE = state
+        qkv_BSC, decay_BSN, beta_BSN = parts
+        counts = [len(row) for row in layout.document_lengths]
+        row_R, last_B = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - 1
+        mixed_BSC, window_BWC = self.conv1d.continue_after(window_BWC, qkv_BSC, layout)
+        initial_RNHE = paddle.gather(state_BNHE, paddle.to_tensor(row_R))
+        o_TNE, after_RNHE = self._recur(mixed_BSC, decay_BSN, beta_BSN, layout, initial_RNHE)
+        return o_TNE, (window_BWC, paddle.gather(after_RNHE, paddle.to_tensor(last_B)))
+
+    def _recur(
+        self,
+        mixed_BSC: paddle.Tensor,
+        decay_BSN: paddle.Tensor,
+        beta_BSN: paddle.Tensor,
+        layout: AttentionLayout,
+        initial_RNHE: paddle.Tensor | None = None,
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Run the recurrence over the output of the convolution; return [T, N, E] and the last states [R, N, H, E]."""
+        shape = self.shape
+        sizes = [shape.key_size, shape.key_size, shape.value_size]
+        q_TE, k_TE, v_TE = paddle.split(F.silu(mixed_BSC.flatten(0, 1)), sizes, axis=-1)
+        q_TGH, k_TGH = (x_TE.reshape([-1, shape.num_key_heads, shape.key_dim]) for x_TE in (q_TE, k_TE))
+        v_TNE = v_TE.reshape([-1, shape.num_value_heads, shape.value_dim])
+        return gated_delta_rule(
+            *(q_TGH[:, self.key_heads], k_TGH[:, self.key_heads], v_TNE[:, self.value_heads]),
+            *(decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1), layout, initial_RNHE),
+        )
+
+    def _gated(self, o_TNE: paddle.Tensor, z_TF: paddle.Tensor) -> paddle.Tensor:
+        """Normalize each value head and multiply it by its gate; return float32 [T, F]."""
+        normed_TNE = self.norm(o_TNE.astype("float32"))
+        return normed_TNE.flatten(1) * F.silu(z_TF.astype("float32"))
