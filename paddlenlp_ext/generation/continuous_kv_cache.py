@@ -260,9 +260,8 @@ class RowsOfCache(ReservingCache):
         """Store the state of a layer after the new positions."""
         self._cache.states.keep(layer_index, state, self._rows.start)
 
-    @property
-    def has_positions(self) -> bool:
-        """True if every layer has stored positions, so that `reserve` works."""
+    def has_positions(self, layer_index: int) -> bool:
+        """Return whether an attention layer has stored positions, so that `reserve` works."""
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

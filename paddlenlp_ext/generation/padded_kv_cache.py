@@ -236,10 +236,9 @@ class KVCache(ReservingCache):
         """Save the states of all layers at the current length, for `truncate`."""
         self._saved = self._length, self._states.copy()
 
-    @property
-    def has_positions(self) -> bool:
-        """True if every layer has stored positions, so that `reserve` works."""
-        return any(not layer.is_empty for layer in self._layers.values())
+    def has_positions(self, layer_index: int) -> bool:
+        """Return whether an attention layer has stored positions, so that `reserve` works."""
+        return layer_index in self._layers and not self._layers[layer_index].is_empty
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
         """Reserve slots for the `length` new positions of each row in the given layers.

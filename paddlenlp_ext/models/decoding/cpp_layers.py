@@ -37,7 +37,7 @@ def run_cpp_layers(
 ) -> paddle.Tensor | None:
     """Run layers `start` to `stop` - 1 over new positions in C++; return None if C++ does not support the pass."""
     cache = inputs.cache
-    if inputs.query_scale is not None or not fits_cpp(cache, x_BSD.shape[1]) or not is_plain(inputs):
+    if inputs.query_scale is not None or not fits_cpp(cache, x_BSD.shape[1], start) or not is_plain(inputs):
         return None
     if library.usable(x_BSD) is not None:
         return None

@@ -83,9 +83,15 @@ def max_length() -> int:
     return library.small_batch_rows(in_bf16=True)
 
 
-def fits_cpp(cache: KeyValueCache | None, length: int) -> TypeGuard[ReservingCache]:
-    """Return whether a forward pass can run in C++; `length` is the number of new positions of a row."""
-    return isinstance(cache, ReservingCache) and cache.has_positions and length <= max_length()
+def fits_cpp(cache: KeyValueCache | None, length: int, first_layer: int = 0) -> TypeGuard[ReservingCache]:
+    """Return whether a forward pass can run in C++.
+
+    Args:
+        cache: cache of the pass; None: no cache.
+        length: number of new positions of a row.
+        first_layer: index of the first layer to run. Pipeline stages run their layers in several parts.
+    """
+    return isinstance(cache, ReservingCache) and cache.has_positions(first_layer) and length <= max_length()
 
 
 def fits_fused_norms(cache: KeyValueCache | None, num_positions: int, x_BSD: paddle.Tensor) -> TypeGuard[KeyValueCache]:

@@ -107,10 +107,9 @@ class KeyValueCache(ABC):
 class ReservingCache(KeyValueCache):
     """Cache that can reserve slots for a caller that writes keys and values (models/decoding/cpp_layers.py)."""
 
-    @property
     @abstractmethod
-    def has_positions(self) -> bool:
-        """True if every layer has stored positions; `reserve` may be called only then."""
+    def has_positions(self, layer_index: int) -> bool:
+        """Return whether an attention layer has stored positions; `reserve` may be called only then."""
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

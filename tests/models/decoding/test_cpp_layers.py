@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_ext.generation.continuous_kv_cache import SlotCache
 from paddlenlp_ext.generation.logits_processors import on_host
-from paddlenlp_ext.generation.padded_kv_cache import BLOCK
+from paddlenlp_ext.generation.padded_kv_cache import BLOCK, KVCache
 from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
@@ -52,6 +52,23 @@ def check_equal(model, monkeypatch, prompts=PROMPTS) -> None:
     expected, _ = decoded(model, prompts, monkeypatch, in_one_call=False)
     found, in_calls = decoded(model, prompts, monkeypatch, in_one_call=True)
     assert in_calls == {True}
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+@paddle.no_grad()
+def test_cpp_layers_of_several_parts_equal_one_part():
+    """Run the layers in parts as virtual pipeline stages do, from a first pass that is short enough for C++."""
+    model = tiny_model("llama_grouped_heads")
+    decoder, prompt = model.model, PROMPTS[1]
+    cache, x = KVCache([0]), []
+    for first, end in ((0, 3), (3, 5)):
+        ids = paddle.to_tensor([prompt[first:end]])
+        inputs = decoder.attention_inputs(ids, None, None, cache)
+        x.append(decoder.embed(ids))
+        for index in range(len(decoder.layers)):
+            x[-1] = decoder.run_layers(x[-1], inputs, index, index + 1)
+    expected = model.hidden_states(paddle.to_tensor([prompt])).numpy()
+    found = decoder.final_norm(paddle.concat(x, axis=1)).numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
