@@ -281,7 +281,7 @@ class Trainer:
         checkpoint, self.state = self.process_group.from_main(begun)
         self.state.evaluation_due |= checkpoint is None and train.eval_on_start
         if is_main:
-            begin_output_dir(self.output_dir, checkpoint, config)
+            begin_output_dir(self.output_dir, checkpoint, train.overwrite_output_dir, config.to_flat_dict())
 
         self.model.train()
         rounding = build_rounding(self.model, config.precision, train.seed)

@@ -13,7 +13,6 @@ from paddlenlp_ext.report.run_folder import HISTORY_FILE, PAGE_FILE
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.files import check_writable, restore_replaced, write_json
 from paddlenlp_ext.utils.locks import run_lock
-from paddlenlp_ext.utils.logging import get_logger
 
 STATE_FILE = "trainer_state.json"
 AUTO = "auto"
@@ -123,11 +122,12 @@ def check_output_dir(config: RunConfig) -> None:
     candidates = resume_candidates(output_dir, train.resume_from_checkpoint)
     if candidates and is_inside(candidates[0], output_dir):
         return
-    if removes_earlier_run(config):
+    if train.overwrite_output_dir:
         inputs = {"model_name_or_path": config.model.model_name_or_path, "the adapter's path": adapter and adapter.path}
         _check_inputs_are_preserved(output_dir, inputs)
         return
-    if list_checkpoints(output_dir) or (output_dir / STATE_FILE).is_file():
+    # With "auto", a run that ended before its first checkpoint is started again.
+    if list_checkpoints(output_dir) or ((output_dir / STATE_FILE).is_file() and train.resume_from_checkpoint != AUTO):
         raise ValueError(
             f"output_dir {output_dir} already has a run; to continue the run, set resume_from_checkpoint: true; to "
             "start over, set overwrite_output_dir: true (removes the files of the earlier run) or choose another path"
@@ -138,16 +138,6 @@ def check_output_dir(config: RunConfig) -> None:
             f"output_dir {output_dir} has a model or adapter, {weights.name}, which this run could overwrite; choose "
             "another path, or set overwrite_output_dir: true to remove the file"
         )
-
-
-def removes_earlier_run(config: RunConfig) -> bool:
-    """Return whether a run that does not resume removes an earlier run in its `output_dir`.
-
-    The keys are `overwrite_output_dir`, and `resume_from_checkpoint: auto`, which starts over without a checkpoint.
-    """
-    train = config.train
-    is_run = (Path(str(train.output_dir)) / STATE_FILE).is_file()
-    return train.overwrite_output_dir or (train.resume_from_checkpoint == AUTO and is_run)
 
 
 def _checked_place(config: RunConfig) -> Path:
@@ -171,7 +161,7 @@ def _check_inputs_are_preserved(output_dir: Path, inputs: Mapping[str, str | Non
     for name, path in inputs.items():
         if path is not None and Path(path).expanduser().resolve() in removed:
             raise ValueError(
-                f"{name} is {path}, which the run would remove from output_dir {output_dir}; "
+                f"{name} is {path}, which overwrite_output_dir: true would remove from output_dir {output_dir}; "
                 f"choose another output_dir, or move {path}"
             )
 
@@ -181,21 +171,22 @@ def is_inside(checkpoint: Path | None, output_dir: Path) -> bool:
     return checkpoint is not None and checkpoint.resolve().parent == output_dir.resolve()
 
 
-def begin_output_dir(output_dir: Path, checkpoint: Path | None, config: RunConfig) -> None:
-    """Create output_dir and write run_config.json; remove an earlier run that is not resumed.
+def begin_output_dir(
+    output_dir: Path, checkpoint: Path | None, overwrites: bool, run_config: Mapping[str, object]
+) -> None:
+    """Create output_dir and write run_config.json; with `overwrites`, first remove an earlier run that is not resumed.
 
     Args:
         output_dir: the run's folder.
         checkpoint: checkpoint that the run resumes from, or None.
-        config: the run's configuration.
+        overwrites: `overwrite_output_dir`.
+        run_config: the run's flat configuration.
     """
-    if removes_earlier_run(config) and not is_inside(checkpoint, output_dir):
-        if config.train.resume_from_checkpoint == AUTO:
-            get_logger().warning("%s has no checkpoint to resume from: the run starts over", output_dir)
+    if overwrites and not is_inside(checkpoint, output_dir):
         clear_run(output_dir)
     output_dir.mkdir(parents=True, exist_ok=True)
     clear_leftovers(output_dir)
-    write_json(output_dir / "run_config.json", config.to_flat_dict())
+    write_json(output_dir / "run_config.json", run_config)
 
 
 def clear_run(output_dir: str | Path) -> None:
