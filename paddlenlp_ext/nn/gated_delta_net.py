@@ -111,8 +111,7 @@ class GatedDeltaNet(TokenMixer):
         super().__init__(layer_index)
         self.shape, heads = shape, shape.num_value_heads
         self.key_heads, self.value_heads = slice(None), slice(None)
-        sizes = (shape.num_channels, shape.value_size, heads, heads)
-        for name, size in zip(self.input_names, sizes, strict=True):
+        for name, size in zip(self.input_names, self.input_sizes(shape), strict=True):
             setattr(self, name, Linear(shape.hidden_size, size))
         self.conv1d = DepthwiseKernel(shape.num_channels, shape.num_taps)
         rates = nn.initializer.Assign(np.log(np.linspace(1, 16, heads, dtype=np.float32)))
@@ -121,6 +120,11 @@ class GatedDeltaNet(TokenMixer):
         self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
         self.norm = RMSNorm(shape.value_dim, shape.norm_epsilon, dtype="float32")
         self.out_proj = Linear(shape.value_size, shape.hidden_size)
+
+    @staticmethod
+    def input_sizes(shape: GatedDeltaShape) -> tuple[int, ...]:
+        """Return the number of outputs of each layer in `input_names`."""
+        return shape.num_channels, shape.value_size, shape.num_value_heads, shape.num_value_heads
 
     def keep_heads(self, index: int, num_parts: int) -> None:
         """Keep only the heads of tensor-parallel shard `index` of `num_parts`."""
@@ -210,3 +214,42 @@ class GatedDeltaNet(TokenMixer):
         """Normalize each value head and multiply it by its gate; return float32 [T, F]."""
         normed_TNE = self.norm(o_TNE.astype("float32"))
         return normed_TNE.flatten(1) * F.silu(z_TF.astype("float32"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FusedGatedDeltaShape(GatedDeltaShape):
+    """Sizes of a gated delta net with fused projections."""
+
+    def build(self, layer_index: int) -> FusedGatedDeltaNet:
+        return FusedGatedDeltaNet(self, layer_index)
+
+
+class FusedGatedDeltaNet(GatedDeltaNet):
+    """Gated delta net whose projections are fused and sorted by key heads, as in Qwen3-Next.
+
+    For each key head, `in_proj_qkvz` returns q, k, and the v and z of its value heads; `in_proj_ba` returns the b and a
+    of its value heads.
+    """
+
+    input_names = ("in_proj_qkvz", "in_proj_ba")
+
+    @staticmethod
+    def input_sizes(shape: GatedDeltaShape) -> tuple[int, ...]:
+        return shape.num_channels + shape.value_size, 2 * shape.num_value_heads
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        shape = self.shape
+        ratio = shape.num_value_heads // shape.num_key_heads
+        fused_BSG, ba_BSG = (
+            y_BSE.reshape([*x_BSD.shape[:2], shape.num_key_heads, -1]) for y_BSE in super()._project(x_BSD)
+        )
+        sizes = [shape.key_dim, shape.key_dim, ratio * shape.value_dim, ratio * shape.value_dim]
+        *qkv, z = paddle.split(fused_BSG, sizes, axis=-1)
+        b, a = paddle.chunk(ba_BSG, 2, axis=-1)
+        qkv_BSC = paddle.concat([part.flatten(2) for part in qkv], axis=-1)
+        return qkv_BSC, self._own_heads(z), self._own_heads(a), self._own_heads(b)
+
+    def _own_heads(self, x_BSG: paddle.Tensor) -> paddle.Tensor:
+        """Return the channels of the value heads on this rank, [B, S, ...]."""
+        heads = x_BSG.reshape([*x_BSG.shape[:2], self.shape.num_value_heads, -1])
+        return heads[:, :, self.value_heads].flatten(2)

@@ -85,7 +85,17 @@ def test_shipped_files_exist_for_every_family():
         "smollm3",
     )
     experts = ("deepseek_v2", "deepseek_v3", "ernie4_5_moe", "glm4_moe", "glm4_moe_lite", "mixtral", "qwen2_moe")
-    experts += ("afmoe", "gemma4_moe", "gpt_oss", "hunyuan_moe", "lfm2_moe", "mellum", "qwen3_moe")
+    experts += (
+        "afmoe",
+        "gemma4_moe",
+        "gpt_oss",
+        "hunyuan_moe",
+        "lfm2_moe",
+        "mellum",
+        "qwen3_5_moe",
+        "qwen3_moe",
+        "qwen3_next",
+    )
     expected |= {f"{family}/{method}" for family in (*newer, *experts) for method in ("sft", "lora", "qlora")}
     names = {str(path.relative_to(ROOT)).removesuffix("_argument.json") for path in SHIPPED}
     assert names == expected

@@ -86,6 +86,7 @@ FAMILIES = {
         "tie_embedding": False,
     },
     "qwen3_5_gated_delta": TINY_DELTA,
+    "qwen3_next_fused_delta": {**TINY_DELTA, "model_type": "qwen3_next", "num_experts": 5, "num_experts_per_tok": 2},
     "lfm2_without_attention": {"model_type": "lfm2", "full_attn_idxs": [], "block_auto_adjust_ff_dim": False},
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
     "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},

@@ -18,7 +18,9 @@ LAYER_KINDS = {
     "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
+    "qwen3_5_moe_text": {"full_attention_interval": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
+    "qwen3_next": {"full_attention_interval": 2, "mlp_only_layers": [0]},
 }
 """Keys of families whose default has not all kinds of layers."""
 GEMMA_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}

@@ -49,8 +49,12 @@ def complete_qwen3_5(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, "layer_types": types}
 
 
-def qwen3_5_differences(config: ConfigReader) -> dict[str, Any]:
+def qwen3_5_differences(config: ConfigReader, make: type[GatedDeltaShape] = GatedDeltaShape) -> dict[str, Any]:
     """Return the differences from the common decoder, for a model without experts.
+
+    Args:
+        config: config of the model.
+        make: class of the sizes of the gated delta nets.
 
     Raises:
         ValueError: `layer_types` has an unknown entry, its length is not the number of layers, or the number of value
@@ -62,7 +66,7 @@ def qwen3_5_differences(config: ConfigReader) -> dict[str, Any]:
             f"layer_types in config.json must be full_attention or linear_attention for each of the {layers} layers, "
             f"got {len(types)} entries: {', '.join(sorted({*types}))}"
         )
-    shape = GatedDeltaShape(
+    shape = make(
         hidden_size=config.size("hidden_size"),
         num_key_heads=config.size("linear_num_key_heads"),
         num_value_heads=config.size("linear_num_value_heads"),

@@ -89,6 +89,12 @@ _DELTA = {
     "linear_key_head_dim": 14,
     "linear_value_head_dim": 10,
 }
+_DELTA_EXPERTS = {
+    "num_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 _YARN_OF_SCORES = {
     "type": "yarn",
     "factor": 4.0,
@@ -400,6 +406,24 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "tie_word_embeddings": True,
     },
+    "qwen3_5_moe": {
+        **_DELTA,
+        **_DELTA_EXPERTS,
+        "model_type": "qwen3_5_moe_text",
+        "num_hidden_layers": 2,
+        "layer_types": ["linear_attention", "full_attention"],
+        "head_dim": 16,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
+    "qwen3_next": {
+        **_DELTA,
+        **_DELTA_EXPERTS,
+        "model_type": "qwen3_next",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "head_dim": 16,
+        "mlp_only_layers": [2],
+    },
     "mixtral": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 5},
     "mixtral_ties": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 8},
     "mixtral_idle_expert": {
@@ -670,7 +694,7 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return 0.5 * noise
     if "linear_attn.out_proj" in name:  # the norm of a value head enlarges rounding
         return 0.07 * noise
-    if case.startswith("qwen3_5") and "norm" in name and "linear_attn" not in name:  # scales 1 + w
+    if case.startswith(("qwen3_5", "qwen3_next")) and "norm" in name and "linear_attn" not in name:  # scales 1 + w
         return 0.2 * noise
     around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
     return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)

@@ -26,7 +26,13 @@ pytestmark = pytest.mark.skipif(library.unavailable_reason() is not None, reason
 PROMPTS = random_prompts((21, 5, 9))
 OP_BY_OP = {"olmo2_post_norm", "mixtral_experts", "gpt_oss_sinks", "cohere2_parallel"}
 OP_BY_OP |= {"arcee_without_gate", "apertus_xielu", "afmoe_gated_attention", "ministral3_scaled_queries"}
-OP_BY_OP |= {"lfm2_convolutions", "lfm2_without_attention", "gemma4_keys_as_values", "qwen3_5_gated_delta"}
+OP_BY_OP |= {
+    "lfm2_convolutions",
+    "lfm2_without_attention",
+    "gemma4_keys_as_values",
+    "qwen3_5_gated_delta",
+    "qwen3_next_fused_delta",
+}
 OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "minicpm3" in family}
 
 
