@@ -53,6 +53,19 @@ BIASED = {
     "swiglu_limit": 0.6,  # the gradient jumps there: no activation of these runs is within rounding of it
 }
 LATENT = {**TINY_LATENT, **TINY_LATENT_EXPERTS, "q_lora_rank": 12}
+BESIDE = {
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "enable_moe_block": True,
+    "num_experts": 4,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 20,
+}
+"""Experts beside the feed-forward block."""
+LORA_BESIDE = {"rank": 4, "target_parameters": ("experts.gate_up_proj", "experts.down_proj", "router.proj.weight")}
 LORA = ("lora", {"rank": 4, "dropout": 0.3})
 ON_EXPERTS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj", "mlp.gate.weight")
 LORA_ON_EXPERTS = ("lora", {"rank": 4, "target_parameters": ON_EXPERTS})
@@ -72,6 +85,8 @@ TWO = {
         Case("sft-shared-stage3", {**EXPERTS, "sharding": "stage3", "max_grad_norm": 0.5}, SHARED),
         Case("sft-biased-stage3", {**EXPERTS, "sharding": "stage3"}, BIASED),
         Case("sft-latent", EXPERTS, LATENT),
+        Case("sft-beside", {**EXPERTS, **ACCUMULATED}, BESIDE),
+        Case("lora-experts-beside", {**EXPERTS, "recompute": True}, BESIDE, "lora", LORA_BESIDE),
         Case("lora-shared", {**EXPERTS, "recompute": True}, SHARED, *LORA),
         Case("lora-stage3", {**EXPERTS, "sharding": "stage3"}, AUXILIARY, *LORA),
         Case("lora-experts", {**EXPERTS, **ACCUMULATED, "max_grad_norm": 0.5}, AUXILIARY, *LORA_ON_EXPERTS),

@@ -94,6 +94,14 @@ QWEN3_5 = {
     "linear_key_head_dim": 6,
     "linear_value_head_dim": 10,
 }
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+}
 SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),
@@ -101,6 +109,8 @@ FAMILIES = [
     Case("sp-sft-cohere2", {**TENSOR, "sequence_parallel": True}, {"model_type": "cohere2"}),
     Case("sp-sft-gemma2", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma2", "head_dim": 8, **SOFT_CAPS}),
     Case("sp-sft-gemma3", {**TENSOR, "sequence_parallel": True}, {"model_type": "gemma3_text", "head_dim": 8}),
+    Case("sp-sft-gemma4", {**TENSOR, "sequence_parallel": True}, GEMMA_4),
+    Case("sp-lora-gemma4", {**TENSOR, "sequence_parallel": True}, GEMMA_4, "lora", {"rank": 4}),
     Case("sp-sft-fused", {**TENSOR, "sequence_parallel": True}, {"model_type": "phi3", "partial_rotary_factor": 0.5}),
     Case("lora-fused", TENSOR, {"model_type": "phi3"}, "lora", {"rank": 4}),
     Case("sp-sft-glm4", {**TENSOR, "sequence_parallel": True}, {"model_type": "glm4", "head_dim": 8}),

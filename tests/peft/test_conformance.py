@@ -1,7 +1,7 @@
 """Requirements of every PEFT method, tested for the registry, so that a new method needs no edit here.
 
 The models have plain linear layers, biases and tied embeddings (qwen2), experts, latent attention, or both. One model
-has short convolutions.
+has short convolutions, and one has layers of different sizes with experts beside the feed-forward block.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ CASES = [
     *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
     *case_keys(
         {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"}, ["convolutions", "gated_delta"]
+    ),
+    *case_keys(
+        {name: each for name, each in METHODS_OF_EXPERTS.items() if name != "prefix_tuning"}, ["experts_beside"]
     ),
 ]
 SAME_START_FOR_EVERY_SEED = (

@@ -35,6 +35,10 @@ _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 _PATTERN = 6
+_PARTS_OF_E_MODELS = {
+    "hidden_size_per_layer_input": "embeddings for each layer",
+    "num_kv_shared_layers": "layers without keys and values of their own",
+}
 _LAYER = "model.layers.*"
 _FILES = RenamedTensors(
     {
@@ -66,8 +70,12 @@ def gemma4_differences(config: ConfigReader) -> dict[str, Any]:
         ValueError: see `windows_by_type` and `layer_shapes`; or the model has parts that are not supported.
     """
     require(config, "use_bidirectional_attention", None, False, "vision")
-    for key in ("hidden_size_per_layer_input", "num_kv_shared_layers"):
-        require(config, key, None, False, 0)
+    for key, part in _PARTS_OF_E_MODELS.items():
+        if config.value(key):
+            raise ValueError(
+                f"{key} {config.value(key)!r} in config.json: {part} (Gemma 4 E2B and E4B) are not supported; use "
+                "another Gemma 4 model, such as gemma-4-12B-it"
+            )
     bias, windows = bool(config.value("attention_bias")), windows_by_type(config, ())
     shapes = layer_shapes(config, windows)
     has_values = any(shape.has_v_proj for shape in shapes)

@@ -25,6 +25,15 @@ AUXILIARY = {
     "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
 }
+LAYER_SIZES = {
+    **DEEP,
+    "model_type": "gemma4_text",
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "attention_k_eq_v": True,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 SOME_LAYERS = {  # the last chunk has no router
     "model_type": "qwen2_moe",
     "num_hidden_layers": 5,
@@ -78,6 +87,7 @@ LONG = [
     Case("tokens-untied", PIPELINE, UNTIED, "trainable_tokens", {"indices": (5, 7), "target_modules": BOTH_TABLES}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
     Case("sft-softcaps", VIRTUAL, SOFT_CAPS),
+    Case("sft-layer-sizes-recomputed", {**VIRTUAL, "recompute": True}, LAYER_SIZES),
     Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
     Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
     Case("sft-auxiliary", VIRTUAL, AUXILIARY),
