@@ -33,7 +33,8 @@ _GB = 1e9
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
     """Print the plan of a run: rows, tokens, packs, steps, trainable parameters, and memory by category.
 
-    Rows and steps are totals over all processes. Memory is the peak of the process that needs the most memory.
+    Rows and steps are counted for the whole run, not for each process. Memory is the peak of the process that needs the
+    most memory.
 
     Args:
         config: the run's configuration.

@@ -1,4 +1,4 @@
-"""Tables of the accepted keys: keys of sections, of adapter methods, of PaddleNLP and of other toolkits."""
+"""Tables of the known keys: keys of sections, of adapter methods, of PaddleNLP and of other toolkits."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ class _LayerKeyValues:
         return self._stored
 
     def store(self, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, column: int) -> None:
-        """Store the keys and values of new positions, the first of which has the given column."""
+        """Store the keys and values of new positions; `column` is the column of the first one."""
         start = self.prefix_length + column
         end = start + k_BSKH.shape[1]
         self._grow(end, [[x.shape[0], x.shape[2], 0, x.shape[3]] for x in (k_BSKH, v_BSKE)], k_BSKH.dtype)

@@ -75,7 +75,7 @@ def finetune(
         overrides: keys and values that replace keys of `config`.
 
     Raises:
-        ConfigError: keys are unknown or invalid; this `ValueError` lists all problems.
+        ConfigError: keys are unknown or invalid; the message lists all problems. It is a `ValueError`.
         ValueError: the model, adapter, data or output_dir cannot be used; the message states which.
 
     Examples:

@@ -39,7 +39,7 @@ class Registry(Generic[T]):
         return enter
 
     def get(self, name: str) -> T:
-        """Return the entry with a name.
+        """Return the entry with the given name.
 
         Raises:
             ValueError: the name is unknown; the message lists all names.

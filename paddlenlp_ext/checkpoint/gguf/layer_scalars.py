@@ -1,4 +1,4 @@
-"""Convert numbers of a layer that checkpoints store as tensors, and GGUF files as metadata lists, one item a layer."""
+"""Convert scalars of a layer that checkpoints store as tensors, and GGUF files as metadata lists, one item a layer."""
 
 from __future__ import annotations
 

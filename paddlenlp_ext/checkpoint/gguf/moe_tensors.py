@@ -50,8 +50,8 @@ def plain_softmax(file: GgufFile) -> dict[str, Any]:
     groups, scale = count(file, "expert_group_count", 1, minimum=0), number(file, "expert_weights_scale", 1.0)
     if count(file, "expert_gating_func", 1, minimum=0) not in (0, 1) or groups > 1 or scale not in (0.0, 1.0):
         raise ValueError(
-            f"{file.path}: the router of this {file.architecture} model scales its weights, has expert groups or does "
-            "not use softmax, which is not supported; use the model's safetensors folder"
+            f"{file.path}: {file.architecture} in GGUF is supported only with a softmax router without expert groups "
+            "and without a scale of the routing weights; use the model's safetensors folder"
         )
     return {}
 

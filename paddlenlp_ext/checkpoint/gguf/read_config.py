@@ -57,7 +57,7 @@ def _num_heads(file: GgufFile) -> tuple[int, int]:
     """Return the number of query heads, and the number of key-value heads in layers with attention.
 
     Raises:
-        ValueError: layers with attention have different numbers of heads.
+        ValueError: layers with attention have different head counts.
     """
     queries, keys = (f"attention.head_count{ending}" for ending in ("", "_kv"))
     if architecture_of(file).has_convolutions:

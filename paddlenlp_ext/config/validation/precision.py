@@ -96,9 +96,8 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
             "weight_quantize_algo",
         )
     for key in ("weight_blocksize", "weight_double_quant_block_size"):
-        size = getattr(model, key)
-        if size % 2:
-            report.error(f"{key} {size} is odd, but two 4-bit codes share a byte; set an even number", key)
+        if getattr(model, key) % 2:
+            report.error(f"{key} {getattr(model, key)} is odd; set an even number", key)
     if algorithms and train.do_train and not adapter.is_requested:
         report.error(
             "with weight_quantize_algo, nothing would train, because the weights are frozen; set an adapter such as "

@@ -104,7 +104,7 @@ class TokenArrays:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Number of positions of each row in a batch: its token count minus one, int64 [rows]."""
+        """Number of positions that each row occupies in a batch: its token count minus one, int64 [rows]."""
         return np.diff(self.offsets) - 1
 
 

@@ -1,7 +1,7 @@
 // Chunks of the gated delta rule (arXiv:2412.06464): types shared by the forward and the backward pass.
 //
 // ops/gated_delta_rule/reference.py has the formulas; names of matrices are the same. A chunk has up to 64 positions of
-// a document. Arrays of a chunk have 64 rows, of which the first `rows` are used.
+// a document. Arrays of a chunk have 64 rows; the first `rows` rows are used.
 #pragma once
 
 #include <algorithm>
@@ -55,7 +55,7 @@ inline void multiply_to_lower(i64 rows, i64 depth, const float* x, const float* 
     });
 }
 
-// x [rows, width] = (I + A)^-1 x, given -A [rows, 64], of which only the strictly lower part is read.
+// x [rows, width] = (I + A)^-1 x, given -A [rows, 64]; only its strictly lower part is read.
 inline void solve(i64 rows, i64 width, const float* minus_a, float* x) {
     for_each_block(rows, [&](i64 first, i64 end) {
         const float* const own = minus_a + first * CHUNK;

@@ -171,7 +171,7 @@ class _Factors:
         return self.since_start[:, :, -1:]
 
     def _added_rows(self, before_MNHE: paddle.Tensor) -> paddle.Tensor:
-        """Return U."""
+        """Return U, the rows that the chunks add to the states."""
         read_MNCE = self.since_start * (self.k @ before_MNHE)
         return self.t @ (self.beta * (self.v - read_MNCE))
 

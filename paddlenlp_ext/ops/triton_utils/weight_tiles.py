@@ -76,7 +76,7 @@ def load_weights(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
-    UNIT: tl.constexpr,  # adjacent inputs of a span whose weights share a scale
+    UNIT: tl.constexpr,  # number of adjacent inputs that share a scale
     SPAN: tl.constexpr,  # inputs per span
 ):
     """Return weights [W, O, SPAN]; quantized weights are dequantized to float32.

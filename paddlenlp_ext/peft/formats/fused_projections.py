@@ -202,7 +202,7 @@ def _fused_target(target: str, layers: FusedLayers) -> str:
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `rank_pattern` or `alpha_pattern`, keyed by last name components if these determine all values."""
+    """Return a `rank_pattern` or `alpha_pattern`, keyed by last components of names if these determine all values."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)

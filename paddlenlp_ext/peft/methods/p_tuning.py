@@ -54,7 +54,7 @@ _ENCODER = f"{EMBEDDING}.prompt_encoder."
 
 
 class PTuningAdapter(PromptAdapter):
-    """Adapter with prompt vectors that a trained network computes."""
+    """Adapter with prompt vectors that a trained network computes, or that are trained directly (encoder "none")."""
 
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
         """Return the last hidden states of the tokens [B, S, D]; see `PromptAdapter.hidden_states`."""
