@@ -21,6 +21,7 @@ from paddlenlp_ext.ops.norm_linear import norm_linear
 from paddlenlp_ext.ops.rms_norm import add_rms_norm, rms_norm
 from paddlenlp_ext.ops.rope import apply_rope, rotate_heads
 from paddlenlp_ext.ops.rope.reference import HeadNorms
+from paddlenlp_ext.ops.state_space_duality import state_space_duality
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_weight import quantize
 
@@ -167,3 +168,13 @@ def run_gated_delta_rule(inputs: Inputs) -> list[paddle.Tensor]:
     initial_RNHE = inputs.trained(2, 4, 16, 8).astype("float32")
     log_decay_TN = log_sigmoid(decay_TN)
     return [*gated_delta_rule(q_TGH, k_TGH, v_TNE, log_decay_TN, sigmoid(beta_TN), layout, initial_RNHE)]
+
+
+@op_case("state space duality")
+def run_state_space_duality(inputs: Inputs) -> list[paddle.Tensor]:
+    """Call state space duality on documents of one chunk and of several chunks, with initial states."""
+    layout = AttentionLayout.from_documents([[5, 130]])
+    c_TGH, b_TGH, dx_TNE = inputs.trained(135, 1, 16), inputs.trained(135, 1, 16), inputs.trained(135, 4, 8)
+    decay_TN = log_sigmoid(inputs.trained(135, 4).astype("float32"))
+    initial_RNHE = inputs.trained(2, 4, 16, 8).astype("float32")
+    return [*state_space_duality(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE)]
