@@ -73,8 +73,8 @@ def gemma4_differences(config: ConfigReader) -> dict[str, Any]:
     for key, part in _PARTS_OF_E_MODELS.items():
         if config.value(key):
             raise ValueError(
-                f"{key} {config.value(key)!r} in config.json: {part} (Gemma 4 E2B and E4B) are not supported; use "
-                "another Gemma 4 model, such as gemma-4-12B-it"
+                f"{key} {config.value(key)!r} in config.json: {part} (models E2B and E4B) are not supported; use "
+                "a larger model of the family, such as 12B"
             )
     bias, windows = bool(config.value("attention_bias")), windows_by_type(config, ())
     shapes = layer_shapes(config, windows)
