@@ -1,7 +1,7 @@
 // Chunks of the gated delta rule (arXiv:2412.06464): types shared by the forward and the backward pass.
 //
-// ops/gated_delta_rule/chunked_recurrence.py has the formulas; names of matrices are the same. A chunk has up to 64 positions of
-// a document. Arrays of a chunk have 64 rows; the first `rows` rows are used.
+// ops/gated_delta_rule/chunked_recurrence.py has the formulas; names of matrices are the same. A chunk has up to 64
+// positions of a document. Arrays of a chunk have 64 rows; the first `rows` rows are used.
 #pragma once
 
 #include <algorithm>
