@@ -132,7 +132,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         FLAG.or_null(),
         "attention_bias attention_out_bias mlp_bias qkv_bias use_bias tie_word_embeddings use_sliding_window "
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
-        "tie_embedding "
+        "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
         "use_double_wide_mlp",
     ),
