@@ -20,6 +20,8 @@ from paddlenlp_ext.quantization.quantize_model import quantizable_layers, quanti
 from tests.common.adapters import default_config, logits_of, tiny_model, train
 
 TOLERANCE = 1e-5
+_TOLERANCES = {"gated_delta": 4e-5}
+"""Tolerances of other families. Half a unit in the last place of every weight changes these logits by up to 1.3e-5."""
 ALGOS = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
     "int8": QuantizationConfig(algo="weight_only_int8"),
@@ -69,6 +71,7 @@ class Case:
 
     def __init__(self, key: CaseKey) -> None:
         self.name, self.method, self.family, self.algo = key
+        self.tolerance = _TOLERANCES.get(self.family, TOLERANCE)
 
     def base(self, config: PeftConfig | None = None) -> CausalLM:
         """Build the base, quantized for the adapter of `config`, by default the case's."""
@@ -100,7 +103,7 @@ class Case:
         """Model whose adapter, trained for three steps, changes the logits clearly."""
         model = self.new()
         train(model, steps=3)
-        assert np.abs(logits_of(model) - self.started_logits).max() > 100 * TOLERANCE
+        assert np.abs(logits_of(model) - self.started_logits).max() > 100 * self.tolerance
         return model
 
     @cached_property

@@ -27,7 +27,7 @@ from tests.common.adapters import (
     same_bits,
     state_of,
 )
-from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, TOLERANCE, Case, case_keys, plain_base
+from tests.peft.adapted_case import EVERY_METHOD, METHODS_OF_EXPERTS, Case, case_keys, plain_base
 
 CASES = [
     *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
@@ -65,9 +65,9 @@ def arrays(tensors: dict[str, Any]) -> dict[str, np.ndarray]:
 
 def test_get_peft_model_starts_as_base(case: Case):
     if case.method.switch not in CHANGES_LOGITS_AT_START:
-        np.testing.assert_allclose(case.started_logits, case.base_logits, atol=TOLERANCE)
+        np.testing.assert_allclose(case.started_logits, case.base_logits, atol=case.tolerance)
     else:
-        assert np.abs(case.started_logits - case.base_logits).max() > TOLERANCE, (
+        assert np.abs(case.started_logits - case.base_logits).max() > case.tolerance, (
             f"{case.name} starts as the base; remove it from CHANGES_LOGITS_AT_START"
         )
 
@@ -117,7 +117,7 @@ def test_merge_and_unload_keeps_logits(case: Case, tmp_path: Path):
     merged = model.merge_and_unload()
     logits = logits_of(merged)
     assert merged.state_dict().keys() == plain_base(case.family).state_dict().keys()
-    np.testing.assert_allclose(logits, case.trained_logits, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(logits, case.trained_logits, rtol=0, atol=case.tolerance)
     merged.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     loaded.eval()
@@ -152,7 +152,9 @@ def test_forward_packed_documents_match_single_documents(case: Case):
     length = INPUT_IDS.shape[1]
     with paddle.no_grad():
         together = model(packed, document_lengths=((length, length),)).numpy()
-    np.testing.assert_allclose(together.reshape(case.trained_logits.shape), case.trained_logits, rtol=0, atol=TOLERANCE)
+    np.testing.assert_allclose(
+        together.reshape(case.trained_logits.shape), case.trained_logits, rtol=0, atol=case.tolerance
+    )
 
 
 def test_forward_answers_that_continue_one_prompt_match_separate_rows(case: Case):
@@ -167,8 +169,10 @@ def test_forward_answers_that_continue_one_prompt_match_separate_rows(case: Case
         for answer in answers:
             row = paddle.concat([ids[:, :7], ids[:, answer]], axis=1)
             expected = model.hidden_states(row, **alone)
-            np.testing.assert_allclose(together[:, :7].numpy(), expected[:, :7].numpy(), rtol=0, atol=TOLERANCE)
-            np.testing.assert_allclose(together[:, answer].numpy(), expected[:, 7:].numpy(), rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(together[:, :7].numpy(), expected[:, :7].numpy(), rtol=0, atol=case.tolerance)
+            np.testing.assert_allclose(
+                together[:, answer].numpy(), expected[:, 7:].numpy(), rtol=0, atol=case.tolerance
+            )
 
 
 def test_kv_cache_decoding_matches_full_forward(case: Case):
@@ -181,7 +185,7 @@ def test_kv_cache_decoding_matches_full_forward(case: Case):
         expected = model(ids, **prompts).numpy()
         parts = [model(ids[:, :8], cache=cache).numpy()]
         parts += [model(ids[:, i : i + 1], cache=cache).numpy() for i in range(8, ids.shape[1])]
-    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    np.testing.assert_allclose(np.concatenate(parts, axis=1), expected, rtol=case.tolerance, atol=case.tolerance)
 
 
 def test_get_peft_model_start_ignores_the_seed_of_paddle(case: Case):
