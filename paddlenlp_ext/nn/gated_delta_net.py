@@ -241,7 +241,7 @@ class FusedGatedDeltaNet(GatedDeltaNet):
         shape = self.shape
         ratio = shape.num_value_heads // shape.num_key_heads
         fused_BSG, ba_BSG = (
-            y_BSE.reshape([*x_BSD.shape[:2], shape.num_key_heads, -1]) for y_BSE in super()._project(x_BSD)
+            y_BSE.reshape([*y_BSE.shape[:2], shape.num_key_heads, -1]) for y_BSE in super()._project(x_BSD)
         )
         sizes = [shape.key_dim, shape.key_dim, ratio * shape.value_dim, ratio * shape.value_dim]
         *qkv, z = paddle.split(fused_BSG, sizes, axis=-1)

@@ -91,9 +91,10 @@ QWEN3_5 = {
     "full_attention_interval": 2,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 6,
+    "linear_key_head_dim": 18,  # normalizing shorter keys amplifies rounding
     "linear_value_head_dim": 10,
 }
+QWEN3_NEXT = {**QWEN3_5, "model_type": "qwen3_next", "mlp_only_layers": [0, 1]}  # without experts
 GEMMA_4 = {
     "model_type": "gemma4_text",
     "head_dim": 8,
@@ -117,8 +118,10 @@ FAMILIES = [
     Case("sft-apertus", TENSOR, {"model_type": "apertus", "rope_theta": 1e4}),
     Case("sp-sft-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2),
     Case("sp-lora-lfm2", {**TENSOR, "sequence_parallel": True}, LFM2, "lora", {"rank": 4}),
-    Case("sp-sft-qwen3_5", {**TENSOR, "sequence_parallel": True}, QWEN3_5),
-    Case("lora-qwen3_5", TENSOR, QWEN3_5, "lora", {"rank": 4}),
+    Case("sp-sft-qwen3_5", {**TENSOR, **STABLE, "sequence_parallel": True}, QWEN3_5),
+    Case("lora-qwen3_5", {**TENSOR, **STABLE}, QWEN3_5, "lora", {"rank": 4}),
+    Case("sp-sft-qwen3_next", {**TENSOR, **STABLE, "sequence_parallel": True}, QWEN3_NEXT),
+    Case("lora-qwen3_next", {**TENSOR, **STABLE}, QWEN3_NEXT, "lora", {"rank": 4}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 MIXTRAL = {
