@@ -16,7 +16,9 @@ from paddle import nn
 from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, ScaledSandwichLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
+from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.normed_mixture import NormedMixture
+from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.peft.layers import AdapterLayer, LinearAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import LoRAExperts
@@ -77,8 +79,13 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
-        norms=len(layer.norms()) + isinstance(layer, ScaledSandwichLayer),
+        norms=_num_norms(layer) + isinstance(layer, ScaledSandwichLayer),
     )
+
+
+def _num_norms(layer: DecoderLayer) -> int:
+    """Return the number of norms of hidden states, including norms that an adapter has replaced."""
+    return sum(isinstance(getattr(each, "base", each), RMSNorm | LayerNorm) for each in layer.children())
 
 
 def _readers(block: TokenMixer | FeedForwardLayer) -> list[nn.Layer]:

@@ -95,7 +95,10 @@ def test_from_pretrained_adapter_of_a_layer_without_adapters_names_the_layer(lay
 
 
 def test_select_targets_lm_head_names_the_remedy():
-    with pytest.raises(ValueError, match=r"lora_target_modules: lm_head cannot have an adapter .* \(modules_to_save\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"lora_target_modules: lm_head cannot have an adapter .* \(modules_to_save, and ensure_weight_tying",
+    ):
         get_peft_model(tiny_model(), DoRAConfig(target_modules=["q_proj", "lm_head"]))
 
 
