@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.config import PeftConfig as PeftConfig
     from paddlenlp_ext.peft.constructor_arguments import PromptTuningInit as PromptTuningInit
     from paddlenlp_ext.peft.constructor_arguments import TaskType as TaskType
+    from paddlenlp_ext.peft.load_weighted_sum import load_combined as load_combined
     from paddlenlp_ext.peft.lora_conversion import save_as_lora as save_as_lora
     from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig as AdaLoRAConfig
     from paddlenlp_ext.peft.methods.adalora import AdaLoraConfig as AdaLoraConfig
@@ -55,6 +56,5 @@ if TYPE_CHECKING:
     from paddlenlp_ext.peft.prepare_model import prepare_model_for_kbit_training as prepare_model_for_kbit_training
     from paddlenlp_ext.peft.save_and_load import get_peft_model_state_dict as get_peft_model_state_dict
     from paddlenlp_ext.peft.save_and_load import set_peft_model_state_dict as set_peft_model_state_dict
-    from paddlenlp_ext.peft.weighted_sum import load_combined as load_combined
 else:
     __getattr__, __dir__, __all__ = lazy_exports(__name__)

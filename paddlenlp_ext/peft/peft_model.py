@@ -17,6 +17,7 @@ from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import compatibility
 from paddlenlp_ext.peft.active_adapter_files import ActiveAdapterFiles
 from paddlenlp_ext.peft.adapter import Adapter
+from paddlenlp_ext.peft.combination_types import combined_factors
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
 from paddlenlp_ext.peft.inject import adapter_from_factors, new_adapter, stored_adapter
@@ -25,7 +26,6 @@ from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.named_adapters import NamedAdapters
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
-from paddlenlp_ext.peft.weighted_adapters import combined_factors
 from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
 _INPUTS = {"position_ids", "document_lengths", "document_parents", "cache", "prompt_lengths"}

@@ -16,6 +16,7 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAConfig
@@ -26,7 +27,6 @@ from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.methods.sora import SoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
 from tests.common.adapters import logits_of, loss_of, state_of, tiny_model, train

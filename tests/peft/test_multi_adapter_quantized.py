@@ -9,11 +9,11 @@ import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.config import PeftConfig
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from tests.common.adapters import logits_of, tiny_model, train
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import write_safetensors
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.methods.dora import DoRAConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from tests.common.adapters import logits_of, state_of, tiny_model, train
 
 

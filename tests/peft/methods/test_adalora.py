@@ -17,13 +17,13 @@ from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.method_internals.adalora_rank_allocator import BudgetSchedule, select_ranks
 from paddlenlp_ext.peft.methods.adalora import AdaLoRAAdapter, AdaLoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import peft_methods
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.load_data import load_data
 from tests.common.adapters import logits_of, loss_of, run_keys, tiny_model

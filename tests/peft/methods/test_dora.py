@@ -9,10 +9,10 @@ import paddle
 import pytest
 
 from paddlenlp_ext.peft.layers import adapter_layers
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.methods.dora import DoRAConfig, DoRALinear
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from tests.common.adapters import logits_of, loss_of, tiny_model, train
 
 

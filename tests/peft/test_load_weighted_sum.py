@@ -10,12 +10,12 @@ import pytest
 
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers
+from paddlenlp_ext.peft.load_weighted_sum import load_combined
 from paddlenlp_ext.peft.lora_conversion import save_as_lora
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.peft.weighted_sum import load_combined
 from tests.common.adapters import default_config, logits_of, loss_of, state_of, tiny_model, train
 
 TOLERANCE = 1e-5

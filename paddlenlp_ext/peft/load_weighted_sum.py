@@ -9,10 +9,10 @@ import os
 from collections.abc import Mapping
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.peft.combination_types import combined_factors
 from paddlenlp_ext.peft.inject import undone_on_failure
 from paddlenlp_ext.peft.low_rank_factors import factors_of
 from paddlenlp_ext.peft.peft_model import PeftModel
-from paddlenlp_ext.peft.weighted_adapters import combined_factors
 
 
 def load_combined(model: TrainableModel, adapters: Mapping[str | os.PathLike[str], float]) -> PeftModel:
