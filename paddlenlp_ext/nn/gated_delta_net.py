@@ -8,12 +8,11 @@
 The decays, the recurrence and the norm are computed in float32 in models of any dtype.
 
 Shapes: B batch, S sequence, T = B * S positions, R documents, D hidden, G key heads, N value heads, H key dimension,
-E value dimension, C channels of the convolution, L taps, W = L - 1 positions of a window, F = N * E.
+E value dimension, C channels of the convolution, L taps, F = N * E.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,15 +23,12 @@ from paddle import nn
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
-from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
+from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
-from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, LayerState, StateShapes
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
-
-_Parts = Sequence[paddle.Tensor]
-"""Inputs of the convolution [B, S, C], decays and strengths [B, S, N]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +89,7 @@ class GatedDeltaShape(MixerShape):
         return {"linear_num_key_heads": self.num_key_heads}
 
 
-class GatedDeltaNet(TokenMixer):
+class GatedDeltaNet(RecurrentMixer):
     """Gated delta net of one decoder layer.
 
     Under tensor parallelism, every rank computes the convolution of all channels, and continues with its own heads.
@@ -136,15 +132,7 @@ class GatedDeltaNet(TokenMixer):
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
         qkv_BSC, z_BSF, a_BSN, b_BSN = recompute_region("attention_column_ln", self._project, x_BSD)
         decay_BSN = -self.A_log.exp() * F.softplus(a_BSN.astype("float32") + self.dt_bias)
-        beta_BSN = F.sigmoid(b_BSN.astype("float32"))
-        parts = qkv_BSC, decay_BSN, beta_BSN
-        if inputs.cache is not None:
-            o_TNE = self._mix_cached(parts, inputs.cache)
-        elif inputs.num_shared:
-            o_TNE = self._mix_after_prompt(parts, inputs.layouts[None], inputs.num_shared)
-        else:
-            layout = inputs.layouts[None]
-            o_TNE, _ = self._recur(self.conv1d(qkv_BSC, layout), decay_BSN, beta_BSN, layout)
+        o_TNE = self.mix((qkv_BSC, decay_BSN, F.sigmoid(b_BSN.astype("float32"))), inputs)
         gated_TF = self._gated(o_TNE, z_BSF.flatten(0, 1)).astype(x_BSD.dtype)
         return recompute_region("attention_row_ln", self.out_proj, gated_TF.reshape(z_BSF.shape))
 
@@ -152,55 +140,18 @@ class GatedDeltaNet(TokenMixer):
         """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N]."""
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
 
-    def _mix_after_prompt(self, parts: _Parts, layout: AttentionLayout, shared: int) -> paddle.Tensor:
-        """Mix a prompt of the first `shared` positions, and then the documents, which all continue the prompt."""
-        prompt = AttentionLayout.from_documents([[shared]])
-        state = [paddle.zeros([1, *shape], dtype) for shape, dtype in self._state_shapes(parts[0].dtype)]
-        first_TNE, state = self._continue(state, [part[:, :shared] for part in parts], prompt)
-        rest_TNE, _ = self._continue(state, [part[:, shared:] for part in parts], layout)
-        return paddle.concat([first_TNE, rest_TNE])
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        return self.A_log.shape[0], self.shape.key_dim, self.shape.value_dim
 
-    @paddle.no_grad()
-    def _mix_cached(self, parts: _Parts, cache: KeyValueCache) -> paddle.Tensor:
-        """Mix the new positions of each row after the state of the row, and keep the new state."""
-        state = cache.state(self.layer_index, self._state_shapes(parts[0].dtype))
-        o_TNE, state = self._continue(state, parts, cache.new_documents())
-        cache.keep_state(self.layer_index, state)
-        return o_TNE
-
-    def _state_shapes(self, dtype: paddle.dtype) -> StateShapes:
-        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices."""
-        window = self.conv1d.window_length, self.shape.num_channels
-        matrices = self.A_log.shape[0], self.shape.key_dim, self.shape.value_dim
-        return [(window, dtype), (matrices, paddle.float32)]
-
-    def _continue(
-        self, state: Sequence[paddle.Tensor], parts: _Parts, layout: AttentionLayout
-    ) -> tuple[paddle.Tensor, LayerState]:
-        """Mix the documents of each row, which continue the state of the row.
-
-        Returns:
-            The outputs [T, N, E], and the state after the last document of each row.
-        """
-        window_BWC, state_BNHE = state
-        qkv_BSC, decay_BSN, beta_BSN = parts
-        counts = [len(row) for row in layout.document_lengths]
-        row_R, last_B = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - 1
-        mixed_BSC, window_BWC = self.conv1d.continue_after(window_BWC, qkv_BSC, layout)
-        initial_RNHE = paddle.gather(state_BNHE, paddle.to_tensor(row_R))
-        o_TNE, after_RNHE = self._recur(mixed_BSC, decay_BSN, beta_BSN, layout, initial_RNHE)
-        return o_TNE, (window_BWC, paddle.gather(after_RNHE, paddle.to_tensor(last_B)))
-
-    def _recur(
+    def recur(
         self,
         mixed_BSC: paddle.Tensor,
-        decay_BSN: paddle.Tensor,
-        beta_BSN: paddle.Tensor,
+        others: Parts,
         layout: AttentionLayout,
         initial_RNHE: paddle.Tensor | None = None,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Run the recurrence over the output of the convolution; return [T, N, E] and the last states [R, N, H, E]."""
-        shape = self.shape
+        shape, (decay_BSN, beta_BSN) = self.shape, others
         sizes = [shape.key_size, shape.key_size, shape.value_size]
         q_TE, k_TE, v_TE = paddle.split(F.silu(mixed_BSC.flatten(0, 1)), sizes, axis=-1)
         q_TGH, k_TGH = (x_TE.reshape([-1, shape.num_key_heads, shape.key_dim]) for x_TE in (q_TE, k_TE))

@@ -1,0 +1,107 @@
+"""Base class of token mixers with a depthwise convolution and then a recurrence over the positions of a document.
+
+The state of a row in the key-value cache is the window of the convolution and the float32 matrices of the recurrence.
+
+Shapes: B batch, S sequence, T = B * S positions, R documents, N heads, H rows and E columns of a matrix,
+C channels of the convolution, W positions of a window.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+import paddle
+
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.token_mixer import TokenMixer
+from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, LayerState, StateShapes
+
+Parts = Sequence[paddle.Tensor]
+"""Inputs of the convolution [B, S, C], and further inputs of the recurrence [B, S, ...]."""
+
+
+class RecurrentMixer(TokenMixer):
+    """Base class of mixers with a convolution and a recurrence.
+
+    Attributes:
+        conv1d: convolution before the recurrence.
+    """
+
+    conv1d: DepthwiseKernel
+
+    @property
+    @abstractmethod
+    def matrix_shape(self) -> tuple[int, int, int]:
+        """Shape [N, H, E] of the matrices of one row on this rank."""
+
+    @abstractmethod
+    def recur(
+        self,
+        mixed_BSC: paddle.Tensor,
+        others: Parts,
+        layout: AttentionLayout,
+        initial_RNHE: paddle.Tensor | None = None,
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        """Run the recurrence over the output of the convolution.
+
+        Args:
+            mixed_BSC: output of the convolution.
+            others: further inputs of the recurrence.
+            layout: documents of the batch.
+            initial_RNHE: matrices before the documents; None for zeros.
+
+        Returns:
+            The outputs [T, N, E], and the matrices after the documents [R, N, H, E].
+        """
+
+    def mix(self, parts: Parts, inputs: AttentionInputs) -> paddle.Tensor:
+        """Mix the positions of each document by the convolution and the recurrence; return [T, N, E]."""
+        if inputs.cache is not None:
+            return self._mix_cached(parts, inputs.cache)
+        layout = inputs.layouts[None]
+        if inputs.num_shared:
+            return self._mix_after_prompt(parts, layout, inputs.num_shared)
+        channels_BSC, *others = parts
+        return self.recur(self.conv1d(channels_BSC, layout), others, layout)[0]
+
+    def _mix_after_prompt(self, parts: Parts, layout: AttentionLayout, shared: int) -> paddle.Tensor:
+        """Mix a prompt of the first `shared` positions, and then the documents, which all continue the prompt."""
+        prompt = AttentionLayout.from_documents([[shared]])
+        state = [paddle.zeros([1, *shape], dtype) for shape, dtype in self._state_shapes(parts[0])]
+        first_TNE, state = self._continue(state, [part[:, :shared] for part in parts], prompt)
+        rest_TNE, _ = self._continue(state, [part[:, shared:] for part in parts], layout)
+        return paddle.concat([first_TNE, rest_TNE])
+
+    @paddle.no_grad()
+    def _mix_cached(self, parts: Parts, cache: KeyValueCache) -> paddle.Tensor:
+        """Mix the new positions of each row after the state of the row, and keep the new state."""
+        state = cache.state(self.layer_index, self._state_shapes(parts[0]))
+        o_TNE, state = self._continue(state, parts, cache.new_documents())
+        cache.keep_state(self.layer_index, state)
+        return o_TNE
+
+    def _state_shapes(self, channels_BSC: paddle.Tensor) -> StateShapes:
+        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices."""
+        window = self.conv1d.window_length, channels_BSC.shape[2]
+        return [(window, channels_BSC.dtype), (self.matrix_shape, paddle.float32)]
+
+    def _continue(
+        self, state: Sequence[paddle.Tensor], parts: Parts, layout: AttentionLayout
+    ) -> tuple[paddle.Tensor, LayerState]:
+        """Mix the documents of each row, which continue the state of the row.
+
+        Returns:
+            The outputs [T, N, E], and the state after the last document of each row.
+        """
+        window_BWC, state_BNHE = state
+        channels_BSC, *others = parts
+        counts = [len(row) for row in layout.document_lengths]
+        row_R, last_B = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - 1
+        mixed_BSC, window_BWC = self.conv1d.continue_after(window_BWC, channels_BSC, layout)
+        initial_RNHE = paddle.gather(state_BNHE, paddle.to_tensor(row_R))
+        o_TNE, after_RNHE = self.recur(mixed_BSC, others, layout, initial_RNHE)
+        return o_TNE, (window_BWC, paddle.gather(after_RNHE, paddle.to_tensor(last_B)))
