@@ -6,6 +6,7 @@ Each key is checked even if the family of the model does not use the key. Keys t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,6 +31,7 @@ _POSITIVE, _FRACTION = number(above=0), number(minimum=0, maximum=1)
 _FACTOR = number(minimum=1e-6, maximum=1e6)
 _ROPE_BASE = number(above=1).or_null()  # with base 1, all rotary frequencies would be equal
 _POSITIONS = number(minimum=2, maximum=2**31).or_null()
+_INFINITY = Kind("infinity", lambda value: value in (math.inf, {"__float__": "Infinity"}))
 _ROTARY_FRACTION = number(above=0, maximum=1).or_null()
 _DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 
@@ -86,7 +88,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "num_attention_heads num_key_value_heads head_dim num_local_experts num_experts_per_tok "
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
         "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
-        "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim",
+        "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
+        "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
@@ -102,7 +105,9 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (list_of(either(number(above=1), whole(0, 0))).or_null(), "layer_rope_theta"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "moe_layer_freq"),
     (list_of(_LAYER).or_null(), "full_attn_idxs"),
-    (whole(1, 64), "conv_L_cache linear_conv_kernel_dim"),
+    (whole(1, 64), "conv_L_cache linear_conv_kernel_dim mamba_d_conv"),
+    (either(whole(1, 2**16), one_of("auto")).or_null(), "mamba_d_head"),
+    (list_of(either(number(minimum=0), _INFINITY)).or_null(), "time_step_limit"),
     (whole(1, 2**20).or_null(), "block_multiple_of"),
     (_POSITIVE.or_null(), "block_ffn_dim_multiplier"),
     (_LAYER, "moe_layer_start_index"),
@@ -134,7 +139,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
         "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
-        "use_double_wide_mlp",
+        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias",
     ),
     (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func position_embedding_type"),

@@ -1,11 +1,11 @@
 """Decoder layers, selected by `DecoderConfig.layer`: order of norms, token mixer and feed-forward.
 
-The token mixer of a layer is attention, or a short convolution (nn/token_mixer.py). In the formulas, attention stands
-for both.
+The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In the formulas, attention stands for all.
 
 | layer | formula | families |
 | --- | --- | --- |
 | pre-norm | x = x + attention(norm(x)); x = x + mlp(norm(x)) | Llama and most others |
+| expert pre-norm | the same with mlp(n) + experts(n), n = norm(x), in place of mlp(norm(x)) | Granite 4 with experts |
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
 | sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 2 and 3, GLM-4-0414 |
 | scaled sandwich | the sandwich layer, whose result is multiplied by a stored number | Gemma 4 |
@@ -149,6 +149,27 @@ class PreNormLayer(DecoderLayer):
         return total_BSD + self._feed_forward(before_mlp(total_BSD), inputs) if out_BSD is None else out_BSD
 
 
+class ExpertPreNormLayer(PreNormLayer):
+    """Pre-norm layer with an expert layer beside the feed-forward block; both read one norm (Granite 4)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        shape = config.expert_shape(layer_index)
+        assert shape is not None, "every layer must have experts"
+        self.moe = MixtureOfExperts(config.hidden_size, shape)
+        self.skips_unread = False
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        before_attention, before_mlp = self.norms_by_role().values()
+        attended_BSD = self._attend(before_attention(x_BSD), inputs)
+        total_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
+        return total_BSD + self._feed_forward(normed_BSD, inputs) + self.scaled(self.moe(normed_BSD))
+
+    @property
+    def mixture(self) -> MixtureOfExperts | None:
+        return getattr(self, "moe", None)
+
+
 class PostNormLayer(DecoderLayer):
     """Layer with norms after attention and feed-forward (OLMo 2, arXiv:2501.00656)."""
 
@@ -234,6 +255,7 @@ class ParallelLayer(DecoderLayer):
 
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "pre_norm": PreNormLayer,
+    "expert_pre_norm": ExpertPreNormLayer,
     "post_norm": PostNormLayer,
     "sandwich": SandwichLayer,
     "scaled_sandwich": ScaledSandwichLayer,

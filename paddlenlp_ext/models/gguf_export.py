@@ -122,13 +122,21 @@ def architecture_for(config: DecoderConfig) -> Architecture:
     """Return the GGUF layout of a model's family.
 
     Raises:
-        ValueError: the family cannot be written as GGUF.
+        ValueError: the family, or a kind of layers of the model, cannot be written as GGUF.
     """
     if config.model_type not in ARCHITECTURES.names():
         raise ValueError(
             f"model_type {config.model_type!r} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES.names())}"
         )
-    return ARCHITECTURES.get(config.model_type)
+    architecture = ARCHITECTURES.get(config.model_type)
+    kinds = [] if architecture.has_convolutions else sorted({mixer.kind for mixer in config.other_mixers})
+    if any(config.experts or ()) and not architecture.has_experts:
+        kinds.append("experts")
+    if kinds:
+        raise ValueError(
+            f"layers of the kind {', '.join(kinds)} cannot be written as GGUF for model_type {config.model_type!r}"
+        )
+    return architecture
 
 
 def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -18,7 +18,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, PreNormLayer, SandwichLayer
+from paddlenlp_ext.models.decoder_layers import (
+    DecoderLayer,
+    ExpertPreNormLayer,
+    ParallelLayer,
+    PreNormLayer,
+    SandwichLayer,
+)
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward
@@ -34,7 +40,8 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
     """Return the smoothing mappings of a decoder layer."""
     mixer, name, mlp = layer.mixer, layer.mixer_name, layer.mlp
     readers = tuple(f"{name}.{reader}" for reader in mixer.input_names)
-    inner = () if isinstance(mlp, MixtureOfExperts) else tuple(f"{_MLP}.{reader}" for reader in mlp.input_names)
+    has_experts = isinstance(mlp, MixtureOfExperts) or isinstance(layer, ExpertPreNormLayer)
+    inner = () if has_experts else tuple(f"{_MLP}.{reader}" for reader in mlp.input_names)
     mappings = []
     if isinstance(layer, PreNormLayer | SandwichLayer):
         mappings = [

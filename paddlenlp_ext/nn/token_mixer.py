@@ -1,4 +1,4 @@
-"""Base classes of the layers that mix the positions of a document: attention, short convolution, gated delta net.
+"""Base classes of the layers that mix the positions of a document: attention, short convolution, Mamba-2 and others.
 
 A mixer sees only the document of a position and the earlier positions of its parent document. The output of a mixer
 therefore does not depend on the other documents in a pack.
@@ -47,10 +47,12 @@ class MixerShape(ABC):
     Attributes:
         kind: name of the kind of layers in messages.
         supports_float16: whether the mixer can be trained in float16.
+        supports_tensor_parallel: whether tensor parallelism can shard the mixer.
     """
 
     kind: ClassVar[str]
     supports_float16: ClassVar[bool] = True
+    supports_tensor_parallel: ClassVar[bool] = True
 
     @abstractmethod
     def build(self, layer_index: int) -> TokenMixer:

@@ -166,11 +166,18 @@ def check_sizes(config: Any, degree: int) -> None:
     """Check that the degree divides the counts of heads and experts, and the size of the MLP.
 
     Raises:
-        ValueError: the degree does not divide one of these sizes. The message suggests a smaller degree.
+        ValueError: the degree does not divide one of these sizes, and the message suggests a smaller degree; or layers
+            of the model cannot be sharded.
     """
     if degree > 1 and any(shape is not None and shape.shared_name is None for shape in config.experts or ()):
         raise ValueError(
             f"tensor_parallel_degree {degree} is not supported for models with experts beside the feed-forward block; "
+            "set tensor_parallel_degree to 1"
+        )
+    whole = sorted({mixer.kind for mixer in config.other_mixers if not mixer.supports_tensor_parallel})
+    if degree > 1 and whole:
+        raise ValueError(
+            f"tensor_parallel_degree {degree} is not supported for models with layers of the kind {', '.join(whole)}; "
             "set tensor_parallel_degree to 1"
         )
     sizes = [("num_attention_heads", config.num_attention_heads)]

@@ -39,6 +39,7 @@ _KINDS = {
     "attention": r"\.self_attn\.",
     "convolutions": r"\.conv\.",
     "gated delta nets": r"\.linear_attn\.",
+    "Mamba-2 layers": r"\.mamba\.",
     "feed-forward blocks": r"\.mlp\.",
     "norms": r"norm\.",
     "embedding": r"embed_tokens\.",

@@ -14,7 +14,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
-from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT
+from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA
 
 _SIZES = {
     **ODD_SIZES,
@@ -84,6 +84,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 36,
         "tie_word_embeddings": False,
     },
+    "mamba2": {**_SIZES, **TINY_MAMBA, "mamba_n_heads": 6, "tie_word_embeddings": True},
     "parallel": {**_SIZES, "model_type": "cohere2", "sliding_window": 5, "layer_norm_eps": 1e-5, "logit_scale": 0.3},
     "sinks": {
         **_SIZES,

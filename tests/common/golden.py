@@ -44,6 +44,11 @@ class ArrayWeights(WeightSource):
 
 
 _NAMES = {
+    "granitemoehybrid": {
+        "block_sparse_moe.input_linear.weight": "block_sparse_moe.experts.gate_up_proj",
+        "block_sparse_moe.output_linear.weight": "block_sparse_moe.experts.down_proj",
+        "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
+    },
     "afmoe": {"mlp.router.gate.e_score_correction_bias": "mlp.expert_bias"},
     "lfm2_moe": {"feed_forward.gate.e_score_correction_bias": "feed_forward.expert_bias"},
 }

@@ -58,6 +58,16 @@ TINY_DELTA: dict[str, Any] = {
     "linear_value_head_dim": 10,
 }
 """Differences of a tiny model with a gated delta net in its first layer from other tiny models."""
+TINY_MAMBA: dict[str, Any] = {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba", "attention"],
+    "num_local_experts": 0,
+    "shared_intermediate_size": 48,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+}
+"""Differences of a tiny model with Mamba-2 in its first layer from other tiny models."""
 ODD_SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 36,
@@ -119,10 +129,15 @@ def write_stand_ins(folder: Path) -> dict[str, str]:
 
 
 def slow_decays(model: Any) -> Any:
-    """Give gated delta nets the decays of trained models, so that states last for many positions; return the model."""
+    """Give recurrent mixers the decays of trained models, so that states last for many positions; return the model.
+
+    Biases of their convolutions become nonzero.
+    """
     for name, parameter in model.named_parameters():
         if name.endswith(".A_log"):
             parameter.set_value(np.linspace(-4, 1.5, *parameter.shape, dtype=np.float32))
+        if name.endswith(".conv1d.bias"):
+            parameter.set_value(np.linspace(-0.5, 0.5, *parameter.shape).astype(np.float32))
         if name.endswith(".dt_bias"):
             parameter.set_value(np.linspace(1, -3, *parameter.shape, dtype=np.float32))
     return model

@@ -71,6 +71,7 @@ def test_shipped_files_exist_for_every_family():
         "glm4",
         "granite",
         "granite4",
+        "granite4_h",
         "granite_swa",
         "hunyuan",
         "lfm2",

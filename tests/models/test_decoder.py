@@ -10,7 +10,7 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
-from tests.common.models import TINY_DELTA
+from tests.common.models import TINY_DELTA, TINY_MAMBA
 from tests.models.tiny_model import TINY, make_model, make_model_with_sinks, make_model_with_slow_decays
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
@@ -68,10 +68,11 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model, SCALED_QUERIES),
         (make_model, GEMMA_4),
         (make_model_with_slow_decays, TINY_DELTA),
+        (make_model_with_slow_decays, {**TINY_MAMBA, "num_local_experts": 5}),
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
-        *("convolutions", "scaled_queries", "gemma4", "delta"),
+        *("convolutions", "scaled_queries", "gemma4", "delta", "mamba2"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
@@ -95,8 +96,8 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}, TINY_DELTA],
-    ids=["full", "window", "partial", "convolutions", "gemma4", "delta"],
+    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}, TINY_DELTA, TINY_MAMBA],
+    ids=["full", "window", "partial", "convolutions", "gemma4", "delta", "mamba2"],
 )
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model_with_slow_decays(**changes)

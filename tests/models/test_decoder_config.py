@@ -15,7 +15,7 @@ from tests.models.tiny_model import TINY, make_model
 
 LAYER_KINDS = {
     "gemma4_text": {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"]},
-    "granitemoehybrid": {"layer_types": ["attention"] * 2, "num_local_experts": 0},
+    "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_state": 6},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
@@ -41,12 +41,20 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         ({"model_type": "gemma3n_text"}, "lacks alternating updates.* most similar .* 'gemma3_text'"),
         (
-            {"model_type": "granitemoehybrid", "layer_types": ["mamba", "attention"]},
-            r"layer_types in config\.json: layers of type mamba \(Mamba-2\) are not supported",
+            {"model_type": "granitemoehybrid", "layer_types": ["mamba", "conv"]},
+            "must be mamba or attention for each of the 2 layers, got 2 entries: conv, linear_attention",
         ),
         (
-            {"model_type": "granitemoehybrid", "layer_types": ["attention"] * 2},
-            "num_local_experts 8 in config.json: experts are not supported for granitemoehybrid",
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 4, "mamba_d_head": 8},
+            r"mamba_n_heads 4 heads with 8 channels must have mamba_expand \* hidden_size = 64 channels",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 4, "mamba_n_groups": 3},
+            "mamba_n_groups 3 must divide the number of heads",
+        ),
+        (
+            {"model_type": "granitemoehybrid", "mamba_n_heads": 4, "time_step_limit": [1.0, 0.5]},
+            r"time_step_limit \[1.0, 0.5\] in config.json must be a smallest and a largest step size",
         ),
         (
             {"model_type": "gemma3_text", "sliding_window_pattern": "LLX"},

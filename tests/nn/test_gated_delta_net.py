@@ -1,4 +1,4 @@
-"""Gated delta nets: documents, caches with padding and prefixes, dtypes, and methods that have no meaning for them."""
+"""Gated delta nets: layers with the mixer, dtypes, and adapters."""
 
 from __future__ import annotations
 
@@ -9,121 +9,25 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, SafetensorsFile, write_safetensors
-from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
-from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
-from paddlenlp_ext.static_graph.trace import cache_shapes
 from tests.common.arrays import normal
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 FAMILY = "qwen3_5_gated_delta"
-LENGTHS = (70, 1, 129, 2, 1, 64)
 
 
 def new_model(**changes):
     return slow_decays(AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[FAMILY], **changes}))
 
 
-def outputs_and_gradients(model, rows, documents=None, read=slice(None)):
-    """Return the hidden states, and the gradients of the input embeddings and the mixer for the positions `read`."""
-    embeddings = []
-
-    def keep(layer, inputs, output):
-        output.stop_gradient = False
-        output.retain_grads()
-        embeddings.append(output)
-
-    hook = model.model.embed_tokens.register_forward_post_hook(keep)
-    hidden = model.hidden_states(paddle.to_tensor([rows]), document_lengths=documents)
-    hook.remove()
-    weights = paddle.to_tensor(np.random.default_rng(3).standard_normal(hidden.shape).astype("float32"))
-    (hidden * weights)[:, read].sum().backward()
-    gradients = {name: each.grad.numpy() for name, each in model.named_parameters() if "linear_attn" in name}
-    model.clear_gradients()
-    return hidden.numpy()[0], {"embeddings": embeddings[0].grad.numpy()[0], **gradients}
-
-
 def test_decoder_layers_have_the_mixers_of_the_interval():
     layers = tiny_model(FAMILY).model.layers
     assert isinstance(layers[0].linear_attn, GatedDeltaNet) and isinstance(layers[1].self_attn, AttentionLayer)
-
-
-def test_gated_delta_net_of_a_changed_neighbour_has_the_same_bits():
-    model, rows = new_model(), random_prompts((sum(LENGTHS),))[0]
-    model.train()
-    start, end = sum(LENGTHS[:2]), sum(LENGTHS[:3])
-    changed = [*rows[:start], *random_prompts((end - start,), seed=5)[0], *rows[end:]]
-    others = np.r_[:start, end : len(rows)]
-    (before, gradients), (after, new_gradients) = (
-        outputs_and_gradients(model, ids, [list(LENGTHS)]) for ids in (rows, changed)
-    )
-    np.testing.assert_array_equal(before[others], after[others])
-    np.testing.assert_array_equal(gradients["embeddings"][others], new_gradients["embeddings"][others])
-    assert np.abs(before[start:end] - after[start:end]).max() > 0.1
-
-
-def test_gated_delta_net_of_packed_documents_equals_the_documents_alone():
-    model, rows = new_model(), random_prompts((sum(LENGTHS),))[0]
-    model.train()
-    packed, gradients = outputs_and_gradients(model, rows, [list(LENGTHS)])
-    start = 0
-    for length in LENGTHS:
-        part = slice(start, start + length)
-        alone = model.hidden_states(paddle.to_tensor([rows[part]])).numpy()[0]
-        np.testing.assert_allclose(packed[part], alone, rtol=0, atol=1e-5 * np.abs(alone).max())
-        _, of_part = outputs_and_gradients(model, rows, [list(LENGTHS)], part)
-        nearest = np.abs(of_part["embeddings"]).max(-1).nonzero()[0]
-        assert start <= nearest.min() and nearest.max() < start + length, "a gradient leaks into a neighbour"
-        start += length
-    assert all(np.abs(gradient).max() > 0 for gradient in gradients.values())
-
-
-def test_branches_of_a_prompt_equal_the_sequences_alone():
-    model, (prompt, left, right) = new_model(), random_prompts((69, 3, 66))
-    packed = model.hidden_states(
-        paddle.to_tensor([prompt + left + right]), document_lengths=[[69, 3, 66]], document_parents=[[None, 0, 0]]
-    )
-    for start, branch in ((69, left), (72, right)):
-        alone = model.hidden_states(paddle.to_tensor([prompt + branch]))[:, 69:].numpy()
-        found = packed[:, start : start + len(branch)].numpy()
-        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
-
-
-@paddle.no_grad()
-@pytest.mark.parametrize("chunks", [(9,), (1,) * 9, (2, 3, 4)])
-def test_gated_delta_net_with_a_cache_equals_the_whole_pass(chunks):
-    """Test rows with padding, and new positions in chunks that are shorter and longer than the kernel of 4."""
-    model, rows = tiny_model(FAMILY), random_prompts((5, 2))
-    more = random_prompts((9, 9), seed=1)
-    cache = KVCache([0, 3])
-    model.hidden_states(paddle.to_tensor([rows[0], [0] * 3 + rows[1]]), cache=cache)
-    start, found = 0, []
-    for size in chunks:
-        ids = paddle.to_tensor([row[start : start + size] for row in more])
-        found.append(model.hidden_states(ids, cache=cache).numpy())
-        start += size
-    found = np.concatenate(found, axis=1)
-    for index, row in enumerate(rows):
-        expected = model.hidden_states(paddle.to_tensor([row + more[index]])).numpy()[0, len(row) :]
-        np.testing.assert_allclose(found[index], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
-
-
-@paddle.no_grad()
-def test_padding_of_several_passes_leaves_no_trace_in_the_state():
-    """Test a row that starts in the second pass over the cache."""
-    model, (first, second) = tiny_model(FAMILY), random_prompts((9, 4))
-    padded = np.array([first, [7] * 5 + second])
-    cache = KVCache([0, 5])
-    for part in (slice(0, 3), slice(3, 7), slice(7, 9)):
-        found = model.hidden_states(paddle.to_tensor(padded[:, part]), cache=cache).numpy()
-    for row, ids in enumerate((first, second)):
-        expected = model.hidden_states(paddle.to_tensor([ids])).numpy()[0, -2:]
-        np.testing.assert_allclose(found[row], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
 
 
 def test_parameters_of_decays_and_norm_are_float32_in_a_bfloat16_model():
@@ -158,13 +62,3 @@ def test_lora_of_a_gated_delta_net_has_the_names_of_peft(prefix, tmp_path):
     with paddle.no_grad():
         np.testing.assert_array_equal(again(ids).numpy(), model(ids).numpy())
         assert np.abs(again(ids).numpy() - new_model()(ids).numpy()).max() > 0.1
-
-
-def test_prefix_tuning_of_a_gated_delta_net_raises():
-    with pytest.raises(ValueError, match=r"prefix_tuning: model\.layers\.0\.linear_attn is a GatedDeltaNet"):
-        get_peft_model(new_model(), PrefixTuningConfig(num_virtual_tokens=3))
-
-
-def test_static_graph_of_a_gated_delta_net_raises():
-    with pytest.raises(ValueError, match="layer 0 has a GatedDeltaNet"):
-        cache_shapes(tiny_model(FAMILY))

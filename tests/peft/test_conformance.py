@@ -33,7 +33,8 @@ CASES = [
     *case_keys(EVERY_METHOD, ["llama_layer", "qwen2", "latent_layer"]),
     *case_keys(METHODS_OF_EXPERTS, ["experts_layer", "latent_experts"]),
     *case_keys(
-        {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"}, ["convolutions", "gated_delta"]
+        {name: each for name, each in EVERY_METHOD.items() if name != "prefix_tuning"},
+        ["convolutions", "gated_delta", "mamba2"],
     ),
     *case_keys(
         {name: each for name, each in METHODS_OF_EXPERTS.items() if name != "prefix_tuning"}, ["experts_beside"]

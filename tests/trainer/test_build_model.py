@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build_model as build_model_module
 from paddlenlp_ext.trainer.build_model import build_model, check_float16
 from paddlenlp_ext.trainer.load_data import load_data
-from tests.common.models import TINY_DELTA, TINY_LLAMA
+from tests.common.models import TINY_DELTA, TINY_LLAMA, TINY_MAMBA
 from tests.common.training import make_config
 
 
@@ -36,14 +36,17 @@ def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_fold
     assert built.pipeline is None and built.sharding is None and built.model.model.stage is None
 
 
-@pytest.mark.parametrize(("family", "dtype"), [(TINY_DELTA, "float16"), (TINY_DELTA, "bfloat16"), ({}, "float16")])
-def test_check_float16_refuses_gated_delta_nets(tmp_path, family, dtype):
+@pytest.mark.parametrize(
+    ("family", "dtype"),
+    [(TINY_DELTA, "float16"), (TINY_MAMBA, "float16"), (TINY_DELTA, "bfloat16"), ({}, "float16")],
+)
+def test_check_float16_refuses_recurrent_mixers(tmp_path, family, dtype):
     config = make_config(tmp_path / "out", fp16=dtype == "float16", bf16=dtype == "bfloat16")
     config = replace(config, precision=replace(config.precision, device="gpu"))
     assert config.precision.compute_dtype == dtype
     model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **family})
     if family and dtype == "float16":
-        with pytest.raises(ValueError, match="gated delta net overflow in float16 training; set bf16: true"):
+        with pytest.raises(ValueError, match=r"(gated delta net|Mamba-2) overflow in float16 training; set bf16: true"):
             check_float16(model, config)
     else:
         check_float16(model, config)

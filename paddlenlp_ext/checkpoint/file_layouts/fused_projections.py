@@ -24,6 +24,8 @@ FusedLayers = Mapping[str, Mapping[str, int]]
 A name is the last component of a dotted layer name, such as `qkv_proj`.
 """
 _STACKED = ("weight", "bias")
+_DIMS_OF_EXPERTS = 3
+"""Number of dimensions of the stacked weights of experts, which are not split."""
 _INTEGERS = ("weight_scale", "weight_zero", "weight_shape")
 """Tensors of a quantized integer weight (quantization/integer_tensors.py), which are joined like the weight."""
 
@@ -84,7 +86,8 @@ class SplitWeights(WeightSource):
         quantized = {found.fused for found in located.values() if found is not None and found.tensor not in _STACKED}
         for stored, found in located.items():
             is_packed = found is not None and found.tensor != "bias" and found.fused in quantized
-            if found is None or found.projection is not None or is_packed:
+            is_stack = len(source.shape(stored)) == _DIMS_OF_EXPERTS
+            if found is None or found.projection is not None or is_packed or is_stack:
                 self._names.append(stored)
                 continue
             rows = projection_rows(found.fused, layers)

@@ -36,6 +36,18 @@ _GRANITE_4 = {
     "layer_types": ["attention", "attention"],
     "mamba_n_heads": 4,
 }
+_GRANITE_4_H = {
+    **_GRANITE_4,
+    "num_hidden_layers": 3,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "position_embedding_type": "nope",
+    "mamba_n_heads": 6,
+    "mamba_d_head": 16,
+    "mamba_expand": 3,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 16,
+}
 _EXPERTS = {"num_experts_per_tok": 2}
 _LLAMA31 = {
     "rope_type": "llama3",
@@ -78,7 +90,7 @@ _GEMMA_4 = {
     "sliding_window": 7,
     "tie_word_embeddings": True,
 }
-_LENGTHS = {"qwen3_5": 131}  # more than two chunks of the gated delta rule
+_LENGTHS = {"qwen3_5": 131, "granite_4_h": 131}  # more than two chunks of the recurrence
 _DELTA = {
     **_SMALL,
     **_NO_PADDING,
@@ -219,6 +231,31 @@ CASES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "granite_4_with_rope": {**_SMALL, **_NO_PADDING, **_GRANITE_4, "position_embedding_type": "rope"},
+    "granite_4_h": {**_SMALL, **_NO_PADDING, **_GRANITE_4_H},
+    "granite_4_h_biases": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GRANITE_4_H,
+        "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+        "mamba_d_conv": 3,
+        "mamba_n_groups": 3,
+        "mamba_proj_bias": True,
+        "time_step_limit": [0.1, 1.5],
+        "attention_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "granite_4_h_experts": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GRANITE_4_H,
+        "intermediate_size": 20,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "mamba_conv_bias": False,
+        "mamba_n_groups": 1,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.2,
+    },
     "exaone4_window": {
         **_SMALL,
         **_NO_PADDING,
@@ -673,7 +710,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 _ROUTERS = (
     *("mlp.gate.weight", "mlp.router.gate.weight", "mlp.gate.wg.weight", "feed_forward.gate.weight"),
-    "router.proj.weight",
+    *("router.proj.weight", "block_sparse_moe.router.weight"),
 )
 
 
@@ -696,7 +733,7 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return 0.07 * noise
     if case.startswith(("qwen3_5", "qwen3_next")) and "norm" in name and "linear_attn" not in name:  # scales 1 + w
         return 0.2 * noise
-    around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale"))
+    around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "mamba.D"))
     return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)
 
 

@@ -32,7 +32,10 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_m
 
 LENGTHS, LENGTHS_BFLOAT16 = (5, 11, 1), (4, 1)  # from nine positions on, the model rounds activations to bfloat16
 STEPS = 4
-WITHOUT_PROGRAM = {"lfm2_convolutions", "lfm2_without_attention", "qwen3_5_gated_delta", "qwen3_next_fused_delta"}
+WITHOUT_PROGRAM = {
+    *("lfm2_convolutions", "lfm2_without_attention", "qwen3_5_gated_delta", "qwen3_next_fused_delta"),
+    *("granite_4_mamba2", "granite_4_mamba2_experts"),
+}
 """Models with layers without attention, which static graphs do not support."""
 
 

@@ -32,6 +32,8 @@ OP_BY_OP |= {
     "gemma4_keys_as_values",
     "qwen3_5_gated_delta",
     "qwen3_next_fused_delta",
+    "granite_4_mamba2",
+    "granite_4_mamba2_experts",
 }
 OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "minicpm3" in family}
 

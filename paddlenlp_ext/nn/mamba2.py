@@ -1,0 +1,169 @@
+"""Mamba-2: the token mixer of most layers of Granite 4 H (Dao and Gu 2024, arXiv:2405.21060).
+
+    z, xbc, dt = in_proj(u)
+    x, B, C = silu(convolution(xbc))                    causal, depthwise, over the last L positions of the document
+    d = softplus(dt + dt_bias)                          step size, clipped to the limits of the model
+    y = state_space_duality(C, B, d x, -exp(A_log) d) + D x
+    out = out_proj(norm(y * silu(z)))                   RMS norm of each group
+
+The step sizes, the recurrence and the norm are computed in float32 in models of any dtype.
+
+Shapes: B batch, S sequence, T = B * S positions, R documents, D hidden, G groups, N heads, H state dimension,
+E head dimension, C channels of the convolution, L taps, F = N * E.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import paddle
+import paddle.nn.functional as F
+from paddle import nn
+
+from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recompute import recompute_region
+from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer
+from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.token_mixer import MixerShape
+from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.state_space_duality import state_space_duality
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mamba2Shape(MixerShape):
+    """Sizes and options of a Mamba-2 mixer.
+
+    Attributes:
+        hidden_size: D.
+        num_heads: N.
+        num_groups: G, a divisor of `num_heads`; heads of a group share B and C.
+        head_dim: E.
+        state_dim: H.
+        num_taps: L, the number of positions that an output of the convolution depends on, itself included.
+        conv_bias: whether the convolution has a bias.
+        bias: whether the linear layers have biases.
+        step_limits: smallest and largest step size.
+        norm_epsilon: epsilon of the norm.
+    """
+
+    kind = "Mamba-2"
+    supports_float16 = False
+    supports_tensor_parallel = False
+
+    hidden_size: int
+    num_heads: int
+    num_groups: int
+    head_dim: int
+    state_dim: int
+    num_taps: int
+    conv_bias: bool = True
+    bias: bool = False
+    step_limits: tuple[float, float] = (0.0, math.inf)
+    norm_epsilon: float = 1e-6
+
+    def build(self, layer_index: int) -> Mamba2:
+        return Mamba2(self, layer_index)
+
+    @property
+    def inner_size(self) -> int:
+        """F, the number of channels of all heads."""
+        return self.num_heads * self.head_dim
+
+    @property
+    def group_size(self) -> int:
+        """Number of channels of B of all groups, and of C."""
+        return self.num_groups * self.state_dim
+
+    @property
+    def num_channels(self) -> int:
+        """C, the number of channels of x, B and C."""
+        return self.inner_size + 2 * self.group_size
+
+    @property
+    def num_weights(self) -> int:
+        return self.hidden_size * (2 * self.inner_size + self.num_channels + self.num_heads)
+
+    @property
+    def saved_size(self) -> float:
+        """Channels before and after the convolution and its activation, z, d x, y, the normed y, states of chunks."""
+        states = self.num_heads * self.state_dim * self.head_dim / 64  # one state per chunk of 64 positions
+        return 3 * self.num_channels + 4 * self.inner_size + states
+
+
+class GroupedRMSNorm(RMSNorm):
+    """RMS normalization of each of `num_groups` equal parts of the last axis; the weight is float32."""
+
+    def __init__(self, size: int, epsilon: float, num_groups: int) -> None:
+        super().__init__(size, epsilon, dtype="float32")
+        self.num_groups = num_groups
+
+    def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
+        """Map [..., size] to [..., size] with `weight` [size] in place of the layer's weight."""
+        grouped = x.reshape([*x.shape[:-1], self.num_groups, -1])
+        inverse = (grouped.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
+        return (grouped * inverse).flatten(-2) * weight
+
+
+class Mamba2(RecurrentMixer):
+    """Mamba-2 mixer of one decoder layer."""
+
+    attribute = "mamba"
+    input_names = ("in_proj",)
+    output_name = "out_proj"
+
+    def __init__(self, shape: Mamba2Shape, layer_index: int) -> None:
+        super().__init__(layer_index)
+        self.shape, heads, inner = shape, shape.num_heads, shape.inner_size
+        self.in_proj = Linear(shape.hidden_size, inner + shape.num_channels + heads, shape.bias)
+        self.conv1d = DepthwiseKernel(shape.num_channels, shape.num_taps, shape.conv_bias)
+        rates = nn.initializer.Assign(np.log(np.arange(1, heads + 1, dtype=np.float32)))
+        self.A_log = self.create_parameter([heads], dtype="float32", default_initializer=rates)
+        ones = nn.initializer.Constant(1.0)
+        self.D = self.create_parameter([heads], dtype="float32", default_initializer=ones)
+        self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
+        self.norm = GroupedRMSNorm(inner, shape.norm_epsilon, shape.num_groups)
+        self.out_proj = Linear(inner, shape.hidden_size, shape.bias)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
+        shape = self.shape
+        projected = recompute_region("attention_column_ln", self.in_proj, x_BSD)
+        z_BSF, xbc_BSC, dt_BSN = paddle.split(
+            projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1
+        )
+        y_TNE = self.mix((xbc_BSC, dt_BSN), inputs)
+        gated_BSF = y_TNE.reshape(z_BSF.shape) * F.silu(z_BSF.astype("float32"))
+        return recompute_region("attention_row_ln", self.out_proj, self.norm(gated_BSF).astype(x_BSD.dtype))
+
+    @property
+    def matrix_shape(self) -> tuple[int, int, int]:
+        return self.shape.num_heads, self.shape.state_dim, self.shape.head_dim
+
+    def recur(
+        self,
+        mixed_BSC: paddle.Tensor,
+        others: Parts,
+        layout: AttentionLayout,
+        initial_RNHE: paddle.Tensor | None = None,
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        shape, (dt_BSN,) = self.shape, others
+        xbc_TC = F.silu(mixed_BSC.flatten(0, 1))
+        x_TF, *bc = paddle.split(xbc_TC, [shape.inner_size, shape.group_size, shape.group_size], axis=-1)
+        b_TGH, c_TGH = (part.reshape([-1, shape.num_groups, shape.state_dim]) for part in bc)
+        x_TNE = x_TF.reshape([-1, shape.num_heads, shape.head_dim]).astype("float32")
+        step_TN = self._steps(dt_BSN.flatten(0, 1))
+        decay_TN = -self.A_log.exp() * step_TN
+        dx_TNE = step_TN.unsqueeze(-1) * x_TNE
+        y_TNE, after_RNHE = state_space_duality(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE)
+        return y_TNE + self.D.unsqueeze(-1) * x_TNE, after_RNHE
+
+    def _steps(self, dt_TN: paddle.Tensor) -> paddle.Tensor:
+        """Return the step sizes, float32 [T, N]."""
+        step_TN = F.softplus(dt_TN.astype("float32") + self.dt_bias)
+        smallest, largest = self.shape.step_limits
+        step_TN = step_TN.clip(min=smallest) if smallest > 0 else step_TN
+        return step_TN if math.isinf(largest) else step_TN.clip(max=largest)

@@ -1,0 +1,134 @@
+"""Mixers with a recurrence: documents, caches with padding and prefixes, and methods that have no meaning for them."""
+
+from __future__ import annotations
+
+import numpy as np
+import paddle
+import pytest
+
+from paddlenlp_ext.generation.padded_kv_cache import KVCache
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.peft_model import get_peft_model
+from paddlenlp_ext.static_graph.trace import cache_shapes
+from tests.common.models import slow_decays
+from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
+
+MIXERS = {"qwen3_5_gated_delta": "linear_attn", "granite_4_mamba2": "mamba"}
+"""Family of a model -> name of the mixer in its first layer."""
+LENGTHS = (70, 1, 129, 2, 1, 64)
+each_family = pytest.mark.parametrize("family", MIXERS)
+
+
+def new_model(family):
+    return slow_decays(AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}))
+
+
+def outputs_and_gradients(family, model, rows, documents=None, read=slice(None)):
+    """Return the hidden states, and the gradients of the input embeddings and the mixer for the positions `read`."""
+    embeddings = []
+
+    def keep(layer, inputs, output):
+        output.stop_gradient = False
+        output.retain_grads()
+        embeddings.append(output)
+
+    hook = model.model.embed_tokens.register_forward_post_hook(keep)
+    hidden = model.hidden_states(paddle.to_tensor([rows]), document_lengths=documents)
+    hook.remove()
+    weights = paddle.to_tensor(np.random.default_rng(3).standard_normal(hidden.shape).astype("float32"))
+    (hidden * weights)[:, read].sum().backward()
+    gradients = {name: each.grad.numpy() for name, each in model.named_parameters() if MIXERS[family] in name}
+    model.clear_gradients()
+    return hidden.numpy()[0], {"embeddings": embeddings[0].grad.numpy()[0], **gradients}
+
+
+@each_family
+def test_recurrent_mixer_of_a_changed_neighbour_has_the_same_bits(family):
+    model, rows = new_model(family), random_prompts((sum(LENGTHS),))[0]
+    model.train()
+    start, end = sum(LENGTHS[:2]), sum(LENGTHS[:3])
+    changed = [*rows[:start], *random_prompts((end - start,), seed=5)[0], *rows[end:]]
+    others = np.r_[:start, end : len(rows)]
+    (before, gradients), (after, new_gradients) = (
+        outputs_and_gradients(family, model, ids, [list(LENGTHS)]) for ids in (rows, changed)
+    )
+    np.testing.assert_array_equal(before[others], after[others])
+    np.testing.assert_array_equal(gradients["embeddings"][others], new_gradients["embeddings"][others])
+    assert np.abs(before[start:end] - after[start:end]).max() > 0.1
+
+
+@each_family
+def test_recurrent_mixer_of_packed_documents_equals_the_documents_alone(family):
+    model, rows = new_model(family), random_prompts((sum(LENGTHS),))[0]
+    model.train()
+    packed, gradients = outputs_and_gradients(family, model, rows, [list(LENGTHS)])
+    start = 0
+    for length in LENGTHS:
+        part = slice(start, start + length)
+        alone = model.hidden_states(paddle.to_tensor([rows[part]])).numpy()[0]
+        np.testing.assert_allclose(packed[part], alone, rtol=0, atol=1e-5 * np.abs(alone).max())
+        _, of_part = outputs_and_gradients(family, model, rows, [list(LENGTHS)], part)
+        nearest = np.abs(of_part["embeddings"]).max(-1).nonzero()[0]
+        assert start <= nearest.min() and nearest.max() < start + length, "a gradient leaks into a neighbour"
+        start += length
+    assert all(np.abs(gradient).max() > 0 for gradient in gradients.values())
+
+
+@each_family
+def test_branches_of_a_prompt_equal_the_sequences_alone(family):
+    model, (prompt, left, right) = new_model(family), random_prompts((69, 3, 66))
+    packed = model.hidden_states(
+        paddle.to_tensor([prompt + left + right]), document_lengths=[[69, 3, 66]], document_parents=[[None, 0, 0]]
+    )
+    for start, branch in ((69, left), (72, right)):
+        alone = model.hidden_states(paddle.to_tensor([prompt + branch]))[:, 69:].numpy()
+        found = packed[:, start : start + len(branch)].numpy()
+        np.testing.assert_allclose(found, alone, rtol=0, atol=1e-5 * np.abs(alone).max())
+
+
+@each_family
+@paddle.no_grad()
+@pytest.mark.parametrize("chunks", [(9,), (1,) * 9, (2, 3, 4)])
+def test_recurrent_mixer_with_a_cache_equals_the_whole_pass(family, chunks):
+    """Test rows with padding, and new positions in chunks that are shorter and longer than the kernel of 4."""
+    model, rows = tiny_model(family), random_prompts((5, 2))
+    more = random_prompts((9, 9), seed=1)
+    cache = KVCache([0, 3])
+    model.hidden_states(paddle.to_tensor([rows[0], [0] * 3 + rows[1]]), cache=cache)
+    start, found = 0, []
+    for size in chunks:
+        ids = paddle.to_tensor([row[start : start + size] for row in more])
+        found.append(model.hidden_states(ids, cache=cache).numpy())
+        start += size
+    found = np.concatenate(found, axis=1)
+    for index, row in enumerate(rows):
+        expected = model.hidden_states(paddle.to_tensor([row + more[index]])).numpy()[0, len(row) :]
+        np.testing.assert_allclose(found[index], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
+
+
+@each_family
+@paddle.no_grad()
+def test_padding_of_several_passes_leaves_no_trace_in_the_state(family):
+    """Test a row that starts in the second pass over the cache."""
+    model, (first, second) = tiny_model(family), random_prompts((9, 4))
+    padded = np.array([first, [7] * 5 + second])
+    cache = KVCache([0, 5])
+    for part in (slice(0, 3), slice(3, 7), slice(7, 9)):
+        found = model.hidden_states(paddle.to_tensor(padded[:, part]), cache=cache).numpy()
+    for row, ids in enumerate((first, second)):
+        expected = model.hidden_states(paddle.to_tensor([ids])).numpy()[0, -2:]
+        np.testing.assert_allclose(found[row], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
+
+
+@each_family
+def test_prefix_tuning_of_a_recurrent_mixer_raises(family):
+    message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|Mamba2)"
+    with pytest.raises(ValueError, match=message):
+        get_peft_model(new_model(family), PrefixTuningConfig(num_virtual_tokens=3))
+
+
+@each_family
+def test_static_graph_of_a_recurrent_mixer_raises(family):
+    with pytest.raises(ValueError, match=r"layer 0 has a (GatedDeltaNet|Mamba2)"):
+        cache_shapes(tiny_model(family))
