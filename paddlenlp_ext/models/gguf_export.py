@@ -129,7 +129,7 @@ def architecture_for(config: DecoderConfig) -> Architecture:
             f"model_type {config.model_type!r} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES.names())}"
         )
     architecture = ARCHITECTURES.get(config.model_type)
-    kinds = [] if architecture.has_convolutions else sorted({mixer.kind for mixer in config.other_mixers})
+    kinds = sorted({mixer.kind for mixer in config.other_mixers}.difference(architecture.mixers))
     if any(config.experts or ()) and not architecture.has_experts:
         kinds.append("experts")
     if kinds:
@@ -174,7 +174,8 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
         **_expert_metadata(config),
     }
     own = {key.name: key.stored(config.value(name)) for name, key in architecture.keys.items()}
-    return {**keys, **{name: value for name, value in own.items() if value is not None}}, factors
+    own = {name: value for name, value in own.items() if value is not None}
+    return {**keys, **own, **architecture.metadata(config)}, factors
 
 
 def _kv_heads(config: DecoderConfig, architecture: Architecture) -> int | list[int]:
@@ -252,9 +253,8 @@ def check_weights(path: Path, tensors: Mapping[str, LazyTensor], outtype: str, a
 
 
 def _is_rounded(expected: np.ndarray, found: np.ndarray, outtype: str, architecture: Architecture, name: str) -> bool:
-    if architecture.norm_offset and "norm" in name:
-        offset = np.float32(architecture.norm_offset)
-        return np.array_equal(found, (expected + offset) - offset)
+    if architecture.converts_values(name):
+        return np.array_equal(found, architecture.from_stored(name, architecture.to_stored(name, expected)))
     if np.array_equal(found, expected):
         return True
     if outtype in _PLAIN:

@@ -62,6 +62,14 @@ def llama(tmp_path_factory):
             {"model_type": "afmoe", **EXPERTS, "mup_enabled": True, "global_attn_every_n_layers": 1},
             r"GGUF file of afmoe cannot express windows \(None, None\)",
         ),
+        (
+            {"model_type": "qwen3_5_text", "layer_types": ["full_attention", "linear_attention"]},
+            r"GGUF file of qwen3_5_text cannot express mixers \(None, GatedDeltaShape",
+        ),
+        (
+            {"model_type": "qwen3_5_text", "linear_value_head_dim": 16},
+            "a GGUF file cannot express heads with 128 key channels and 16 value channels",
+        ),
         ({"model_type": "apertus", "mlp_bias": True}, "GGUF file of apertus cannot express mlp_bias True"),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},

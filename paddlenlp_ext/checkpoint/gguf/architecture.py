@@ -4,6 +4,8 @@ The converter of llama.cpp changes some tensors. Reading undoes the changes, and
 
 - In some families, query and key rows are permuted so that the two channels of a rotary pair are adjacent (`permutes`).
 - In some families, norm weights are stored as 1 + w instead of w (`norm_offset`).
+- In some families, the rates of decay are stored as -exp(x) instead of x (`logarithms`).
+- In some families, rows and columns are stored in another order (`row_order`, `column_order`).
 """
 
 from __future__ import annotations
@@ -89,15 +91,24 @@ class Architecture:
         constants: keys of config.json without a metadata key, with the values of the published models.
         settings: function that derives keys of config.json from several metadata values or from tensors.
         has_experts: whether the family is a mixture of experts, whose files have an `expert_count` of at least 1.
+        has_dense_layers: whether layers may have a dense feed-forward layer; other families' files may lack
+            `feed_forward_length`.
         reads: function that recognizes the files of this family among files with the same `general.architecture`.
         permutes: whether the rows of query and key projections are permuted.
         norm_offset: offset that is added to norm weights in files.
+        plain_norms: suffixes of the Hugging Face names of norm weights that files store without the offset.
+        logarithms: suffixes of the Hugging Face names of tensors x that files store as -exp(x).
+        row_order: function that returns, for each row of a stored tensor, its index in the Hugging Face tensor; called
+            with the Hugging Face name and the config (`DecoderConfig`); None: the order is the same. `restore` must
+            undo the order.
+        column_order: function that returns the same for columns.
         norm_epsilon: name of the epsilon of norms in the metadata and in config.json.
         has_window: whether the family has sliding-window attention.
         is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
         yarn_multiplier: factor of `mscale_all_dim` in the metadata; None: YaRN in the files has no `mscale_all_dim`.
         is_latent: whether the family has multi-head latent attention (MLA).
+        mixers: kinds of token mixers other than attention (`MixerShape.kind`) that files can store.
         has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
             with a short convolution instead of attention.
         squeezed: suffix of the Hugging Face names of tensors -> axis of length 1 that files omit.
@@ -105,6 +116,8 @@ class Architecture:
             checkpoint.
         split: inverse of `restore`, called with the tensors and the config (`DecoderConfig`) of a model; None: each
             Hugging Face tensor is stored as one GGUF tensor, or the tensors of experts are stacked.
+        metadata: function that computes metadata from a config (`DecoderConfig`), without the prefix of the
+            architecture; the inverse of `settings`.
         tensor_metadata: function that converts Hugging Face tensors to metadata with full key names.
     """
 
@@ -116,19 +129,26 @@ class Architecture:
     constants: Mapping[str, Any] = field(default_factory=dict)
     settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {}
     has_experts: bool = False
+    has_dense_layers: bool = True
     reads: Callable[[GgufFile], bool] = lambda file: True
     permutes: bool = False
     norm_offset: float = 0.0
+    plain_norms: tuple[str, ...] = ()
+    logarithms: tuple[str, ...] = ()
+    row_order: Callable[[str, Any], np.ndarray | None] = lambda name, config: None
+    column_order: Callable[[str, Any], np.ndarray | None] = lambda name, config: None
     norm_epsilon: tuple[str, str] = ("attention.layer_norm_rms_epsilon", "rms_norm_eps")
     has_window: bool = False
     is_partly_rotated: bool = False
     truncates_yarn: bool = True
     yarn_multiplier: float | None = None
     is_latent: bool = False
+    mixers: tuple[str, ...] = ()
     has_convolutions: bool = False
     squeezed: Mapping[str, int] = field(default_factory=dict)
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
     split: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] | None = None
+    metadata: Callable[[Any], dict[str, Any]] = lambda config: {}
     tensor_metadata: Callable[[Mapping[str, LazyTensor]], dict[str, Any]] = lambda tensors: {}
 
     def config_values(self, file: GgufFile) -> dict[str, Any]:
@@ -139,6 +159,31 @@ class Architecture:
         """
         read = {name: key.read(file) for name, key in self.keys.items()}
         return {**read, **self.constants, **self.settings(file)}
+
+    def converts_values(self, name: str) -> bool:
+        """Return whether files store other values than the Hugging Face tensor `name` has."""
+        return self._offset(name) != 0 or name.endswith(self.logarithms)
+
+    def to_stored(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Return the float32 values that files store for the values of the Hugging Face tensor `name`."""
+        if name.endswith(self.logarithms):
+            return -np.exp(values.astype(np.float64)).astype(np.float32)
+        return values + np.float32(self._offset(name)) if self._offset(name) else values
+
+    def from_stored(self, name: str, values: np.ndarray) -> np.ndarray:
+        """Return the float32 values of the Hugging Face tensor `name`; the inverse of `to_stored`, up to rounding.
+
+        Raises:
+            ValueError: the values have no logarithm.
+        """
+        if not name.endswith(self.logarithms):
+            return values - np.float32(self._offset(name)) if self._offset(name) else values
+        if not (values < 0).all():
+            raise ValueError(f"the stored values of {name} are not all negative")
+        return np.log(-values.astype(np.float64)).astype(np.float32)
+
+    def _offset(self, name: str) -> float:
+        return self.norm_offset if "norm" in name and not name.endswith(self.plain_norms) else 0.0
 
     def squeezed_axis(self, name: str) -> int | None:
         """Return the axis that files omit from the Hugging Face tensor `name`; None if files have all axes."""

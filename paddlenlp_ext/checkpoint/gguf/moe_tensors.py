@@ -21,6 +21,14 @@ SHARED_EXPERTS = {
     "ffn_up_shexp": "mlp.shared_experts.up_proj",
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
+GATED_SHARED_EXPERT = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+SQUEEZED_GATE = {"mlp.shared_expert_gate.weight": 0}
+"""`Architecture.squeezed` of a gated shared expert."""
 EXPERT_KEYS = {
     "num_experts": Key("expert_count"),
     "num_experts_per_tok": Key("expert_used_count"),

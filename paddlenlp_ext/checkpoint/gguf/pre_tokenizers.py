@@ -14,6 +14,8 @@ _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
+_QWEN3_5 = _QWEN2.replace(r"?\p{L}+", r"?[\p{L}\p{M}]+").replace(r"[^\s\p{L}", r"[^\s\p{L}\p{M}")
 _UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
 _TEKKEN = (
     rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
@@ -85,8 +87,9 @@ WORD_RULES = (
     WordRule(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"), single_digits=True),
     WordRule(("llama-bpe", "llama3", "llama-v3", "lfm2"), (_LLAMA3,), ignores_merges=True, adds_bos=True),
     WordRule(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), (_LLAMA3,)),
-    WordRule(("qwen2",), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),), normalizes=True),
-    WordRule(("hunyuan", "stablelm2"), (_LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}"),)),
+    WordRule(("qwen2",), (_QWEN2,), normalizes=True),
+    WordRule(("qwen35",), (_QWEN3_5,), normalizes=True),
+    WordRule(("hunyuan", "stablelm2"), (_QWEN2,)),
     WordRule(("tekken",), (_TEKKEN,), ignores_merges=True, adds_bos=True),
     WordRule(("gpt-4o", "llama4"), (_GPT_4O,)),
     WordRule(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),

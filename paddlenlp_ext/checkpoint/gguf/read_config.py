@@ -26,13 +26,14 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: token_embd.weight is missing; use a GGUF file with all tensors of the model")
+    width = None if architecture.has_dense_layers else count(file, "expert_feed_forward_length")
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
         "architectures": [architecture.class_name],
         "model_type": model_type_of(file),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": count(file, "feed_forward_length"),
+        "intermediate_size": count(file, "feed_forward_length", width),
         "num_hidden_layers": num_layers(file),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,

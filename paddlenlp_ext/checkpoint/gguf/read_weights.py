@@ -75,11 +75,17 @@ class GgufWeights(WeightSource):
                 )
             values = unpermute_rows(values, num_heads)
         stored = self.dtype(name)
-        if self._architecture.norm_offset and "norm" in name:
-            values, stored = cast(values, stored, "float32") - np.float32(self._architecture.norm_offset), "float32"
+        if self._architecture.converts_values(name):
+            values, stored = self._converted(name, cast(values, stored, "float32")), "float32"
         if shard is not None:  # quantization blocks may cross shard boundaries, so the full tensor is read first
             values = values[shard.index]
         return cast(values, stored, dtype or self.dtype(name))
+
+    def _converted(self, name: str, values: np.ndarray) -> np.ndarray:
+        try:
+            return self._architecture.from_stored(name, values)
+        except ValueError as error:
+            raise ValueError(f"{self.path}: {error}; the file is damaged") from error
 
     def _tensor(self, name: str) -> GgufTensor:
         return self.file.tensors[self._places[name].stored]
@@ -166,10 +172,10 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
         if stored in _NOT_WEIGHTS:
             continue
         base, _, kind = stored.rpartition(".")
-        block = re.fullmatch(r"blk\.(\d+)\.(.+)", base)
+        block = re.fullmatch(r"blk\.(\d+)\.(.+)", stored)
         if unread and block and int(block[1]) >= num_layers(file):
             continue
-        local_name = _name_in_block(architecture, block[2], kind) if block else None
+        local_name = _name_in_block(architecture, block[2]) if block else None
         if block and local_name:
             name = f"model.layers.{block[1]}.{local_name}"
             experts = range(file.tensors[stored].shape[0]) if "{}" in name else (None,)
@@ -186,8 +192,9 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
     return found
 
 
-def _name_in_block(architecture: Architecture, base: str, kind: str) -> str | None:
-    """Convert the GGUF name `base.kind` to the Hugging Face name within a layer; None for an unknown tensor."""
+def _name_in_block(architecture: Architecture, stored: str) -> str | None:
+    """Convert a GGUF name within a block to the Hugging Face name within a layer; None for an unknown tensor."""
+    base, _, kind = stored.rpartition(".")
     if base in architecture.in_block:
         return f"{architecture.in_block[base]}.{kind}"
-    return architecture.in_block.get(f"{base}.{kind}")
+    return architecture.in_block.get(stored)

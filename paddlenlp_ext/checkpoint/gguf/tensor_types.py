@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 OUTTYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1")
 _BLOCK = 32
 _BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
-_FULL_PRECISION = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "shortconv.conv.weight")
+_FULL_PRECISION = (
+    *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"),
+    *("shortconv.conv.weight", "ssm_conv1d.weight"),
+)
 _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
 """Maximum relative error of rounding to float16, and maximum absolute error for subnormal values."""
 

@@ -61,12 +61,22 @@ def _stored(group: Mapping[int, tuple[str, LazyTensor]], architecture: Architect
 
 def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, config: Any) -> np.ndarray:
     """Return the float32 values that a GGUF file stores for the Hugging Face tensor `name`."""
+    return in_stored_columns(name, in_stored_rows(name, tensor, architecture, config), architecture, config)
+
+
+def in_stored_rows(name: str, tensor: LazyTensor, architecture: Architecture, config: Any) -> np.ndarray:
+    """Return the float32 values of a tensor with the rows of `name` in the order of GGUF files."""
     values = cast(tensor.read(), tensor.dtype, "float32")
     if architecture.permutes and (".q_proj." in name or ".k_proj." in name):
         values = permute_rows(values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads)
-    if architecture.norm_offset and "norm" in name:
-        values = values + np.float32(architecture.norm_offset)
-    return values
+    order = architecture.row_order(name, config)
+    return architecture.to_stored(name, values if order is None else values[order])
+
+
+def in_stored_columns(name: str, values: np.ndarray, architecture: Architecture, config: Any) -> np.ndarray:
+    """Return values with the columns of `name` in the order of GGUF files."""
+    order = architecture.column_order(name, config)
+    return values if order is None else values[:, order]
 
 
 def stored_name(name: str, architecture: Architecture) -> str | None:

@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, has_bias
-from paddlenlp_ext.checkpoint.gguf.moe_tensors import EXPERT_KEYS, ROUTED_EXPERTS, plain_softmax
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import (
+    EXPERT_KEYS,
+    GATED_SHARED_EXPERT,
+    ROUTED_EXPERTS,
+    SQUEEZED_GATE,
+    plain_softmax,
+)
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.moe_config import expert_differences, sparse_by_step
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
@@ -72,14 +78,7 @@ ARCHITECTURES.register("qwen2_moe")(
     Architecture(
         "qwen2moe",
         "Qwen2MoeForCausalLM",
-        {
-            **PRE_NORM,
-            **ROUTED_EXPERTS,
-            "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-            "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-            "ffn_up_shexp": "mlp.shared_expert.up_proj",
-            "ffn_down_shexp": "mlp.shared_expert.down_proj",
-        },
+        {**PRE_NORM, **ROUTED_EXPERTS, **GATED_SHARED_EXPERT},
         keys={
             **EXPERT_KEYS,
             "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length"),
@@ -87,6 +86,6 @@ ARCHITECTURES.register("qwen2_moe")(
         },
         settings=lambda file: {**plain_softmax(file), "qkv_bias": has_bias(file, "attn_q")},
         has_experts=True,
-        squeezed={"mlp.shared_expert_gate.weight": 0},
+        squeezed=SQUEEZED_GATE,
     )
 )

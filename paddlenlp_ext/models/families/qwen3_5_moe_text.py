@@ -9,6 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.architecture import Key
+from paddlenlp_ext.checkpoint.gguf.gated_delta_nets import delta_net_architecture
+from paddlenlp_ext.checkpoint.gguf.moe_tensors import (
+    EXPERT_KEYS,
+    GATED_SHARED_EXPERT,
+    ROUTED_EXPERTS,
+    SQUEEZED_GATE,
+    plain_softmax,
+)
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3_5_text import (
     QWEN3_5_DEFAULTS,
     QWEN3_5_TENSOR_PLAN,
@@ -59,5 +69,18 @@ FAMILIES.register("qwen3_5_moe_text")(
             "shared_expert_intermediate_size": 512,
         },
         complete=complete_qwen3_5,
+    )
+)
+
+ARCHITECTURES.register("qwen3_5_moe_text")(
+    delta_net_architecture(
+        "qwen35moe",
+        "Qwen3_5MoeForCausalLM",
+        {**ROUTED_EXPERTS, **GATED_SHARED_EXPERT},
+        {**EXPERT_KEYS, "shared_expert_intermediate_size": Key("expert_shared_feed_forward_length")},
+        plain_softmax,
+        has_experts=True,
+        has_dense_layers=False,
+        squeezed=SQUEEZED_GATE,
     )
 )

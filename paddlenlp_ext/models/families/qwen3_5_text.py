@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paddlenlp_ext.checkpoint.gguf.gated_delta_nets import delta_net_architecture
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import full_attention
@@ -95,3 +97,5 @@ def qwen3_5_differences(config: ConfigReader, make: type[GatedDeltaShape] = Gate
 FAMILIES.register("qwen3_5_text")(
     Family("Qwen3_5ForCausalLM", qwen3_5_differences, QWEN3_5_TENSOR_PLAN, QWEN3_5_DEFAULTS, complete=complete_qwen3_5)
 )
+
+ARCHITECTURES.register("qwen3_5_text")(delta_net_architecture("qwen35", "Qwen3_5ForCausalLM"))

@@ -20,7 +20,7 @@ from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
 from paddlenlp_ext.checkpoint.gguf.gguf_file import open_gguf
 from paddlenlp_ext.checkpoint.gguf.read_weights import read_gguf_tensor
 from paddlenlp_ext.checkpoint.gguf.write_file import StoredTensor, write_gguf
-from paddlenlp_ext.checkpoint.gguf.write_weights import stored_name, stored_values
+from paddlenlp_ext.checkpoint.gguf.write_weights import in_stored_columns, in_stored_rows, stored_name
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.peft.low_rank_factors import AdaptedModel, factors_of
 from paddlenlp_ext.utils.files import atomic_file, flush
@@ -66,14 +66,15 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
     for layer, (a, b) in _fused(factors, config.fused_layers).items():
         files = config.file_layout.to_files({f"{layer}.weight": as_lazy(b)})
         parts = list((files if architecture.split is None else architecture.split(files, config)).items())
-        stored = stored_name(parts[0][0], architecture) if len(parts) == 1 else None
+        name, factor = parts[0]
+        stored = stored_name(name, architecture) if len(parts) == 1 else None
         if stored is None:
             raise ValueError(
                 f"{layer}: llama.cpp cannot apply an adapter to this layer of {architecture.name}; leave out "
                 "--adapter_only to merge the adapter"
             )
-        tensors[f"{stored}.lora_a"] = np.ascontiguousarray(a)
-        tensors[f"{stored}.lora_b"] = np.ascontiguousarray(stored_values(*parts[0], architecture, config))
+        tensors[f"{stored}.lora_a"] = np.ascontiguousarray(in_stored_columns(name, a, architecture, config))
+        tensors[f"{stored}.lora_b"] = np.ascontiguousarray(in_stored_rows(name, factor, architecture, config))
     return tensors
 
 

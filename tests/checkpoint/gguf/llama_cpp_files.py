@@ -56,6 +56,15 @@ _LATENT_EXPERTS = {
     "routed_scaling_factor": 1.7,
 }
 _EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 32}
+_DELTA_NETS = {
+    "head_dim": 32,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 6,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "full_attention_interval": 3,
+    "rms_norm_eps": 1e-6,  # llama.cpp also adds it in the norms of queries and keys of gated delta nets
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -108,6 +117,7 @@ MODELS: dict[str, dict[str, Any]] = {
         "block_multiple_of": 16,
         "full_attn_idxs": [2, 5],
     },
+    "qwen35": {**_DELTA_NETS, "model_type": "qwen3_5_text"},
     "apertus": {
         "head_dim": 32,
         "tie_word_embeddings": False,
@@ -138,6 +148,14 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
+    "qwen35moe": {
+        **_EXPERTS,
+        **_DELTA_NETS,
+        "model_type": "qwen3_5_moe_text",
+        "shared_expert_intermediate_size": 64,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.1,  # larger weights amplify rounding errors of this model
+    },
     "lfm2moe": {
         **_EXPERTS,
         "model_type": "lfm2_moe",
@@ -248,7 +266,7 @@ ARCHITECTURE_OF = {
 END = 3
 """Id of the end token."""
 _PERMUTED = ("llama", "granite", "granitemoehybrid", "smollm3", "mixtral", "mistral3", "arcee")
-_SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3")
+_SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
 
 
 def make_model(architecture: str, **changes: Any) -> CausalLM:
@@ -258,6 +276,8 @@ def make_model(architecture: str, **changes: Any) -> CausalLM:
     for number, (name, parameter) in enumerate(model.named_parameters()):
         if "norm" in name or "bias" in name:
             parameter.set_value((1 + 0.3 * normal(number, *parameter.shape)).astype(np.float32))
+        if name.endswith("A_log"):  # slow decays, so that the states reach far
+            parameter.set_value(np.linspace(-4, 1.5, parameter.shape[0], dtype=np.float32))
         if ".act_fn." in name:
             parameter.set_value(paddle.full_like(parameter, -abs(float(normal(number, 1)[0]))))
     model.eval()
@@ -275,11 +295,13 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     if architecture == "lfm2":
         width, multiple = 2 * source["intermediate_size"] // 3, source["block_multiple_of"]
         writer.add_feed_forward_length(multiple * -(-width // multiple))
-    else:
+    elif architecture != "qwen35moe":
         writer.add_feed_forward_length(source["intermediate_size"])
     writer.add_head_count(config.num_attention_heads)
     kv_heads = 1 if config.latent and config.experts else config.num_key_value_heads
-    if config.mixers:
+    if architecture in ("qwen35", "qwen35moe"):
+        _add_delta_nets(writer, config)
+    if architecture in ("lfm2", "lfm2moe"):
         writer.add_head_count_kv([0 if mixer else kv_heads for mixer in config.mixers])
     else:
         writer.add_head_count_kv(kv_heads)
@@ -337,7 +359,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture == "apertus":
         _add_apertus(writer, model)
-    if architecture in ("phi3", "glm4", "glm4moe"):
+    if architecture in ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe"):
         writer.add_rope_dimension_count(config.ropes[0].rotary_dim)
     for key, add in (
         ("attention_multiplier", writer.add_attention_scale),
@@ -403,6 +425,18 @@ def _add_latent_sizes(writer: gguf.GGUFWriter, model: CausalLM) -> None:
         writer.add_leading_dense_block_count(1)
 
 
+def _add_delta_nets(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
+    """Write the sizes of the gated delta nets, and the channel pairs of each axis of the multimodal RoPE."""
+    source = config.source
+    writer.add_ssm_conv_kernel(4)
+    writer.add_ssm_state_size(source["linear_key_head_dim"])
+    writer.add_ssm_group_count(source["linear_num_key_heads"])
+    writer.add_ssm_time_step_rank(source["linear_num_value_heads"])
+    writer.add_ssm_inner_size(source["linear_num_value_heads"] * source["linear_value_head_dim"])
+    writer.add_full_attention_interval(source["full_attention_interval"])
+    writer.add_rope_dimension_sections([2, 1, 1, 0])
+
+
 def _add_apertus(writer: gguf.GGUFWriter, model: CausalLM) -> None:
     """Write the activations' parameters of all layers, and the divisors of Llama 3's rotary frequencies."""
     activations = [layer.mlp.act_fn for layer in model.model.layers]
@@ -446,8 +480,10 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             heads = config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads
             half = len(values) // heads // 2
             values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
-        if architecture in _SCALES_OF_NORMS and "norm" in name:
+        if architecture in _SCALES_OF_NORMS and "norm" in name and not name.endswith("linear_attn.norm.weight"):
             values = values + 1
+        if ".linear_attn." in name:
+            name, values = _delta_net_tensor(name, values, config)
         if ".act_fn." in name:
             continue
         if name.endswith("conv.conv.weight"):
@@ -460,6 +496,28 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
         if name.endswith("sinks"):
             name += ".weight"
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
+
+
+def _delta_net_tensor(name: str, values: np.ndarray, config: DecoderConfig) -> tuple[str, np.ndarray]:
+    """Return the converter's name of a tensor, and its values with the value heads sorted by their place in a group."""
+    sizes = config.other_mixers[0]
+    group = sizes.num_value_heads // sizes.num_key_heads
+    order = [key * group + place for place in range(group) for key in range(sizes.num_key_heads)]
+
+    def tiled(rows: np.ndarray) -> np.ndarray:
+        heads = np.split(rows, len(order))
+        return np.concatenate([heads[head] for head in order])
+
+    if "in_proj_qkv" in name or "conv1d" in name:
+        start = 2 * sizes.num_key_heads * sizes.key_dim
+        values = np.concatenate([values[:start], tiled(values[start:])])
+    elif "out_proj" in name:
+        values = tiled(values.T).T
+    elif not name.endswith("norm.weight"):
+        values = tiled(values)
+    if name.endswith("A_log"):
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)
+    return name.replace("dt_bias", "dt_proj.bias"), values.squeeze(1) if "conv1d" in name else values
 
 
 def _with_split_experts(tensors: dict[str, np.ndarray]) -> Iterator[tuple[str, np.ndarray]]:

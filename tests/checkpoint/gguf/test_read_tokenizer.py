@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer
+from transformers import AutoTokenizer, GPT2Tokenizer, Qwen2Tokenizer, Qwen3_5Tokenizer
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.gguf.read_tokenizer import merges_from_scores, tokenizer_from_gguf
@@ -58,7 +58,9 @@ def bpe_file(vocabulary, pre: str | None, **extra) -> GgufFile:
     return GgufFile(Path("made.gguf"), metadata, {})
 
 
-@pytest.mark.parametrize(("pre", "reference"), [("qwen2", Qwen2Tokenizer), ("gpt-2", GPT2Tokenizer)])
+@pytest.mark.parametrize(
+    ("pre", "reference"), [("qwen2", Qwen2Tokenizer), ("qwen35", Qwen3_5Tokenizer), ("gpt-2", GPT2Tokenizer)]
+)
 def test_gguf_tokenizer_ids_match_transformers(pre, reference, vocabulary):
     tokens, merges = vocabulary
     expected = reference(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)
@@ -72,6 +74,7 @@ WORDS = {  # words of "WE'LL pay 12345!\n\n  ok"
     "gpt-2": ["WE", "'", "LL", " pay", " 12345", "!", "\n\n ", " ok"],
     "smollm": ["WE", "'", "LL", " pay", " ", "1", "2", "3", "4", "5", "!", "\n\n ", " ok"],
     "qwen2": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
+    "qwen35": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
     "llama-bpe": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
     "dbrx": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
     "tekken": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],

@@ -40,6 +40,7 @@ def test_write_gguf_rounds_within_the_steps_of_its_blocks(outtype, tmp_path):
         ("blk.0.ffn_up_exps.bias", (4, 64), "f16", True, "F32"),
         ("blk.0.ffn_gate_inp.weight", (4, 64), "bf16", True, "F32"),
         ("blk.0.shortconv.conv.weight", (64, 3), "f16", False, "F32"),
+        ("blk.0.ssm_conv1d.weight", (64, 4), "bf16", False, "F32"),
         ("blk.0.attn_q.weight", (64, 64), "q4_1", True, "Q4_1"),
         ("blk.0.attn_q.weight", (64, 40), "q8_0", True, "F16"),
         ("output.weight", (64, 64), "q4_0", True, "Q8_0"),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-from transformers import GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers import GPT2Tokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer, Qwen3_5Tokenizer
 
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.pre_tokenizers import WORD_RULES
@@ -36,7 +36,9 @@ def test_tokenizer_metadata_of_byte_level_bpe_are_those_it_was_read_from(rule, v
     check_tokenizer(written, tokenizer)
 
 
-@pytest.mark.parametrize(("kind", "name"), [(GPT2Tokenizer, "gpt-2"), (Qwen2Tokenizer, "qwen2")])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(GPT2Tokenizer, "gpt-2"), (Qwen2Tokenizer, "qwen2"), (Qwen3_5Tokenizer, "qwen35")]
+)
 def test_tokenizer_metadata_of_transformers_tokenizers_name_their_rule(kind, name, vocabulary):  # noqa: F811
     tokens, merges = vocabulary
     tokenizer = kind(vocab={token: i for i, token in enumerate(tokens)}, merges=merges)

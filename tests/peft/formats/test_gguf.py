@@ -49,6 +49,8 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
         ("deepseek2", "q_b_proj"),
         ("lfm2", LORA),
         ("afmoe", LORA),
+        ("qwen35", LORA),
+        ("qwen35moe", "out_proj"),
         ("granitemoehybrid", "down_proj"),
     ],
 )
