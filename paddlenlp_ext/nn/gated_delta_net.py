@@ -29,6 +29,7 @@ from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
+from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class GatedDeltaShape(MixerShape):
     @property
     def saved_size(self) -> float:
         """Channels before and after the convolution and its activation, z, the normed output, and states of chunks."""
-        states = self.num_value_heads * self.key_dim * self.value_dim / 64  # one state per chunk of 64 positions
+        states = self.num_value_heads * self.key_dim * self.value_dim / CHUNK  # one state per chunk
         return 3 * self.num_channels + 2 * self.value_size + states
 
     @property

@@ -30,6 +30,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
 from paddlenlp_ext.ops.state_space_duality import state_space_duality
 
 
@@ -90,7 +91,7 @@ class Mamba2Shape(MixerShape):
     @property
     def saved_size(self) -> float:
         """Channels before and after the convolution and its activation, z, d x, y, the normed y, states of chunks."""
-        states = self.num_heads * self.state_dim * self.head_dim / 64  # one state per chunk of 64 positions
+        states = self.num_heads * self.state_dim * self.head_dim / CHUNK  # one state per chunk
         return 3 * self.num_channels + 4 * self.inner_size + states
 
 

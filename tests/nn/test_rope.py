@@ -25,7 +25,7 @@ def test_rope_default_angles_match_formula():
 
 
 def test_rope_proportional_rotates_a_share_of_the_pairs():
-    """Pairs are half of the head apart, and frequencies are those of the whole head."""
+    """Compare with the frequencies of the whole head, and with pairs that are half of the head apart."""
     settings = {"rope_type": "proportional", "partial_rotary_factor": 0.3, "factor": 2.0, "rope_theta": 100.0}
     cos, sin = tables({"rope_parameters": settings}, [0, 1, 50], head_dim=14)
     frequencies = 100.0 ** (-np.arange(0, 14, 2) / 14) / 2 * (np.arange(7) < 2)

@@ -66,7 +66,7 @@ def test_causal_convolution_of_branches_continues_the_parent():
 
 @pytest.mark.parametrize("num_taps", [1, 3, 4])
 def test_causal_convolution_with_windows_reads_the_window_of_its_row(num_taps):
-    """Test two rows of documents, one of which continues a parent."""
+    """Test two rows of two documents; the last document continues a parent."""
     layout = AttentionLayout.from_documents([[1, 4], [2, 3]], document_parents=[[None, None], [None, 0]])
     weight, x, window = numbers(CHANNELS, num_taps, seed=1), numbers(10, CHANNELS), num_taps - 1
     before = numbers(2, window, CHANNELS, seed=3)
