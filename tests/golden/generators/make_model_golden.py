@@ -16,6 +16,7 @@ from tests.golden import DATA
 from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
 
 FOLDER = DATA / "models"
+IN_FLOAT64 = {"gemma4_keys_as_values"}  # rounding in fp32 alone takes most of the bound of the tests
 
 
 def main() -> None:
@@ -29,6 +30,8 @@ def main() -> None:
         for name, buffer in model.named_buffers():
             if name.endswith(("e_score_correction_bias", "expert_bias", "act_fn.beta", "act_fn.eps", "layer_scalar")):
                 buffer.copy_(torch.from_numpy(make_weight(case, name, tuple(buffer.shape))))
+        if case in IN_FLOAT64:
+            model = model.double()
         input_ids, labels = (torch.from_numpy(array) for array in make_inputs(case))
         output = model(input_ids, use_cache=False)
         logits = output.logits
@@ -39,7 +42,8 @@ def main() -> None:
         trained = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
         gradients = {f"gradient:{name}": parameter.grad.numpy() for name, parameter in trained.items()}
         arrays = {"logits": logits.detach().numpy(), "loss": loss.detach().numpy(), **gradients}
-        np.savez_compressed(FOLDER / f"{case}.npz", **arrays)
+        in_fp32 = {name: array.astype(np.float32) for name, array in arrays.items()}
+        np.savez_compressed(FOLDER / f"{case}.npz", **in_fp32)
         print(f"{case}: loss {loss:.6f}, {len(gradients)} gradients")
 
 
