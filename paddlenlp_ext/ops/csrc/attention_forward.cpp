@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "attention_keys_values.h"
-#include "attention_query_block.h"
+#include "attention_online_softmax.h"
 
 namespace plx {
 namespace {

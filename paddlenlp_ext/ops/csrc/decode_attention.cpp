@@ -2,7 +2,7 @@
 // capacity, head_dim].
 #include "decode_attention.h"
 
-#include "attention_query_block.h"
+#include "attention_online_softmax.h"
 #include "parallel.h"
 
 namespace plx {

@@ -3,7 +3,7 @@
 //
 // A thread copies a panel of W into the layout of the instructions, and multiplies a part of the rows with the panel.
 
-#include "int8_tiles.h"
+#include "int8_amx_product.h"
 #include "quantized_weight.h"
 #include "scratch.h"
 #include "transpose.h"

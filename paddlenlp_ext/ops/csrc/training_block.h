@@ -1,7 +1,7 @@
 // Norms of the training blocks.
 #pragma once
 
-#include "linear_group.h"
+#include "lora_linear_group.h"
 #include "rms_norm.h"
 
 namespace plx {

@@ -8,7 +8,7 @@ from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
 BLOCK = 128
-"""Number of consecutive values of a row of x or dL/dy that share a scale, as in csrc/int8_product.h."""
+"""Number of consecutive values of a row of x or dL/dy that share a scale, as in csrc/int8_vnni_product.h."""
 _LARGEST = 127.0
 
 

@@ -1,4 +1,4 @@
-// Linear layers of a training block that read the same x [rows, in], with frozen weights and low-rank updates.
+// Linear layers of a training block that read the same x [rows, in], with frozen weights and LoRA updates.
 //
 //     u = [A_1; A_2; ...] x^T            one product for all layers: x is read once
 //     y_i = residual + bias + scaling B_i u_i, then += x W_i^T

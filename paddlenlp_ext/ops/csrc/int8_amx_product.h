@@ -1,10 +1,10 @@
-// Products of 8-bit integers in the tile registers of AMX, for the panels of int8_product.h.
+// Products of 8-bit integers in the tile registers of AMX, for the panels of int8_vnni_product.h.
 //
 // product_with_tiles() computes product() on every processor; without tiles, it calls product().
 #pragma once
 
 #include "amx.h"
-#include "int8_product.h"
+#include "int8_vnni_product.h"
 
 #if defined(PLX_AMX) && defined(__AVX512VNNI__)
 
