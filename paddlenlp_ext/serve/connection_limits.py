@@ -1,4 +1,4 @@
-"""Close idle and stalled HTTP connections, and cancel the work of clients that disconnect."""
+"""Limit the time and the number of HTTP connections: close idle and stalled ones, and too many of one client."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import asyncio
 import socket
 import struct
 from collections import Counter
-from collections.abc import Coroutine
 from typing import Any, ClassVar
 
 import h11
-from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from paddlenlp_ext.utils.logging import get_logger
 
-STATUS_CLIENT_CLOSED = 499  # as in nginx; the status is never sent, because the client has disconnected
 _SEND_BUFFER_BYTES = 1 << 16
 """Size of a connection's send buffer in the kernel; by default, Linux lets the buffer grow to megabytes."""
 MAX_CONNECTIONS = 512
@@ -98,20 +95,3 @@ class TimedConnection(H11Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-
-
-async def until_disconnected(request: Request, work: Coroutine[Any, Any, Any]) -> Any:
-    """Return the result of `work`; if the client disconnects first, cancel the work and return None."""
-    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(_disconnection(request))
-    try:
-        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
-    finally:
-        for task in (working, leaving):
-            task.cancel()
-        await asyncio.gather(working, leaving, return_exceptions=True)
-
-
-async def _disconnection(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -30,7 +30,7 @@ def serve(arguments: ServeArguments) -> None:
     from paddlenlp_ext.generation.continuous_batching import Engine
     from paddlenlp_ext.serve.access_control import MAX_HEADER_BYTES
     from paddlenlp_ext.serve.app import Limits, make_app
-    from paddlenlp_ext.serve.client_disconnects import TimedConnection
+    from paddlenlp_ext.serve.connection_limits import TimedConnection
     from paddlenlp_ext.serve.engine_thread import EngineThread
     from paddlenlp_ext.serve.request_reader_processes import ReaderProcesses, start_fork_server
     from paddlenlp_ext.serve.served_models import load_models

@@ -1,49 +1,20 @@
-"""Requests whose clients leave, and clients with many connections."""
+"""Clients with many connections."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Any
 
 import uvicorn
-from starlette.requests import Request
 from starlette.responses import Response
 from uvicorn.server import ServerState
 
-from paddlenlp_ext.serve import client_disconnects
-from paddlenlp_ext.serve.client_disconnects import TimedConnection, until_disconnected
-
-SCOPE = {"type": "http", "method": "GET", "path": "/", "headers": []}
-
-
-async def never() -> Any:
-    await asyncio.sleep(60)
-
-
-def test_until_disconnected_cancels_the_work_of_a_client_that_leaves():
-    states = []
-
-    async def work():
-        try:
-            states.append("runs")
-            await never()
-        finally:
-            states.append("cancelled")
-
-    async def use():
-        async def receive():
-            while not states:
-                await asyncio.sleep(0)
-            return {"type": "http.disconnect"}
-
-        return await asyncio.wait_for(until_disconnected(Request(SCOPE, receive), work()), 10)
-
-    assert asyncio.run(use()) is None and states == ["runs", "cancelled"]
+from paddlenlp_ext.serve import connection_limits
+from paddlenlp_ext.serve.connection_limits import TimedConnection
 
 
 def test_connection_beyond_the_limit_of_its_client_is_reset_until_another_one_is_closed(monkeypatch):
-    monkeypatch.setattr(client_disconnects, "MAX_CONNECTIONS", 2)
+    monkeypatch.setattr(connection_limits, "MAX_CONNECTIONS", 2)
     config, state = uvicorn.Config(Response("x"), log_level="critical"), ServerState()
     config.load()
 
