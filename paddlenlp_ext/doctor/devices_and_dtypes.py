@@ -21,13 +21,6 @@ class Target(NamedTuple):
     def __str__(self) -> str:
         return f"{self.device} {self.dtype}"
 
-    @property
-    def limit(self) -> float:
-        """Largest relative difference allowed for a single op; larger for float32 on GPUs, where products use TF32."""
-        if self.dtype == "float32":
-            return 1e-4 if self.device == "cpu" else 5e-3
-        return {"bfloat16": 3e-2, "float16": 5e-3}[self.dtype]
-
 
 CPU_TARGETS = (Target("cpu", "float32"), Target("cpu", "bfloat16"))
 GPU_TARGETS = (Target("gpu", "bfloat16"), Target("gpu", "float16"), Target("gpu", "float32"))

@@ -9,7 +9,7 @@ import numpy as np
 from paddlenlp_ext.doctor.backends import probe, reference_ops
 from paddlenlp_ext.doctor.check import Check, Difference, relative_difference
 from paddlenlp_ext.doctor.devices_and_dtypes import Target, on_device
-from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs, OpCase
+from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs, OpCase, error_limit
 from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
 
 AREA = "ops"
@@ -17,9 +17,9 @@ AREA = "ops"
 
 def op_checks(target: Target) -> list[Check]:
     """Return one check per op and available backend for a target; on the CPU, the reference needs no check."""
-    cases, x = dict(OP_CASES.items()), probe(target)
+    cases, x, limit = dict(OP_CASES.items()), probe(target), error_limit(target)
     return [
-        Check(AREA, f"{op.name}: {backend}", target, target.limit, functools.partial(_measure, op, backend, target))
+        Check(AREA, f"{op.name}: {backend}", target, limit, functools.partial(_measure, op, backend, target))
         for op in dispatched_ops()
         if op.name in cases and target.dtype in cases[op.name].dtypes(target)
         for backend in op.backends
