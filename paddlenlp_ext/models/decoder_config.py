@@ -13,7 +13,7 @@ from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.models.family_reader import FamilyReader
+from paddlenlp_ext.models.config_json_defaults import ConfigJsonReader
 from paddlenlp_ext.models.layer_shape import LayerShape
 from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
@@ -79,7 +79,7 @@ class DecoderConfig:
         file_layout: names and shapes of checkpoint tensors that differ from the parameters.
         is_translated_by_peft: see `Family`.
         source: the config.json dict, written back by `save_pretrained`.
-        config_overrides: keys of `source` that differ from the loaded file (models/long_context.py).
+        config_overrides: keys of `source` that differ from the loaded file (models/rope_scaling.py).
         name_or_path: name of the model in messages and saved adapters; None: unnamed.
     """
 
@@ -175,9 +175,9 @@ class DecoderConfig:
             raise ValueError(unsupported_family(source["model_type"]))
         family = FAMILIES.get(source["model_type"])
         for key in _REQUIRED:
-            FamilyReader(source, family).size(key)
+            ConfigJsonReader(source, family).size(key)
         completed = family.complete(source)
-        reader = FamilyReader(completed, family)
+        reader = ConfigJsonReader(completed, family)
         activation = reader.value(family.activation_key)
         activations = _ACTIVATIONS if family.gated else _UNGATED_ACTIVATIONS
         if activation not in activations:
@@ -239,7 +239,7 @@ class DecoderConfig:
     def value(self, key: str) -> Any:
         """Return the value of a key of config.json, or the family's default; None if the value is null or absent."""
         family = FAMILIES.get(self.model_type)
-        return FamilyReader(family.complete(self.source), family).value(key)
+        return ConfigJsonReader(family.complete(self.source), family).value(key)
 
     @property
     def max_context(self) -> int:

@@ -18,7 +18,7 @@ _COMMON_DEFAULTS: dict[str, Any] = {
 }
 
 
-class FamilyReader:
+class ConfigJsonReader:
     """Reader of config values: values in config.json, else the family's defaults, else the common defaults."""
 
     def __init__(self, source: Mapping[str, Any], family: Family) -> None:

@@ -16,7 +16,7 @@ from paddlenlp_ext.config.sections.model import STRATEGY_NAMES, ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.long_context import STRATEGIES, context_overrides
+from paddlenlp_ext.models.rope_scaling import STRATEGIES, context_overrides
 from paddlenlp_ext.nn.rope import RotaryEmbeddings, rope_by_layer
 from tests.golden import DATA
 from tests.golden.cases import long_context_cases as cases
