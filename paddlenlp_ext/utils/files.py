@@ -14,7 +14,7 @@ from typing import Any
 
 from paddlenlp_ext.utils.json_reader import DUPLICATE, JsonError, Location, decode_utf8, read_document
 from paddlenlp_ext.utils.locks import RUN_LOCK, FileLock, check_no_active_run
-from paddlenlp_ext.utils.storage_errors import explained_errors
+from paddlenlp_ext.utils.storage_errors import StorageError, explained_errors
 
 MAX_JSON_BYTES = 1 << 28
 """Size limit of JSON files; the largest valid files, weight indices of large models, have a few megabytes."""
@@ -129,7 +129,11 @@ def sole_writer(target: Path) -> Iterator[None]:
     check_writable(target.parent, str(target))
     target.parent.mkdir(parents=True, exist_ok=True)
     lock = FileLock(sibling(target, "lock"))
-    if not lock.acquire():
+    try:
+        is_acquired = lock.acquire()
+    except FileNotFoundError as error:  # /proc and its like have folders in which nobody can create a file
+        raise StorageError(f"{target}: the system creates no file in {target.parent}; choose another folder") from error
+    if not is_acquired:
         raise ValueError(
             f"{target}: {lock.holder()} is writing to this path; wait until the process ends, or choose another path"
         )

@@ -33,6 +33,12 @@ def test_atomic_folder_replaces_or_leaves_the_target(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="the system has no /proc")
+def test_atomic_folder_where_no_file_can_be_created_raises_with_the_path():
+    with pytest.raises(ValueError, match=r"/proc/merged.*choose another (folder|path)"), atomic_folder("/proc/merged"):
+        pass
+
+
 def test_write_text_replaces_the_file(tmp_path):
     write_text(tmp_path / "x.json", "1")
     write_text(tmp_path / "x.json", "é")

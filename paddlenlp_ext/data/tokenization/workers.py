@@ -185,7 +185,7 @@ def tokenize(
     if not stats.num_untruncated + stats.num_truncated:
         files = ", ".join(encoder.files)
         if not stats.num_read:
-            cause = next((reader.cause_if_empty for reader in readers), "")
+            cause = next((reader.cause_if_empty for reader in readers if reader.size), "")
             error = MissingSplitError if cause else ValueError
             raise error(
                 f"{files}: no valid row{cause or ', because the file is empty; write one JSON object per line'}"

@@ -99,6 +99,12 @@ def test_load_dataset_without_rows_on_a_side_names_dev_ratio(tmp_path: Path, opt
         load_dataset(options(path, dev_ratio=1e-6, eval_dataset_path=None), "dev", tokenizer)
 
 
+def test_load_dataset_of_an_empty_file_names_the_file_and_not_dev_ratio(tmp_path: Path, options, tokenizer):
+    path = write_rows(tmp_path / "rows.jsonl", [])
+    with pytest.raises(ValueError, match=r"rows\.jsonl: no valid row, because the file is empty"):
+        load_dataset(options(path, dev_ratio=0.1, eval_dataset_path=None), "train", tokenizer)
+
+
 def test_load_rows_of_a_stream_reads_only_the_training_side(tmp_path: Path, options, tokenizer):
     path = write_rows(tmp_path / "rows.jsonl")
     stream = load_rows(options(path, lazy=True, dev_ratio=0.2), "train", tokenizer)
