@@ -24,7 +24,6 @@ from paddlenlp_ext.ops.dequantize.triton import dequantize_rows_triton
 from paddlenlp_ext.ops.dispatch import DispatchedOp, on_cpu
 from paddlenlp_ext.ops.quantized_weight import QuantizedStack, QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.triton import on_gpu_in_4_bits
-from paddlenlp_ext.ops.quantized_weight.zero_points import block_shifts
 from paddlenlp_ext.paddle_compat import is_symbolic
 
 _CHUNK = 1 << 20
@@ -68,7 +67,7 @@ def dequantize_rows(
     """Return the dequantized rows `first` to `last` - 1, a chunk of `row_blocks`, [last - first, in]."""
     rows = dequantize_op.choose(weight.codes)(weight, first, last, dtype if weight.is_plain else paddle.float32)
     if weight.zeros is not None:
-        shifts_RG = block_shifts(weight)[first:last]
+        shifts_RG = weight.block_shifts()[first:last]
         rows = rows + paddle.repeat_interleave(shifts_RG, weight.block_size, axis=1)
     if weight.order is not None:
         rows = paddle.index_select(rows, weight.order.argsort(), axis=1)

@@ -8,9 +8,12 @@ import paddle
 
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, cached_bf16, uses_bf16
+from paddlenlp_ext.ops.quantized_linear.act_order_and_zero_points import (
+    input_gradient_with_zero_points,
+    linear_with_zero_points,
+)
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed
-from paddlenlp_ext.ops.quantized_weight.zero_points import input_gradient_with_zero_points, linear_with_zero_points
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
 

@@ -66,6 +66,11 @@ class QuantizedWeight:
         tensors = (getattr(self, name) for name in TENSORS)
         return sum(tensor.size * tensor.element_size() for tensor in tensors if tensor is not None)
 
+    def block_shifts(self) -> paddle.Tensor:
+        """Return the offset of the weights of each block, -zeros * scales, float32 [out, in / block]."""
+        assert self.zeros is not None, "the weight must have zero points"
+        return (self.zeros.astype("float32") * self.scales).reshape([self.shape[0], -1]).scale(-1.0)
+
 
 @dataclass(frozen=True)
 class QuantizedStack:

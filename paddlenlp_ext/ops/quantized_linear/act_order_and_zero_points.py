@@ -1,4 +1,4 @@
-"""Matmuls with integer weights that have zero points or reordered columns (GPTQ, AWQ).
+"""Matmuls with integer weights that have zero points (AWQ) or reordered columns (act order, `desc_act` of GPTQ).
 
     W[:, order] = P - repeat(zeros * scales),   P = codes * scales
 
@@ -31,7 +31,7 @@ def linear_with_zero_points(product: Product, x: paddle.Tensor, weight: Quantize
     # A matmul computes the sums, because Paddle's sum along an axis is inaccurate on the CPU.
     sums = paddle.matmul(x.reshape([-1, weight.block_size]), paddle.ones([weight.block_size, 1], x.dtype))
     sums = sums.reshape([*axis_sizes(x)[:-1], x.shape[-1] // weight.block_size])
-    return y + paddle.matmul(sums, block_shifts(weight).astype(x.dtype), transpose_y=True)
+    return y + paddle.matmul(sums, weight.block_shifts().astype(x.dtype), transpose_y=True)
 
 
 def input_gradient_with_zero_points(
@@ -40,17 +40,11 @@ def input_gradient_with_zero_points(
     """Return the input gradient (dL/dy) W [..., in] for dL/dy [..., out]; `product` computes (dL/dy) P."""
     x_gradient = product(gradient, _plain(weight))
     if weight.zeros is not None:
-        sums_gradient = paddle.matmul(gradient.astype(x_gradient.dtype), block_shifts(weight).astype(x_gradient.dtype))
+        sums_gradient = paddle.matmul(gradient.astype(x_gradient.dtype), weight.block_shifts().astype(x_gradient.dtype))
         x_gradient = x_gradient + paddle.repeat_interleave(sums_gradient, weight.block_size, axis=-1)
     if weight.order is None:
         return x_gradient
     return paddle.index_select(x_gradient, weight.order.argsort(), axis=-1)
-
-
-def block_shifts(weight: QuantizedWeight) -> paddle.Tensor:
-    """Return the offset of the weights of each block, -zeros * scales, float32 [out, in / block]."""
-    assert weight.zeros is not None, "the weight must have zero points"
-    return (weight.zeros.astype("float32") * weight.scales).reshape([weight.shape[0], -1]).scale(-1.0)
 
 
 def _plain(weight: QuantizedWeight) -> QuantizedWeight:
