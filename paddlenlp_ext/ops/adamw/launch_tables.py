@@ -1,13 +1,15 @@
-"""Address tables of the tensors that one launch of an optimizer kernel updates."""
+"""Groups of tensors that one launch of an optimizer kernel updates, and the address tables of the groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 if TYPE_CHECKING:
+    import paddle
+
     from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 _ALIGNMENT = 16
@@ -52,6 +54,27 @@ class TableRow(NamedTuple):
         """Return whether each group of 8 consecutive values shares one counter of the random draws."""
         is_one_line = self.width >= self.size
         return self.first % 8 == 0 and (is_one_line or (self.width % 8 == 0 and self.stride % 8 == 0))
+
+
+class TensorUpdate(NamedTuple):
+    """Table row and hyperparameters of one tensor, with references that keep weight and gradient alive."""
+
+    weight: paddle.Tensor
+    gradient: paddle.Tensor
+    row: TableRow
+    numbers: tuple[float, ...]
+    rounding: str
+
+
+def group_for_launches(updates: Sequence[TensorUpdate]) -> Iterable[tuple[list[TensorUpdate], dict[str, Any]]]:
+    """Group non-empty updates by dtype, rounding and alignment; yield each group and its constants."""
+    groups: dict[tuple[str, str, str, int], list[TensorUpdate]] = {}
+    for update in updates:
+        if update.row.size:
+            weight, gradient = (each.dtype.name.lower() for each in (update.weight, update.gradient))
+            groups.setdefault((weight, gradient, update.rounding, update.row.alignment), []).append(update)
+    for key, group in groups.items():
+        yield group, dict(zip(("WEIGHT", "GRADIENT", "ROUNDING", "ALIGNMENT"), key, strict=True))
 
 
 def table_of(rows: Sequence[TableRow]) -> np.ndarray:

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
 
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.adamw.launch_tables import TableRow, block_map, table_of
+from paddlenlp_ext.ops.adamw.launch_tables import TableRow, TensorUpdate, block_map, group_for_launches, table_of
 from paddlenlp_ext.ops.adamw.quantizer_8bit import search_table
 from paddlenlp_ext.ops.adamw.updates import AdamW8BitUpdate, AdamWUpdate, Bf16Update
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 from paddlenlp_ext.ops.tensor_utils import contiguous
 from paddlenlp_ext.ops.triton_utils.launch import launch
-
-
-class _Update(NamedTuple):
-    """Table row and hyperparameters of one tensor, with references that keep weight and gradient alive."""
-
-    weight: paddle.Tensor
-    gradient: paddle.Tensor
-    row: TableRow
-    numbers: tuple[float, ...]
-    rounding: str
 
 
 def adamw_triton(updates: Sequence[AdamWUpdate], beta1: float, beta2: float, epsilon: float) -> None:
@@ -58,7 +47,7 @@ def _run_adamw(
     ]
     b1, b2 = np.float32(beta1), np.float32(beta2)
     betas = float(b1), float(1 - b1), float(b2), float(1 - b2)
-    for group, kinds in _groups(rows):
+    for group, kinds in group_for_launches(rows):
         launch_adamw(launch, *_tables(group), betas, kinds)
     for update, _, _ in updates:
         update.beta1_power.scale_(beta1)
@@ -88,7 +77,7 @@ def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
         each = _update(parameter, gradient, (moments.codes1, moments.codes2), numbers, master, position)
         scales = {"scales1": _pointer(moments.scales1), "scales2": _pointer(moments.scales2)}
         rows.append(each._replace(row=each.row._replace(**scales)))
-    for group, kinds in _groups(rows):
+    for group, kinds in group_for_launches(rows):
         step, device = updates[0].step, _device(group[0].weight)
         betas = step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2
         quantizers = *_quantizer(True, device), *_quantizer(False, device)
@@ -111,7 +100,7 @@ def _update(
     numbers: Iterable[float],
     master: paddle.Tensor | None,
     position: DrawPosition | None,
-) -> _Update:
+) -> TensorUpdate:
     assert weight.shape == gradient.shape, "the gradient must have the shape of the weight"
     gradient = contiguous(gradient)
     row = TableRow(
@@ -130,7 +119,7 @@ def _update(
     assert weight.dtype == paddle.float32 or rounding != "none", (
         "a parameter in half precision needs a master copy or stochastic rounding"
     )
-    return _Update(weight, gradient, row, tuple(numbers), rounding)
+    return TensorUpdate(weight, gradient, row, tuple(numbers), rounding)
 
 
 def _pointer(tensor: paddle.Tensor) -> int:
@@ -138,18 +127,7 @@ def _pointer(tensor: paddle.Tensor) -> int:
     return tensor.data_ptr()
 
 
-def _groups(updates: Sequence[_Update]) -> Iterable[tuple[list[_Update], dict[str, Any]]]:
-    """Group non-empty updates by dtype, rounding and alignment; yield each group and its constants."""
-    groups: dict[tuple[str, str, str, int], list[_Update]] = {}
-    for update in updates:
-        if update.row.size:
-            weight, gradient = (each.dtype.name.lower() for each in (update.weight, update.gradient))
-            groups.setdefault((weight, gradient, update.rounding, update.row.alignment), []).append(update)
-    for key, group in groups.items():
-        yield group, dict(zip(("WEIGHT", "GRADIENT", "ROUNDING", "ALIGNMENT"), key, strict=True))
-
-
-def _tables(group: Sequence[_Update]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
+def _tables(group: Sequence[TensorUpdate]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Return the address table, the hyperparameters and the block map on the device of the weights."""
     device = _device(group[0].weight)
     table, numbers = table_of([each.row for each in group]), np.array([each.numbers for each in group], np.float32)

@@ -1,13 +1,14 @@
-"""Tables of the tensors of a launch against loops in Python."""
+"""Groups of the tensors of a launch, and tables against loops in Python."""
 
 from __future__ import annotations
 
 import math
 
 import numpy as np
+import paddle
 import pytest
 
-from paddlenlp_ext.ops.adamw.launch_tables import TableRow, block_map, table_of
+from paddlenlp_ext.ops.adamw.launch_tables import TableRow, TensorUpdate, block_map, group_for_launches, table_of
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 
 
@@ -41,3 +42,26 @@ def test_table_has_the_key_of_the_draws_as_64_bits():
 )
 def test_table_row_has_groups_if_neighbours_share_counters(first, width, stride, expected):
     assert row().with_draws(DrawPosition(0, 0, 0, first, width, stride)).has_groups is expected
+
+
+def test_group_for_launches_joins_non_empty_tensors_of_equal_dtype_rounding_and_alignment():
+    single, half = (paddle.zeros([1], dtype) for dtype in ("float32", "bfloat16"))
+    kinds = [
+        (single, row(16, size=16), "none"),
+        (half, row(16, size=16), "single"),
+        (single, row(32, size=32), "none"),
+        (single, row(8, size=16), "none"),
+        (half, row(16, size=16), "groups"),
+        (single, row(16, size=0), "none"),
+    ]
+    updates = [TensorUpdate(weight, weight, own, (), rounding) for weight, own, rounding in kinds]
+    groups = [
+        ([next(index for index, update in enumerate(updates) if update is each) for each in group], tuple(own.values()))
+        for group, own in group_for_launches(updates)
+    ]
+    assert groups == [
+        ([0, 2], ("float32", "float32", "none", 16)),
+        ([1], ("bfloat16", "bfloat16", "single", 16)),
+        ([3], ("float32", "float32", "none", 1)),
+        ([4], ("bfloat16", "bfloat16", "groups", 16)),
+    ]
