@@ -10,7 +10,7 @@ import pytest
 
 from paddlenlp_ext import AutoModelForCausalLM
 from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
-from paddlenlp_ext.quantization.ptq import quantize_decoder_layer as module
+from paddlenlp_ext.quantization.ptq import quantize_decoder_layer, quantize_experts
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import ErrorTotals, PostTrainingOptions
 from paddlenlp_ext.quantization.quantize_model import quantizable_layers
@@ -26,13 +26,14 @@ UNSCALED["gemma4_keys_as_values"] = "o_proj"
 @paddle.no_grad()
 def given_to_quantize_matrix(monkeypatch, family: str, method: str, skipped: str = "-") -> dict[str, tuple]:
     """Return weight and second moments of the inputs of each matrix that is quantized."""
-    given, original = {}, module.quantize_matrix
+    given, original = {}, quantize_decoder_layer.quantize_matrix
 
     def record(name, weight, inputs, *rest):
         given.setdefault(name, (weight, inputs.hessian))
         return original(name, weight, inputs, *rest)
 
-    monkeypatch.setattr(module, "quantize_matrix", record)
+    for module in (quantize_decoder_layer, quantize_experts):
+        monkeypatch.setattr(module, "quantize_matrix", record)
     model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}, seed=1)
     model.eval()
     layer, x = model.model.layers[0], paddle.to_tensor(normal(0, 1, 60, SIZES["hidden_size"]))
@@ -41,7 +42,7 @@ def given_to_quantize_matrix(monkeypatch, family: str, method: str, skipped: str
     options = PostTrainingOptions(method=method, integers=IntegerFormat(bits=4, group_size=16))
     chosen = {name.removeprefix(PREFIX): name for name in names}
     run = partial(layer, x, inputs)
-    module.quantize_decoder_layer(layer, chosen, smoothing_mappings(layer), run, options, ErrorTotals())
+    quantize_decoder_layer.quantize_decoder_layer(layer, chosen, smoothing_mappings(layer), run, options, ErrorTotals())
     return {name.removeprefix(PREFIX): pair for name, pair in given.items()}
 
 
