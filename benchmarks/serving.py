@@ -81,7 +81,7 @@ async def post(port: int, body: dict) -> tuple[int, bytes, float]:
 
 
 async def client(number: int, args: argparse.Namespace, port: int, expected: Sequence[str], until: float, out: Results):
-    """Send one request after another until the time is over."""
+    """Send one request after another until the time `until`."""
     turn = number
     while time.perf_counter() < until:
         index, stream = turn % len(PROMPTS), bool(turn % 2)

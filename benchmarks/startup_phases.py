@@ -2,8 +2,8 @@
 
     python -m benchmarks.startup_phases STARTED CONFIG.json [--key value ...]
 
-STARTED is `time.monotonic()` at the start of the command. The last line printed is JSON: by phase, seconds and
-processor seconds (of all threads).
+STARTED is `time.monotonic()` at the start of the command. The last line printed is JSON: for each phase, wall-clock
+seconds and CPU seconds of all threads.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def download_model(name: str, hint: str = "", weights: bool = True) -> Path:
     except (*errors, OSError) as error:
         raise ValueError(
             f"{name!r} is not a folder, and it could not be fetched from {hub.title} ({_first_line(error)}); "
-            f"without a network, use the path of the model's folder{hint}"
+            f"without a network, pass the path of a local model folder{hint}"
         ) from error
     if weights and not any(folder.glob(_WEIGHTS)):
         raise ValueError(

@@ -41,7 +41,8 @@ _KEYWORDS_WITH_VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose value is data, not a schema."""
 _WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write white space forever
 _END = "<|end of an answer with a grammar|>"
-"""End token for llguidance; the model's end tokens depend on the chat template, and are added to each mask."""
+"""End token of llguidance. The model's own end tokens depend on the chat template; masks permit them where the grammar
+can end."""
 _DEAD_END = "no token of the vocabulary continues the answer within its grammar"
 _LIMITS = {
     "initial_lexer_fuel": 1_000_000,
@@ -71,8 +72,8 @@ def json_schema_grammar(schema: Mapping[str, Any]) -> Grammar:
     unit = math.lcm(*(number.denominator for number in multiples))
     if math.lcm(*(int(number * unit) for number in multiples)) > _MAX_MULTIPLE:
         raise GrammarError(
-            "the least common multiple of all multipleOf is too large; remove multipleOf, or use values with a smaller "
-            "common multiple"
+            "the least common multiple of all multipleOf values is too large; remove multipleOf, or use values with a "
+            "smaller common multiple"
         )
     return [{"json_schema": {**_with_inclusive_bounds(schema), "x-guidance": {"whitespace_pattern": _WHITESPACE}}}]
 

@@ -51,7 +51,7 @@ class LayerStates:
         return states
 
     def emptied(self) -> LayerStates:
-        """Return an object with the same initial states only."""
+        """Return an object with the same initial states and no rows."""
         return LayerStates(self._initial)
 
     def of_first_row(self) -> dict[int, LayerState]:

@@ -161,7 +161,7 @@ def _only_prompt(prompts: Any, input_ids: Any) -> Any:
 
 
 def _set_options(config: Any, where: str) -> dict[str, Any]:
-    """Return the options that a `GenerationConfig`, a dict or None sets.
+    """Return the options of a `GenerationConfig` or dict that have an effect; {} for None.
 
     Raises:
         ValueError: an unavailable option is set.

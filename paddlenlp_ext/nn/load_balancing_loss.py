@@ -45,7 +45,7 @@ class RoutedPass:
         choices, probabilities: sums over the tokens, [E], keyed by layer index.
         num_tokens: T without padding; 0 before the first router.
         earlier_sums: result of `sums` from the earlier pipeline stages; None on the first stage.
-        slopes: f times the gradient of the loss, [E]; None until the backward pass of the loss.
+        slopes: f times the gradient of this loss, [E]; None until the backward pass of the loss.
     """
 
     num_experts: int

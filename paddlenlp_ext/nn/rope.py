@@ -391,7 +391,7 @@ class RotaryEmbeddings:
         return tuple(length > _short_context(settings) for settings in self._long_ropes)
 
     def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
-        """Return `RotaryEmbedding.inverse_frequencies` for each distinct setting."""
+        """Return `RotaryEmbedding.inverse_frequencies` for each distinct RoPE setting of the layers."""
         return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
 
     def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:

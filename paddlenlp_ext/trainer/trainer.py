@@ -244,7 +244,7 @@ class Trainer:
         return push_run(self.config.train) if self.process_group.is_main else None
 
     def _load_best(self) -> None:
-        """Load the weights of the best evaluation."""
+        """Load the weights of the checkpoint with the best evaluation."""
         state = self.state
         if state.best_step is None:
             logger.warning("load_best_model_at_end: the run had no evaluation; keeping the final weights")

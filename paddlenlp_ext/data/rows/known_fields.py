@@ -140,7 +140,7 @@ REFUSALS = (
     ),
     Refusal(("tool_choice",), "is not passed to chat templates", accepted=(*NOTHING, "auto")),
     Refusal(("parallel_tool_calls",), "is neither true nor false", "write true or false", accepted=(*NOTHING, True)),
-    Refusal(("rejected_tools",), "is not supported: both answers have the same tools"),
+    Refusal(("rejected_tools",), "is not supported: both answers use the tools in 'tools'"),
     Refusal(
         (
             *("images", "image", "videos", "video", "audios", "audio", "objects"),

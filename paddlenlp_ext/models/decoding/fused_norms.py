@@ -57,7 +57,8 @@ class FusedLayer:
     """Decoder layer that fuses each norm with the linear layers after it, if eligibility.py allows the fusion.
 
     Args:
-        layer: a layer with norms before attention and feed-forward; its weights must not be replaced.
+        layer: a layer with norms before attention and feed-forward; its weights are captured here, and must not
+            be replaced later.
     """
 
     def __init__(self, layer: Any) -> None:

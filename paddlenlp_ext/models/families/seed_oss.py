@@ -1,4 +1,4 @@
-"""Seed-OSS: Llama with biases of q, k and v. ByteDance 2025.
+"""Seed-OSS: Llama with biases on q, k and v. ByteDance 2025.
 
 The dropouts in config.json (`attention_dropout`, `residual_dropout`) are not applied.
 """

@@ -206,7 +206,7 @@ def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
-    """Check that a method other than LoRA does not adapt the embedding or lm_head."""
+    """Refuse tensors that adapt the embedding or lm_head, which only LoRA can adapt."""
     for layer, found in (
         ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
         ("the embedding", [name for name in names if ".lora_embedding_" in name]),

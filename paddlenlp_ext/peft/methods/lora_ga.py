@@ -157,7 +157,7 @@ def gradient_factors(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return A0 [r, in] and B0 [out, r] for a gradient [out, in].
 
-    If the gradient has fewer than 2r triplets (few key-value heads, or a large rank), B0 uses the last r triplets.
+    If the gradient has fewer than 2r singular triplets (few key-value heads, or a large rank), B0 uses the last r ones.
 
     Args:
         gradient: float32 [out, in].
@@ -166,7 +166,7 @@ def gradient_factors(
         name: dotted name of the layer; seed of the randomized SVD.
 
     Raises:
-        ValueError: the gradient is not finite or has fewer than r triplets.
+        ValueError: the gradient is not finite or has fewer than r singular triplets.
     """
     available = min(gradient.shape)
     require_triplets(rank, gradient.shape, name)

@@ -94,7 +94,7 @@ class PTuningConfig(PromptConfig):
         key="p_tuning_encoder",
     )
     encoder_hidden_size: int | None = option(
-        None, help="width of the network; unset: the hidden size of the model", minimum=1, maximum=65536
+        None, help="hidden size of the prompt encoder; unset: the hidden size of the model", minimum=1, maximum=65536
     )
     encoder_num_layers: int = option(
         2, help="number of LSTM layers; the mlp always has three layers", minimum=1, maximum=64

@@ -303,7 +303,7 @@ def minimize_output_error(
         name: dotted name of the layer; seed of the randomized SVD.
 
     Raises:
-        ValueError: the layer has fewer than `rank` triplets.
+        ValueError: the layer has fewer than `rank` singular triplets.
     """
     require_triplets(rank, error.shape, name)
     weighted_error = root.times(error)

@@ -1,4 +1,4 @@
-"""AdamW with decoupled weight decay (arXiv:1711.05101) that updates all parameters in one call."""
+"""AdamW with decoupled weight decay (arXiv:1711.05101) that updates all parameters of a dtype in one call."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class TileSizes:
             return dict(self.fixed)
         path = table_path(device_capability(x))
         key = path, *numbers.items()
-        if key not in self._found:  # cached, because a lookup takes microseconds
+        if key not in self._found:  # cached, because a lookup adds microseconds to a launch
             self._found[key] = self.lookup(path, numbers)
         return dict(self._found[key])
 
