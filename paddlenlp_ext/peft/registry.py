@@ -7,6 +7,8 @@ from typing import Any
 from paddlenlp_ext.utils.registry import Registry
 
 PEFT_METHODS: Registry[type[Any]] = Registry("PEFT method", "paddlenlp_ext.peft.methods")
+FORMER_PEFT_TYPES: dict[Any, str] = {}
+"""`peft_type` in files of older versions of Hugging Face PEFT -> current `peft_type`; the file of a method adds it."""
 
 
 def peft_methods() -> dict[str, type[Any]]:

@@ -11,14 +11,12 @@ from typing import Any, NamedTuple
 
 from paddlenlp_ext.checkpoint.symlinks import check_links
 from paddlenlp_ext.peft.formats.adapter_config_schema import check_fields
-from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.registry import FORMER_PEFT_TYPES, PEFT_METHODS
 from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
 """Field with the sizes and original fields of separate projections; this package adds it to fused adapters."""
-_FORMER_TYPES: Mapping[Any, str] = {"BONE": "MISS"}
-"""`peft_type` in files of older versions of Hugging Face PEFT -> current `peft_type`."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
@@ -72,7 +70,7 @@ def read_config(file: Path) -> tuple[Any, dict[str, Any]]:
             return method.from_paddlenlp(fields), fields
     peft_type = fields.get("peft_type")
     methods = [
-        method for _, method in PEFT_METHODS.items() if method.peft_type == _FORMER_TYPES.get(peft_type, peft_type)
+        method for _, method in PEFT_METHODS.items() if method.peft_type == FORMER_PEFT_TYPES.get(peft_type, peft_type)
     ]
     if not methods:
         known = sorted({method.peft_type for _, method in PEFT_METHODS.items()})

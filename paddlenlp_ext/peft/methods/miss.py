@@ -32,11 +32,12 @@ from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
 from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, first_features, require_whole_blocks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option, rank_option
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
-from paddlenlp_ext.peft.registry import PEFT_METHODS
+from paddlenlp_ext.peft.registry import FORMER_PEFT_TYPES, PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import ShardGroup, Style
 
 VARIANTS = ("balance", "mini", "bat")
+FORMER_PEFT_TYPES["BONE"] = "MISS"
 
 
 @PEFT_METHODS.register("miss")
