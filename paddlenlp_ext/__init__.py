@@ -26,12 +26,14 @@ from paddlenlp_ext.utils.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from paddlenlp_ext._runtime import configure_runtime as configure_runtime
-    from paddlenlp_ext.api import AutoPeftModelForCausalLM as AutoPeftModelForCausalLM
-    from paddlenlp_ext.api import AutoPeftModelForSequenceClassification as AutoPeftModelForSequenceClassification
     from paddlenlp_ext.api import merge_adapter as merge_adapter
     from paddlenlp_ext.checkpoint.tokenizer import AutoTokenizer as AutoTokenizer
     from paddlenlp_ext.config.run_config import RunConfig as RunConfig
     from paddlenlp_ext.data.dataset import load_dataset as load_dataset
+    from paddlenlp_ext.inference.auto_peft_model import AutoPeftModelForCausalLM as AutoPeftModelForCausalLM
+    from paddlenlp_ext.inference.auto_peft_model import (
+        AutoPeftModelForSequenceClassification as AutoPeftModelForSequenceClassification,
+    )
     from paddlenlp_ext.models.auto import AutoModelForCausalLM as AutoModelForCausalLM
     from paddlenlp_ext.models.auto import AutoModelForSequenceClassification as AutoModelForSequenceClassification
     from paddlenlp_ext.peft import *  # noqa: F403

@@ -1,5 +1,6 @@
 """Load a model for prediction, evaluation, export or serving: source, device, dtype, adapter, tokenizer, chat template.
 
+auto_peft_model.py     AutoPeftModelForCausalLM and AutoPeftModelForSequenceClassification
 arguments.py           command-line arguments for the model to load; imports no Paddle
 load_model.py          base model with its adapter, merged where possible; tokenizer; context length
 device_and_dtype.py    device and dtype of the weights

@@ -11,7 +11,7 @@
 | up | down | feed-forward blocks with a gate, shared experts |
 
 A norm after a block cannot absorb scales. A norm before experts cannot absorb scales, because the router also reads its
-output. The up and down projections of experts are scaled per expert (quantization/ptq/quantize_decoder_layer.py).
+output. The up and down projections of experts are scaled per expert (quantization/ptq/quantize_experts.py).
 """
 
 from __future__ import annotations
