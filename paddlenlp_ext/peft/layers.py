@@ -5,7 +5,6 @@ Shapes: in/out features of the base, k rank of a low-rank update.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -19,6 +18,7 @@ from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.sharding_spec import ShardGroup, Style
+from paddlenlp_ext.utils.seeds import generator_for
 
 
 class AdapterLayer(nn.Layer):
@@ -301,12 +301,3 @@ def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:
     """Draw a matrix [out, in] from U(-1/sqrt(in), 1/sqrt(in)), Kaiming-uniform with a = sqrt(5) (arXiv:1502.01852)."""
     bound = shape[1] ** -0.5
     return generator_for(seed, name).uniform(-bound, bound, shape).astype(np.float32)
-
-
-def generator_for(seed: int, name: str) -> np.random.Generator:
-    """Return a random generator that depends only on `seed` and the parameter's `name`.
-
-    Initial values therefore do not depend on the order of the layers or on the number of devices.
-    """
-    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    return np.random.default_rng([seed, key])

@@ -5,15 +5,7 @@
 
 `target_parameters` also selects linear layers by the names of their weights, and adapts them like `target_modules`.
 
-Hugging Face PEFT adapts parameters instead of layers, and concatenates the factors of all experts:
-
-    in memory                                 in files
-    experts.gate_up_proj.lora_A [E, r, in]    experts.base_layer.lora_A [E * r, in], grouped by expert
-    experts.gate_up_proj.lora_B [E, out, r]   experts.base_layer.lora_B [out, r * E], grouped by rank
-    experts.down_proj.lora_A, ...             experts.lora_A, ...
-
-PEFT wraps the module once for each adapted parameter. Each wrapper adds ".base_layer" to the names of the parameters
-wrapped earlier, so the parameter wrapped last has the shortest name.
+peft/formats/peft_experts.py converts the factors to the names and shapes of Hugging Face PEFT.
 
 Shapes: N rows sorted by expert; E experts; r rank; in/out features of a weight.
 """
@@ -21,8 +13,7 @@ Shapes: N rows sorted by expert; E experts; r rank; in/out features of a weight.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import paddle
@@ -31,16 +22,12 @@ from paddle import nn
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
-from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
+from paddlenlp_ext.peft.layers import Factor, WeightAdapter, kaiming_uniform
 from paddlenlp_ext.peft.target_modules import linear_names
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.seeds import generator_for
 from paddlenlp_ext.utils.suggest import did_you_mean
-
-_WEIGHTS = ("gate_up_proj", "down_proj")
-"""Names of stacked expert weights, in the order in which PEFT wraps them."""
-_OWN = re.compile(r"(?P<experts>.+\.experts)\.(?P<weight>\w+)\.(?P<factor>lora_[AB]\.weight)")
-_STORED = re.compile(r"(?P<experts>.+\.experts)(?P<wrappers>(\.base_layer)*)\.(?P<factor>lora_[AB]\.weight)")
 
 
 class LoRAExperts(WeightAdapter):
@@ -167,73 +154,3 @@ def shortest_parameters(layers: Collection[str], model: TrainableModel) -> list[
 def _within_layer(name: str) -> str:
     """Return a parameter's name within its decoder layer."""
     return re.sub(r"^model\.layers\.\d+\.", "", name)
-
-
-# -- files ------------------------------------------------------------------------------------------------------------
-@paddle.no_grad()
-def to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an adapter's tensors to their form in files: expert tensors get PEFT's names and shapes."""
-    located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
-    adapted: dict[str, set[str]] = {}
-    for found in located.values():
-        adapted.setdefault(found["experts"], set()).add(found["weight"])
-    stored = {}
-    for name, tensor in tensors.items():
-        found = located.get(name)
-        if found is None:
-            stored[name] = tensor
-            continue
-        weights = [weight for weight in _WEIGHTS if weight in adapted[found["experts"]]]
-        wrappers = ".base_layer" * (len(weights) - 1 - weights.index(found["weight"]))
-        is_a = found["factor"].startswith("lora_A")
-        joined = tensor.flatten(0, 1) if is_a else tensor.transpose([1, 2, 0]).flatten(1, 2)
-        stored[f"{found['experts']}{wrappers}.{found['factor']}"] = joined.contiguous()
-    return stored
-
-
-def from_stored(
-    tensors: Mapping[str, np.ndarray], requested: Sequence[str], rank_of: Callable[[str], int]
-) -> dict[str, np.ndarray]:
-    """Convert the tensors of a PEFT file to the names and shapes used in memory (inverse of `to_stored`).
-
-    Args:
-        tensors: stored tensors.
-        requested: `target_parameters` of the file.
-        rank_of: function that returns the rank of a layer, given its name.
-
-    Raises:
-        ValueError: the file has tensors of a parameter that `target_parameters` does not name.
-    """
-    own = {}
-    for name, value in tensors.items():
-        found = _STORED.fullmatch(name)
-        if found is None:
-            own[name] = value
-            continue
-        experts, depth = found["experts"], found["wrappers"].count(".base_layer")
-        weights = [
-            weight for weight in _WEIGHTS if any(f".{experts}.{weight}".endswith(f".{entry}") for entry in requested)
-        ]
-        if depth >= len(weights):
-            raise ValueError(
-                f"{name}: target_parameters in adapter_config.json ({', '.join(requested) or 'none'}) does not name "
-                "the adapted weight; add the entry that the adapter was trained with"
-            )
-        weight = weights[len(weights) - 1 - depth]
-        own[f"{experts}.{weight}.{found['factor']}"] = _split_by_expert(
-            name, value, rank_of(f"{experts}.{weight}"), is_a=found["factor"].startswith("lora_A")
-        )
-    return own
-
-
-def _split_by_expert(name: str, value: np.ndarray, rank: int, is_a: bool) -> np.ndarray:
-    """Reshape a factor from [E * r, in] to [E, r, in], or from [out, r * E] to [E, out, r]."""
-    joined = value.shape[0 if is_a else 1]
-    if joined % rank:
-        raise ValueError(
-            f"{name} has the shape {list(value.shape)}, and {joined} is not a multiple of the rank {rank}; correct r "
-            "or rank_pattern in adapter_config.json"
-        )
-    if is_a:
-        return value.reshape(joined // rank, rank, -1)
-    return np.ascontiguousarray(value.reshape(len(value), rank, joined // rank).transpose(2, 0, 1))

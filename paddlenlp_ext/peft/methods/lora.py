@@ -44,14 +44,13 @@ from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import PeftConfig, field_or
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
+from paddlenlp_ext.peft.formats.peft_experts import experts_from_stored, experts_to_stored
 from paddlenlp_ext.peft.layers import WeightAdapter, adapter_layers
 from paddlenlp_ext.peft.lora.expert_layers import (
     LoRAExperts,
     LoRARouter,
-    from_stored,
     select_parameters,
     shortest_parameters,
-    to_stored,
 )
 from paddlenlp_ext.peft.lora.layers import LoRAEmbedding, LoRAHead, LoRALinear
 from paddlenlp_ext.peft.lora.low_rank_config import TARGETS_OF_TENSORS, LowRankConfig, RandomInitConfig, resolve_targets
@@ -184,10 +183,10 @@ class LoRAConfig(RandomInitConfig):
         return self if self.target_parameters else super().for_tensors(names)
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return to_stored(tensors)
+        return experts_to_stored(tensors)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        return from_stored(tensors, self.target_parameters or (), lambda name: self.rank_and_scaling(name)[0])
+        return experts_from_stored(tensors, self.target_parameters or (), lambda name: self.rank_and_scaling(name)[0])
 
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:
         parameters = self.target_parameters or ()
