@@ -14,6 +14,7 @@ from paddlenlp_ext.config.device import has_bf16_arithmetic, has_gpu
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.data.readers.splits import MissingSplitError
+from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import RunData, load_data
 from paddlenlp_ext.trainer.memory.run_estimate import estimate_run, outline_model
@@ -52,7 +53,7 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
         "do_train": True,
         "lora": True,
         "lora_rank": 16,
-        **({"bf16": True} if has_gpu() or has_bf16_arithmetic() else {}),
+        **({"bf16": True} if _has_bf16() else {}),
         "max_length": _LENGTHS[-1],
         "src_length": _LENGTHS[-1] // 2,
         "zero_padding": True,
@@ -70,6 +71,11 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
     if keys["max_steps"] >= 100:
         keys["warmup_ratio"] = 0.05
     return _fitting(keys, rows, goal, memory)
+
+
+def _has_bf16() -> bool:
+    """Return whether the GPU, or the processor with the C++ library, computes in bfloat16."""
+    return has_gpu() or (has_bf16_arithmetic() and bf16.unavailable_reason() is None)
 
 
 def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, RunData]:

@@ -11,6 +11,7 @@ from paddlenlp_ext.commands import init, pnx
 from paddlenlp_ext.commands.suggest_config import _steps
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.peft.registry import peft_methods
+from tests.common.marks import needs_cpp
 
 
 @pytest.fixture
@@ -51,11 +52,18 @@ def test_init_with_a_split_that_would_be_empty_writes_a_run_without_evaluation(
     assert "the run has no eval rows: rows.jsonl" in caplog.text
 
 
-@pytest.mark.parametrize("has_bf16", [True, False])
+@pytest.mark.parametrize("has_bf16", [pytest.param(True, marks=needs_cpp), False])
 def test_init_on_a_cpu_sets_bf16_if_the_processor_has_bf16_arithmetic(has_bf16, written, monkeypatch):
     monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_gpu", lambda: False)
     monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_bf16_arithmetic", lambda: has_bf16)
     assert written("--yes", "--memory", "8").get("bf16") == (True if has_bf16 else None)
+
+
+def test_init_on_a_cpu_without_the_cpp_library_does_not_set_bf16(written, monkeypatch):
+    monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_gpu", lambda: False)
+    monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_bf16_arithmetic", lambda: True)
+    monkeypatch.setattr("paddlenlp_ext.ops.cpp.bf16.unavailable_reason", lambda: "there is no compiler")
+    assert "bf16" not in written("--yes", "--memory", "8")
 
 
 def test_init_asks_for_what_no_argument_answers(tmp_path, monkeypatch):

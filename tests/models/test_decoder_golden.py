@@ -56,8 +56,10 @@ def test_decoder_logits_loss_and_gradients_match_transformers(case: str):
     assert len(expected) >= 14
     for name in sorted(expected):
         gradient, golden_gradient = gradients[name], golden[f"gradient:{name}"]
-        assert np.abs(golden_gradient).max() > 0, name
-        np.testing.assert_allclose(gradient, golden_gradient, rtol=0, atol=TOLERANCE, err_msg=name)
+        largest = np.abs(golden_gradient).max()
+        assert largest > 0, name
+        bound = TOLERANCE * max(1, largest)  # fp32 rounds in proportion to the values
+        np.testing.assert_allclose(gradient, golden_gradient, rtol=0, atol=bound, err_msg=name)
 
 
 @pytest.mark.parametrize(

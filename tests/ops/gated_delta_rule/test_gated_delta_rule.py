@@ -11,8 +11,10 @@ import pytest
 from paddlenlp_ext.doctor.devices_and_dtypes import paddle_dtype
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op
+from tests.common.marks import needs_cpp
 from tests.ops.gated_delta_rule.stepwise import Inputs, backward, forward
 
+BACKENDS = [pytest.param(name, marks=needs_cpp if name == "cpp" else ()) for name in gated_delta_rule_op.backends]
 LAYOUTS = {
     "documents of 1": AttentionLayout.from_documents([[1, 1, 1], [1, 1, 1]]),
     "odd lengths": AttentionLayout.from_documents([[61, 3, 1, 89], [100, 54]]),
@@ -100,14 +102,14 @@ def test_reference_in_float64_equals_the_stepwise_definition(layout, shape):
     check("reference", random_inputs(layout, shape), layout, 1e-12, **dict.fromkeys(names, "float64"))
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_gated_delta_rule_equals_the_stepwise_definition(backend, layout, shape):
     check(backend, random_inputs(layout, shape), layout, 1e-5)
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("decay", [-1e-6, -30.0])
 def test_gated_delta_rule_with_uniform_decays_keeps_float32_precision(backend, decay):
     """Test decays that hardly change the state in a document, and decays whose sum over a chunk reaches -1900."""
@@ -118,7 +120,7 @@ def test_gated_delta_rule_with_uniform_decays_keeps_float32_precision(backend, d
     check(backend, inputs, layout, 1e-5)
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_of_packed_documents_has_the_bits_of_the_documents_alone(backend):
     """Test outputs, states and gradients of a document and its branches with other documents before and after them."""
     packed = AttentionLayout.from_documents([[70, 90, 3, 65, 28]], document_parents=[[None, None, 1, 1, None]])
@@ -136,7 +138,7 @@ def test_gated_delta_rule_of_packed_documents_has_the_bits_of_the_documents_alon
         np.testing.assert_array_equal(part, getattr(own_found, name), err_msg=name)
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_does_not_read_nan_of_other_documents(backend):
     layout = AttentionLayout.from_documents([[66, 5, 70]])
     inputs = random_inputs(layout, (2, 4, 5, 3))
@@ -154,7 +156,7 @@ def test_gated_delta_rule_does_not_read_nan_of_other_documents(backend):
         np.testing.assert_array_equal(getattr(with_nan_gradients, name)[rows], getattr(gradients, name)[rows], name)
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_reads_bfloat16_and_returns_the_dtype_of_the_values(backend):
     layout = AttentionLayout.from_documents([[5, 70]])
     inputs = random_inputs(layout, (2, 4, 5, 3))
@@ -164,7 +166,7 @@ def test_gated_delta_rule_reads_bfloat16_and_returns_the_dtype_of_the_values(bac
     check(backend, inputs, layout, 2**-7, q="bfloat16", k="bfloat16", v="bfloat16")
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_without_initial_states_starts_from_zeros(backend):
     layout = AttentionLayout.from_documents([[5, 70]])
     inputs = random_inputs(layout, (2, 4, 5, 3))
@@ -175,7 +177,7 @@ def test_gated_delta_rule_without_initial_states_starts_from_zeros(backend):
         np.testing.assert_array_equal(found.numpy(), expected.numpy())
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_continued_from_a_state_equals_one_pass(backend):
     """Test a prefix followed by single positions, as in decoding."""
     whole = AttentionLayout.from_documents([[80]])
@@ -192,7 +194,7 @@ def test_gated_delta_rule_continued_from_a_state_equals_one_pass(backend):
     assert relative_error(state.numpy(), expected_state.numpy()) < 1e-5
 
 
-@pytest.mark.parametrize("backend", gated_delta_rule_op.backends)
+@pytest.mark.parametrize("backend", BACKENDS)
 def test_gated_delta_rule_with_a_gradient_of_one_input_equals_the_full_gradient(backend):
     layout = AttentionLayout.from_documents([[5, 70]])
     inputs = random_inputs(layout, (2, 4, 5, 3))
