@@ -8,6 +8,7 @@ from paddle.nn.functional import log_sigmoid, sigmoid
 
 from paddlenlp_ext.doctor.op_checks.case import Inputs, op_case
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
 from paddlenlp_ext.ops.embedding import embedding
 from paddlenlp_ext.ops.expert_rows import ExpertRows, gather_rows, sum_rows
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
@@ -157,6 +158,14 @@ def run_sum_rows(inputs: Inputs) -> list[paddle.Tensor]:
 def run_grouped_linear(inputs: Inputs) -> list[paddle.Tensor]:
     """Call the grouped linear layer of the experts."""
     return [*grouped_linear(inputs.trained(10, 64), inputs.trained(4, 96, 64), ExpertRows.sort(CHOICES, 4).starts, 2)]
+
+
+@op_case("causal convolution")
+def run_causal_convolution(inputs: Inputs) -> list[paddle.Tensor]:
+    """Call the causal convolution on two documents and a branch of the second document."""
+    layout = AttentionLayout.from_documents([[5, 9, 3]], document_parents=[[None, None, 1]])
+    x_ND, weight_DL, bias_D = inputs.trained(17, 24), inputs.trained(24, 4), inputs.trained(24)
+    return [causal_convolution(x_ND, weight_DL, document_taps(layout, 4), bias_D)]
 
 
 @op_case("gated delta rule")

@@ -93,6 +93,14 @@ struct DeltaRuleTensors {
     float* initial_gradient;
 };
 
+struct ConvolutionSizes {
+    i64 positions;
+    i64 rows;  // rows of the input, at least `positions`
+    i64 channels;
+    i64 num_taps;
+    const i64* taps;  // [positions, num_taps], rows that a position reads; `rows` for a tap that counts as 0
+};
+
 // A weight [out, in] whose flattened values w[i] = level(code[i]) * scale[i / block] are stored as codes and scales
 // (ops/dequantize).
 struct QuantizedWeight {
@@ -478,6 +486,16 @@ Status store_positions(const float* x, float* cache, const i64* starts, i64 batc
 Status decode_attention(const float* q, const float* k_cache, const float* v_cache, float* out, const i64* ranges,
                         const float* slopes, const i64* positions, const float* sinks, float softcap, float scale,
                         i64 batch, i64 length, i64 heads, i64 kv_heads, i64 head_dim, i64 capacity);
+
+// -- causal convolution -----------------------------------------------------------------------------------------------
+
+// y[t] = bias + sum over k of weight[k] * x[taps[t, k]], for x [rows, channels], weight [num_taps, channels], y
+// [positions, channels], and bias [channels] or null. The backward pass writes the gradients that are not null.
+Status causal_convolution_forward(const ConvolutionSizes* sizes, const float* x, const float* weight, const float* bias,
+                                  float* y);
+Status causal_convolution_backward(const ConvolutionSizes* sizes, const float* x, const float* weight,
+                                   const float* y_gradient, float* x_gradient, float* weight_gradient,
+                                   float* bias_gradient);
 
 // -- gated delta rule -------------------------------------------------------------------------------------------------
 
