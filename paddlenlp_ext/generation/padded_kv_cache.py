@@ -280,8 +280,9 @@ class KVCache(ReservingCache):
         empty if more positions had been saved than `length`.
         """
         if length < self._length and not self._states.is_new:
-            saved_length, saved = self._saved
-            length, self._states = (saved_length, saved.copy()) if saved_length <= length else (0, saved.emptied())
+            if self._saved[0] > length:
+                self._saved = 0, self._states.emptied()
+            length, self._states = self._saved[0], self._saved[1].copy()
         self._start = self._length = min(length, self._length)
         self._visible.clear()
         return self._length

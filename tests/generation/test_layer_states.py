@@ -92,6 +92,17 @@ def test_kv_cache_truncate_before_the_saved_states_empties_the_cache():
     assert cache.truncate(1) == 0 and found(cache) == [(7, 1)]
 
 
+def test_kv_cache_truncate_before_the_saved_states_discards_them():
+    """Test that the states saved for the removed tokens do not return after other tokens."""
+    cache = KVCache([0])
+    run(cache, [[1, 2]])
+    cache.save_states()
+    run(cache, [[3]])
+    assert cache.truncate(1) == 0
+    run(cache, [[10, 20, 30]])
+    assert cache.truncate(2) == 0 and found(cache) == [(0, 0)]
+
+
 def test_kv_cache_select_rows_discards_the_saved_states():
     cache = KVCache([0, 0])
     run(cache, [[1, 2], [3, 4]])
