@@ -80,10 +80,20 @@ class GatedDeltaShape(MixerShape):
         return self.hidden_size * (self.num_channels + 2 * self.value_size + 2 * self.num_value_heads)
 
     @property
-    def saved_size(self) -> float:
-        """Channels before and after the convolution and its activation, z, the normed output, and states of chunks."""
+    def output_size(self) -> int:
+        return self.value_size
+
+    def saved_size(self, in_cpp: bool) -> float:
+        """Count the channels at four points, the values before and after the norm, and z before and after the gate.
+
+        The four points are the inputs of the convolution, of its activation and of the split, and the parts after it.
+        The reference also saves normalized queries and keys, their copies for each value head, and states of chunks.
+        """
+        saved = 4 * (self.num_channels + self.value_size)
+        if in_cpp:
+            return saved
         states = self.num_value_heads * self.key_dim * self.value_dim / CHUNK  # one state per chunk
-        return 3 * self.num_channels + 2 * self.value_size + states
+        return saved + 2 * (self.key_size + self.num_value_heads * self.key_dim) + states
 
     @property
     def sharded_sizes(self) -> dict[str, int]:

@@ -89,10 +89,18 @@ class Mamba2Shape(MixerShape):
         return self.hidden_size * (2 * self.inner_size + self.num_channels + self.num_heads)
 
     @property
-    def saved_size(self) -> float:
-        """Channels before and after the convolution and its activation, z, d x, y, the normed y, states of chunks."""
+    def output_size(self) -> int:
+        return self.inner_size
+
+    def saved_size(self, in_cpp: bool) -> float:
+        """Count the channels at three points, B and C per group and per head, seven tensors [T, F], states of chunks.
+
+        The three points are the inputs of the convolution, of its activation and of the split. The tensors are x, d x,
+        y, z before and after its activation, and the input of the norm before and after the normalization.
+        """
         states = self.num_heads * self.state_dim * self.head_dim / CHUNK  # one state per chunk
-        return 3 * self.num_channels + 4 * self.inner_size + states
+        heads = 2 * self.num_heads * self.state_dim
+        return 3 * self.num_channels + 2 * self.group_size + heads + 7 * self.inner_size + states
 
 
 class GroupedRMSNorm(RMSNorm):

@@ -50,9 +50,12 @@ class ConvolutionShape(MixerShape):
         return 4 * self.hidden_size**2
 
     @property
-    def saved_size(self) -> float:
-        """Number of channels of b, c, u and b * u; the output of the convolution counts as the output of the mixer."""
-        return 4 * self.hidden_size
+    def output_size(self) -> int:
+        return self.hidden_size
+
+    def saved_size(self, in_cpp: bool) -> float:
+        """Count the channels of b, c, u and b * u, and of the output of the convolution."""
+        return 5 * self.hidden_size
 
 
 class DepthwiseKernel(nn.Layer):

@@ -65,8 +65,18 @@ class MixerShape(ABC):
 
     @property
     @abstractmethod
-    def saved_size(self) -> float:
-        """Number of values per position that the backward pass saves, without the inputs and output of the mixer."""
+    def output_size(self) -> int:
+        """Number of channels that the output layer of the mixer reads."""
+
+    @abstractmethod
+    def saved_size(self, in_cpp: bool) -> float:
+        """Return the number of values per position that the backward pass saves.
+
+        The inputs of the mixer and of its output layer, and values with one element per head, are not counted.
+
+        Args:
+            in_cpp: whether the C++ library runs the ops that it contains.
+        """
 
     @property
     def sharded_sizes(self) -> dict[str, int]:

@@ -122,14 +122,14 @@ class ActivationModel:
 
     @property
     def result(self) -> float:
-        """Bytes per token of the attention output, the input of o_proj."""
+        """Bytes per token of the attention output, the input of o_proj, or the same of other token mixers; averaged."""
         return self.numerics.attention * self._num_results
 
     @property
     def attention(self) -> float:
         """Bytes per token of queries, keys, values and attention output, or what other token mixers save; averaged."""
-        others = sum(mixer.saved_size for mixer in self.config.other_mixers) / self.config.num_hidden_layers
-        saved = self._num_queries + self._num_keys + self._num_values + others / self.tensor
+        others = self._mean_of_others(mixer.saved_size(self.numerics.cpp) for mixer in self.config.other_mixers)
+        saved = self._num_queries + self._num_keys + self._num_values + others
         return self.numerics.attention * saved + self.result
 
     @property
@@ -192,7 +192,13 @@ class ActivationModel:
 
     @property
     def _num_results(self) -> float:
-        return self._num_heads * fmean(shape.value_dim for shape in self.config.layer_shapes)
+        attention = self._num_heads * fmean(shape.value_dim for shape in self.config.layer_shapes)
+        others = self._mean_of_others(mixer.output_size for mixer in self.config.other_mixers)
+        return self.config.attention_share * attention + others
+
+    def _mean_of_others(self, sizes: Iterable[float]) -> float:
+        """Return the size of a token mixer other than attention, averaged over all layers."""
+        return sum(sizes) / self.config.num_hidden_layers / self.tensor
 
     @property
     def _num_inner(self) -> float:

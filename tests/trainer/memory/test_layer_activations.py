@@ -6,6 +6,7 @@ import ctypes
 import dataclasses
 import gc
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 import paddle
@@ -14,6 +15,7 @@ import pytest
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import bf16, library
+from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -45,6 +47,28 @@ GEMMA_4 = {
     "values": {},
     "keys as values": {"attention_k_eq_v": True},
     "experts": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+}
+_DELTA = {"model_type": "qwen3_5_text", "head_dim": 16, "layer_types": ["linear_attention"] * 2}
+_MAMBA = {
+    "model_type": "granitemoehybrid",
+    "layer_types": ["mamba"] * 2,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 160,
+}
+
+
+def delta(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
+    """Return the differences of a model whose layers all have gated delta nets."""
+    heads = {"linear_num_key_heads": key_heads, "linear_num_value_heads": value_heads}
+    return {**_DELTA, **heads, "linear_key_head_dim": key_dim, "linear_value_head_dim": value_dim}
+
+
+OTHER_MIXERS = {
+    "short convolutions": {"model_type": "lfm2", "layer_types": ["conv"] * 2, "block_auto_adjust_ff_dim": False},
+    "gated delta nets": delta(2, 4, 16, 32),
+    "gated delta nets with more keys": delta(4, 4, 32, 16),
+    "Mamba-2": {**_MAMBA, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16},
+    "Mamba-2 with one group": {**_MAMBA, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 32},
 }
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP
@@ -154,6 +178,26 @@ def test_activations_of_normed_values_and_experts_beside_are_near_the_estimate(c
     monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **GEMMA_4_SIZES, **changes})
     measured, expected = measured_in_a_layer(method), predicted(method, OPS) + PER_POSITION
     assert 0.97 * measured <= expected <= measured
+
+
+@pytest.mark.parametrize("changes", OTHER_MIXERS.values(), ids=list(OTHER_MIXERS))
+def test_activations_of_other_mixers_are_near_the_estimate(changes, monkeypatch):
+    """Compare with an estimate that leaves out values with one element per head, and the scales of norms."""
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **changes})
+    measured, expected = measured_in_a_layer(None), predicted(None, OPS)
+    assert 0.96 * measured <= expected <= measured
+
+
+@pytest.mark.skipif(OPS is CPU_PADDLE, reason="compares the reference with the C++ library")
+@pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (4, 4, 32, 16)])
+def test_activations_of_the_reference_of_a_gated_delta_net_are_near_the_estimate(sizes, monkeypatch):
+    """Compare the additional activations; values with one element per head are not estimated."""
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **delta(*sizes)})
+    (mixer, _), heads = build(None).config.other_mixers, sum(sizes[:2])
+    found = measured_in_a_layer(None, around=lambda: gated_delta_rule_op.restricted_to("reference"))
+    added = found - measured_in_a_layer(None)
+    expected = 4 * (mixer.saved_size(in_cpp=False) - mixer.saved_size(in_cpp=True))
+    assert 0 <= added - expected <= 4 * 6 * heads
 
 
 @needs_bf16
