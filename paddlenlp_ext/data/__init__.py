@@ -10,6 +10,7 @@ streaming           rows that are read, tokenized and shuffled in windows during
 training_rows       choose a dataset, a mixture or a stream from the configuration
 packing             pack the rows of an epoch, and group the packs into micro-batches
 sampler             group micro-batches into optimizer steps (`step_batch`)
+assign_to_ranks     assign the micro-batches of a step to ranks
 collate             collate a micro-batch into arrays; `pose` skips position ids
 preference          pairs of answers for DPO and reward models
 audit               checks of the data before training

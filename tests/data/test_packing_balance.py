@@ -1,4 +1,4 @@
-"""Load balancing: packs of similar cost are in one step, and all ranks get about equal work."""
+"""Load balancing: packs of similar cost are in one step, and the ranks get about equal work."""
 
 from __future__ import annotations
 
@@ -6,13 +6,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.data.packing import PackingPlan, attention_cost, sort_into_even_steps
-from paddlenlp_ext.data.step_batch import assign_balanced
-
-
-def imbalance(costs: list[int], num_ranks: int) -> float:
-    """Return the largest cost of a rank, relative to the mean."""
-    sums = [sum(costs[index] for index in assigned) for assigned in assign_balanced(costs, num_ranks)]
-    return max(sums) / (sum(sums) / num_ranks)
+from tests.data.test_assign_to_ranks import imbalance
 
 
 def long_tailed_lengths(count: int, capacity: int) -> np.ndarray:
@@ -23,20 +17,6 @@ def long_tailed_lengths(count: int, capacity: int) -> np.ndarray:
 def test_attention_cost_sums_squared_lengths():
     assert attention_cost([3, 4]) == 25
     assert attention_cost([]) == 0
-
-
-def test_assign_balanced_assigns_each_pack_once_and_evenly():
-    costs = [5, 1, 9, 2, 7, 3, 8]
-    assignments = assign_balanced(costs, 3)
-    assert sorted(index for assigned in assignments for index in assigned) == list(range(7))
-    assert sorted(map(len, assignments)) == [2, 2, 3]
-    assert assign_balanced(costs, 1) == [list(range(7))]
-    assert assign_balanced([4], 3) == [[0], [], []]
-
-
-def test_assign_balanced_spreads_the_most_expensive():
-    assert assign_balanced([10, 1, 10, 1], 2) == [[0, 1], [2, 3]]
-    assert imbalance([100, 60, 40, 10, 90, 50], 2) < 1.1
 
 
 def test_sort_into_even_steps_keeps_packs_and_blocks():
