@@ -7,12 +7,8 @@ from typing import Any
 
 from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
 from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout, GPTQv2Layout
-from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import (
-    PackedLayout,
-    mapping_option,
-    unsupported,
-    whole_option,
-)
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout, mapping_option, whole_option
+from paddlenlp_ext.checkpoint.quantized_formats.supported_formats import unsupported
 
 AUTO_ROUND = "auto-round"
 """Value of `quant_method` in config.json."""

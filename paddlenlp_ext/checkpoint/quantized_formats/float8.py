@@ -18,7 +18,8 @@ import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import NUMPY_DTYPE, cast
 from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import COMPRESSED_TENSORS, weight_options
-from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import unsupported, whole_option
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import whole_option
+from paddlenlp_ext.checkpoint.quantized_formats.supported_formats import unsupported
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 

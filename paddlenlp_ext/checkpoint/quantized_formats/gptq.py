@@ -12,9 +12,9 @@ from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import (
     IntegerMatrix,
     PackedLayout,
     check_multiple,
-    unsupported,
     whole_option,
 )
+from paddlenlp_ext.checkpoint.quantized_formats.supported_formats import unsupported
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 

@@ -162,12 +162,3 @@ def whole_option(options: Mapping[str, Any], key: str) -> int:
     if type(value) is not int:
         raise ValueError(f"quantization_config in config.json: {key} is {value!r}, not an integer; correct the value")
     return value
-
-
-def unsupported(method: Any, variant: str) -> ValueError:
-    """Return the error for an unsupported variant of a format."""
-    return ValueError(
-        f"quantization_config in config.json: {method} with {variant} is not supported; known: gptq, auto-round and "
-        "compressed-tensors (pack-quantized) in 4 and 8 bits, awq (gemm) in 4 bits, compressed-tensors in int8 "
-        "(int-quantized) and FP8 (float-quantized); start from the original model"
-    )

@@ -9,7 +9,8 @@ from paddlenlp_ext.checkpoint.quantized_formats.auto_round import AUTO_ROUND, au
 from paddlenlp_ext.checkpoint.quantized_formats.awq import AWQLayout
 from paddlenlp_ext.checkpoint.quantized_formats.compressed_tensors import CompressedTensorsLayout
 from paddlenlp_ext.checkpoint.quantized_formats.gptq import GPTQLayout
-from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout, unsupported
+from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
+from paddlenlp_ext.checkpoint.quantized_formats.supported_formats import unsupported
 
 LAYOUTS: dict[str, type[PackedLayout]] = {
     layout.method: layout for layout in (CompressedTensorsLayout, GPTQLayout, AWQLayout)
