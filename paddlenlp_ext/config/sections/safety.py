@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option
+from paddlenlp_ext.config.durations import parse_time
 
 NAN_POLICIES = ("raise", "skip", "rollback")
-_TIME = re.compile(r"(?:(\d+)-)?(\d+):(\d{2}):(\d{2})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,23 +73,3 @@ def parse_intervals(value: Any) -> tuple[tuple[int, int], ...]:
                 "write for example [[100, 120]]"
             )
     return tuple((first, last) for first, last in intervals)
-
-
-def parse_time(value: float | str) -> float:
-    """Convert a time to seconds: a number, "HH:MM:SS" or "D-HH:MM:SS".
-
-    Raises:
-        ValueError: the time has a different form, or is at most 0.
-    """
-    seconds = 0.0
-    if not isinstance(value, str):
-        seconds = float(value)
-    elif match := _TIME.fullmatch(value.strip()):
-        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-        seconds = float(((days * 24 + hours) * 60 + minutes) * 60 + rest)
-    if seconds <= 0.0:
-        raise ValueError(
-            f'max_train_time: {value!r} is not a positive time; write seconds, "HH:MM:SS" or "D-HH:MM:SS", for example '
-            '"23:30:00"'
-        )
-    return seconds

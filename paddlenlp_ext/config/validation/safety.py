@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from paddlenlp_ext.config.durations import parse_time
 from paddlenlp_ext.config.errors import Report
-from paddlenlp_ext.config.sections.safety import SafetyConfig, parse_intervals, parse_time
+from paddlenlp_ext.config.sections.safety import SafetyConfig, parse_intervals
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import Rules
 

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.config.sections.safety import parse_time
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.checkpoints import async_save
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
@@ -168,13 +167,6 @@ def test_trainer_leaves_an_evaluation_that_is_too_long_to_the_resumed_run(tmp_pa
     evaluates = {"evaluation_strategy": "steps", "eval_steps": 1, "logging_steps": 20}
     state = train_until(65, tmp_path, clock, Rows(4), save_steps=2, **evaluates)
     assert (state.step, state.evaluation_due) == (2, True) and clock.now == 52.0
-
-
-def test_parse_time_reads_seconds_and_clock_times():
-    assert [parse_time(text) for text in (90.0, "1:30:00", "2-00:00:10", "0:00:01")] == [90, 5400, 172810, 1]
-    for wrong in ("1:30", "1h", 0.0, "0:00:00", -3.0):
-        with pytest.raises(ValueError, match="is not a positive time; write seconds"):
-            parse_time(wrong)
 
 
 @pytest.mark.slow
