@@ -19,8 +19,8 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import PAGE, audit_run
 from paddlenlp_ext.trainer.finetune import run_training
+from paddlenlp_ext.trainer.import_dotted_paths import import_dotted_paths
 from paddlenlp_ext.trainer.load_data import check_training_rows, load_data, load_tokenizing
-from paddlenlp_ext.trainer.user_code import import_user_code
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 
@@ -104,7 +104,7 @@ def _audit_only(config: RunConfig) -> None:
 def _dry_run(config: RunConfig) -> None:
     if is_main_rank():
         check_output_dir(config)
-    import_user_code(config)
+    import_dotted_paths(config)
     data = load_data(config)
     check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
     if is_main_rank():

@@ -24,9 +24,9 @@ from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
 from paddlenlp_ext.trainer.checkpoints.output_dir import check_output_dir, locked_output_dir
 from paddlenlp_ext.trainer.data_audit import audit_run
 from paddlenlp_ext.trainer.hub import check_push, push_run
+from paddlenlp_ext.trainer.import_dotted_paths import import_dotted_paths
 from paddlenlp_ext.trainer.load_data import Dataset, check_training_rows, dataset_keys, load_data, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
-from paddlenlp_ext.trainer.user_code import import_user_code
 from paddlenlp_ext.utils.distributed_env import is_main_rank
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import StorageError
@@ -174,7 +174,7 @@ def run_training(
             check_output_dir(config)
             check_push(config.train)
         with _reported_failure(config):
-            import_user_code(config)
+            import_dotted_paths(config)
             data = load_data(config, train_rows, eval_rows)
             check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)
             trainer = build_trainer(config, data)

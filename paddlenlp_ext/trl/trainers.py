@@ -30,10 +30,10 @@ from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel, adapt_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer, build_trainer_of
 from paddlenlp_ext.trainer.hub import check_push
+from paddlenlp_ext.trainer.import_dotted_paths import import_dotted_paths
 from paddlenlp_ext.trainer.load_data import check_training_rows, dataset_keys, load_data, load_splits, rows_in_memory
 from paddlenlp_ext.trainer.trainer import Trainer
 from paddlenlp_ext.trainer.trainer_state import TrainerState
-from paddlenlp_ext.trainer.user_code import import_user_code
 from paddlenlp_ext.trl.arguments import DPOConfig, RewardConfig, SFTConfig, TrainingArguments
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
@@ -86,7 +86,7 @@ class _TaskTrainer:
             raise ValueError("processing_class and tokenizer_name_or_path both select the tokenizer; pass one of them")
         config = _with_adapter(keys, self.args.sections, adapter)
         check_push(config.train)
-        import_user_code(config)
+        import_dotted_paths(config)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
         connect_processes()
         if isinstance(model, str | os.PathLike):

@@ -7,7 +7,7 @@ from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.metrics.custom_metrics import load_compute_metrics
 
 
-def import_user_code(config: RunConfig) -> None:
+def import_dotted_paths(config: RunConfig) -> None:
     """Import the user's code before data and weights are loaded, so that a wrong path is found early.
 
     Raises:
