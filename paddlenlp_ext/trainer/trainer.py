@@ -18,11 +18,11 @@ from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.quantization.int8_training import keep_activations
 from paddlenlp_ext.trainer.callbacks.callback import Callback, CallbackList
+from paddlenlp_ext.trainer.callbacks.default_callbacks import build_reports
 from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.callbacks.metrics_files import num_trainable, save_results, train_results
 from paddlenlp_ext.trainer.callbacks.progress import describe_metrics, describe_results
 from paddlenlp_ext.trainer.callbacks.report_page import refresh_report
-from paddlenlp_ext.trainer.callbacks.report_to import build_reports
 from paddlenlp_ext.trainer.callbacks.transformers_callback import TrainerControl, TransformersCallbackAdapter
 from paddlenlp_ext.trainer.checkpoints.async_save import CheckpointSaver
 from paddlenlp_ext.trainer.checkpoints.output_dir import (
@@ -68,8 +68,8 @@ class Trainer:
         tokenizer: tokenizer that decodes generated text and is saved with the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
             the function that the key `compute_metrics` names.
-        callbacks: callbacks in addition to the default callbacks (callbacks/report_to.py) and to the key `callbacks`;
-            see `add_callback`.
+        callbacks: callbacks in addition to the default callbacks (callbacks/default_callbacks.py) and to the key
+            `callbacks`; see `add_callback`.
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: in sequence.
         objective: loss and metrics of the run; None: preference training if the configuration has the section
