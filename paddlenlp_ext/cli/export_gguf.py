@@ -130,7 +130,7 @@ def _export(arguments: ExportGgufArguments, output: Path, model: Path, folders: 
     from paddlenlp_ext.checkpoint.config_json import read_generation_config
     from paddlenlp_ext.checkpoint.gguf.ollama_modelfile import modelfile
     from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
-    from paddlenlp_ext.inference.chat_template import choose_template
+    from paddlenlp_ext.inference.choose_chat_template import choose_template
     from paddlenlp_ext.models.gguf_export import export_gguf, file_tensors
 
     tokenizer = load_tokenizer(model)

@@ -15,7 +15,7 @@ from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.generation.grammar import GrammarCompiler, GrammarError, GrammarState
-from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.inference.load_model import (
     context_length,
     find_model_and_adapter,

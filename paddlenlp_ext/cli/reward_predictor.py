@@ -14,7 +14,7 @@ from paddlenlp_ext.config.dataclass_options import option, options_of
 from paddlenlp_ext.data.readers.dataset_files import read_rows
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.inference.arguments import ModelArguments
-from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_tokenizer, load_unmerged
 from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
 from paddlenlp_ext.models.sequence_classifier import is_classifier

@@ -18,7 +18,7 @@ from rich.progress import Progress
 from paddlenlp_ext.evaluation.arguments import ADAPTER, BASE, MERGED, EvaluationArguments
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
 from paddlenlp_ext.evaluation.task import Measured, Task
-from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.inference.load_model import (
     can_merge,
     context_length,

@@ -12,7 +12,7 @@ from paddlenlp_ext.data.rows.conversation import Conversation
 from paddlenlp_ext.data.rows.errors import InvalidRowError
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.generation.grammar import GrammarCompiler, GrammarState
-from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_source, load_base, load_tokenizer
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
 from paddlenlp_ext.data.rows.conversation import Conversation
-from paddlenlp_ext.inference.chat_template import choose_template
+from paddlenlp_ext.inference.choose_chat_template import choose_template
 from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.load_data import load_data
