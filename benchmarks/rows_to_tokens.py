@@ -35,8 +35,8 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_dataset
 from paddlenlp_ext.data.rows.row_formats import parse_row
 from paddlenlp_ext.data.templates.load import load_configured_template
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenWriter
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
-from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 
 KINDS: dict[str, tuple[str, str | None]] = {
     "short": ("pairs", "none"),

@@ -26,7 +26,7 @@ from benchmarks.ours import run_config, training_step
 from paddlenlp_ext.data.collate import PackedBatch, collate
 from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.utils.run_command import run_command

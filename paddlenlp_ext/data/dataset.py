@@ -20,9 +20,9 @@ from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import choose_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
 from paddlenlp_ext.data.tokenization.workers import tokenize
 from paddlenlp_ext.utils.json_reader import Location

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes, saved_positions
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 
 BLOCK = 32
 """Number of tokens that each level of the tree of groups adds to the prefix; also the minimum length of a prefix."""

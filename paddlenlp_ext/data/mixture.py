@@ -15,8 +15,8 @@ import numpy as np
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.utils.logging import get_logger
 
 

@@ -13,7 +13,7 @@ from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS
 from paddlenlp_ext.data.find_prefixes import find_prefixes
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model

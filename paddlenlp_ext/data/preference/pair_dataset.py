@@ -21,8 +21,8 @@ from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_configured_template
 from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.data.tokenization.workers import tokenize

@@ -23,9 +23,9 @@ from paddlenlp_ext.data.rows.errors import MAX_LISTED, DataError
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.streaming.source_cursor import Source, SourceCursor
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.row_encoder import EncodedBlock, RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.workers import BlockEncoder
 from paddlenlp_ext.utils.logging import get_logger
 

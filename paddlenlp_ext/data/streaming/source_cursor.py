@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.row_encoder import EncodedBlock
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.loss_mask import EncodedTurn, join_in_arrays
 from paddlenlp_ext.data.templates.rendered_turns import Example, RenderedTurn
 from paddlenlp_ext.data.tokenization.encoded_row import TokenizedRow
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import ONLY_CONTEXT, LengthLimits, split_text, truncate_turns
 
 _Encoded = TypeVar("_Encoded")

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import VALUES_FILE, TokenArrays, file_name_of
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import VALUES_FILE, TokenArrays, file_name_of
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, sibling, write_json
 from paddlenlp_ext.utils.locks import waiting_lock
 from paddlenlp_ext.utils.logging import get_logger

@@ -27,9 +27,9 @@ from paddlenlp_ext.data.readers.base import Block, Reader
 from paddlenlp_ext.data.readers.splits import MissingSplitError
 from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.rows.source_row import InvalidRow
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenWriter
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.stop_signals import handle_stop_signals
 

@@ -20,8 +20,8 @@ from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.tokenization import cache_key as cache_key_module
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenWriter
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_arrays import TokenWriter
 from paddlenlp_ext.data.tokenization.token_cache import load_or_build
 from paddlenlp_ext.utils import locks
 from paddlenlp_ext.utils.json_reader import Location

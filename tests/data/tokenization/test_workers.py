@@ -15,8 +15,8 @@ from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.templates.plain import PlainTemplate
 from paddlenlp_ext.data.tokenization import workers as encode
+from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
-from paddlenlp_ext.data.tokenization.token_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.data.tokenization.workers import BlockEncoder, num_workers, tokenize
 from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS
