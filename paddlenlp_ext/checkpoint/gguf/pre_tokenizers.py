@@ -32,6 +32,12 @@ _DEEPSEEK_V3 = (
     r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*"""
     r"|\s*[\r\n]+|\s+(?!\S)|\s+",
 )
+_AFMOE = (
+    r"[^\S\r\n](?=\p{N})",  # llama.cpp splits digits after spaces, so that `\s+(?!\S)` leaves a space before a digit
+    r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))",  # groups of three digits from the right
+    r"[一-鿿㐀-䶿豈-﫿぀-ゟ゠-ヿ･-ﾟ⼀-⿟เ-๿຀-໿ក-៿က-႟ꩠ-ꩿꧠ-꧿가-힯ᄀ-ᇿ]+",
+    _DEEPSEEK_V3[2],
+)
 _DEEPSEEK_LLM = (
     r"[\r\n]",
     r"\s?[[\p{Lu}\p{Ll}\p{Lt}]&&[^\x{1D400}-\x{1D7FF}]]+",  # cased letters, without mathematical alphanumerics
@@ -93,6 +99,7 @@ WORD_RULES = (
     WordRule(("tekken",), (_TEKKEN,), ignores_merges=True, adds_bos=True),
     WordRule(("gpt-4o", "llama4"), (_GPT_4O,)),
     WordRule(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK_V3),
+    WordRule(("afmoe",), _AFMOE),
     WordRule(("deepseek-llm",), _DEEPSEEK_LLM),
     WordRule(("default",), _DEFAULT),
 )

@@ -80,6 +80,7 @@ WORDS = {  # words of "WE'LL pay 12345!\n\n  ok"
     "tekken": ["WE", "'LL", " pay", " ", "1", "2", "3", "4", "5", "!\n\n", " ", " ok"],
     "gpt-4o": ["WE'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
     "deepseek-v3": ["WE", "'LL", " pay", " ", "123", "45", "!\n\n", " ", " ok"],
+    "afmoe": ["WE", "'LL", " pay", " ", "12", "345", "!\n\n", " ", " ok"],
     "deepseek-llm": ["WE", "'", "LL", " pay", " ", "12345", "!", "\n", "\n", " ", " ok"],
     "default": ["WE", "'", "LL", " pay", " ", "123", "45", "!", "\n\n ", " ok"],
 }
@@ -93,6 +94,15 @@ def test_byte_level_bpe_splits_words_by_named_rule(pre, vocabulary):
     assert [text[start:end] for _, (start, end) in words] == WORDS[pre]
 
 
+def test_byte_level_bpe_afmoe_groups_digits_from_the_right():
+    """Test that a space before a digit is a word, as in llama.cpp, and that the other spaces are one word."""
+    tokenizer = tokenizer_from_gguf(bpe_file((["a"], []), "afmoe"))
+    text = "1234567a   12\n3 ４５６７漢"
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str(text)
+    found = [text[start:end] for _, (start, end) in words]
+    assert found == ["1", "234", "567", "a", "  ", " ", "12", "\n", "3", " ", "４", "５６７", "漢"]
+
+
 def test_byte_level_bpe_tekken_splits_before_capitals():
     tokenizer = tokenizer_from_gguf(bpe_file((["a"], []), "tekken"))
     words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("aBcDe")
@@ -101,7 +111,7 @@ def test_byte_level_bpe_tekken_splits_before_capitals():
 
 @pytest.mark.parametrize("pre", [None, "viking"])
 def test_byte_level_bpe_unknown_rule_raises(pre, vocabulary):
-    with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: chatglm-bpe"):
+    with pytest.raises(ValueError, match=rf"made\.gguf: tokenizer\.ggml\.pre is {pre!r}.*known: afmoe, chatglm-bpe"):
         tokenizer_from_gguf(bpe_file(vocabulary, pre))
 
 
