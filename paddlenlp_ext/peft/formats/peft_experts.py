@@ -12,8 +12,8 @@ wrapped earlier, so the parameter wrapped last has the shortest name.
 
 PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4. In models of some families,
 PEFT assumes that the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` are experts. PEFT then drops
-the tensors of dense layers and shared experts with these names, without an error. PEFT does not translate
-`target_parameters`.
+the tensors of dense layers, shared experts and attention gates with these names, without an error, or raises an error
+if only one of `gate_proj` and `up_proj` is an entry. PEFT does not translate `target_parameters`.
 
 Shapes: E experts; r rank; in/out features of a weight.
 """
@@ -38,7 +38,7 @@ _EXPERT_NAMES = ("gate_proj", "up_proj", "down_proj")
 
 
 def layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> list[str]:
-    """Return the names of the adapted layers that PEFT would drop.
+    """Return the names of the adapted layers that PEFT would drop or reject.
 
     Args:
         fields: fields of adapter_config.json.
@@ -51,17 +51,20 @@ def layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> 
 
 
 def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> str | None:
-    """Describe the layers that PEFT would drop, and the remedy; return None if there are no such layers."""
+    """Describe the layers that PEFT would drop or reject, and the remedy; return None if there are no such layers."""
     dropped = layers_read_as_experts(fields, model)
     if not dropped:
         return None
-    others = sorted({name.rpartition(".")[2] for name in fields["target_modules"]} - {*_EXPERT_NAMES})
-    parameters = ", ".join(shortest_parameters(dropped, model))
+    named = {entry.rpartition(".")[2] for entry in fields["target_modules"]}
+    others, parameters = sorted(named - {*_EXPERT_NAMES}), shortest_parameters(dropped, model)
+    outcome = f"drops the adapters of {len(dropped)} other layers without an error"
+    if len(named & {"gate_proj", "up_proj"}) == 1:
+        outcome = "raises an error for an adapter of only one of gate_proj and up_proj"
+    targets = f", or train with lora_target_modules: {', '.join(others)}" if others else ""
     return (
         f"Hugging Face PEFT assumes that {', '.join(_EXPERT_NAMES)} of {model.config.model_type} models are experts, "
-        f"and drops the adapters of {len(dropped)} other layers without an error. For use in PEFT, merge the adapter, "
-        f"or train with lora_target_modules: {', '.join(others) or '[]'}; plain LoRA without dropout can adapt these "
-        f"layers with target_parameters: {parameters}"
+        f"and {outcome}. For use in PEFT, merge the adapter{targets}; plain LoRA without dropout can adapt these "
+        f"layers with target_parameters: {', '.join(parameters)}"
     )
 
 

@@ -31,7 +31,7 @@ def test_translated_models_are_those_of_peft():
 
 @pytest.mark.parametrize(
     "config",
-    [LoRAConfig(rank=2), DoRAConfig(rank=2), SoRAConfig(rank=2), LoRAConfig(rank=2, target_modules=["up_proj"])],
+    [LoRAConfig(rank=2), DoRAConfig(rank=2), SoRAConfig(rank=2), LoRAConfig(rank=2, target_modules=["down_proj"])],
 )
 def test_finished_adapter_with_layers_that_peft_drops_is_saved_with_a_warning(
     config: PeftConfig, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -43,6 +43,16 @@ def test_finished_adapter_with_layers_that_peft_drops_is_saved_with_a_warning(
     model.save_finished(tmp_path / "finished")
     assert f"{WARNING} {2 if config.target_modules else 6} other layers" in caplog.text
     assert "target_parameters: mlp.shared_experts." in caplog.text
+    assert ("or train with lora_target_modules: " in caplog.text) == (config.target_modules is None)
+
+
+@pytest.mark.parametrize("targets", [["up_proj"], ["q_proj", "gate_proj", "down_proj"]])
+def test_finished_adapter_of_one_of_gate_and_up_warns_of_the_error_of_peft(
+    targets: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    get_peft_model(tiny_model("experts"), LoRAConfig(rank=2, target_modules=targets)).save_finished(tmp_path)
+    assert WARNING not in caplog.text and "raises an error for an adapter of only one of" in caplog.text
+    assert ("lora_target_modules: q_proj;" in caplog.text) == ("q_proj" in targets)
 
 
 @pytest.mark.parametrize(
