@@ -63,8 +63,34 @@ SHAPES = {
         "num_attention_heads": 12,
         "head_dim": 128,
     },
+    "qwen3.5-0.8b": {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "vocab_size": 248320,
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 16,
+        "linear_value_head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
+        "tie_word_embeddings": True,
+        "attention_bias": False,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    },
 }
-"""Shapes of SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B, all with the vocabulary of SmolLM2."""
+"""Shapes of SmolLM2-135M, Qwen2.5-0.5B and Qwen2.5-1.5B with the vocabulary of SmolLM2, and of Qwen3.5-0.8B."""
 
 
 def random_documents(documents: int, length: int, vocab_size: int = SMOLLM2_SHAPE["vocab_size"]) -> np.ndarray:

@@ -25,7 +25,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.training_blocks import run_attention_block, run_feed_forward_block
+from paddlenlp_ext.models.training_blocks import run_feed_forward_block, run_mixer_block
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.layer_norm import LayerNorm
@@ -140,13 +140,18 @@ class PreNormLayer(DecoderLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         before_attention, before_mlp = self.norms_by_role().values()
-        total_BSD = run_attention_block(self, x_BSD, inputs)
+        total_BSD, attended_BSD = run_mixer_block(self, x_BSD, inputs), None
         if total_BSD is None:
-            attended_BSD = self._attend(before_attention(x_BSD), inputs)
-            total_BSD, normed_BSD = before_mlp.forward_add(x_BSD, attended_BSD)
-            return total_BSD + self._feed_forward(normed_BSD, inputs)
-        out_BSD = None if self._skips_positions(inputs) else run_feed_forward_block(self, total_BSD, inputs)
-        return total_BSD + self._feed_forward(before_mlp(total_BSD), inputs) if out_BSD is None else out_BSD
+            total_BSD, attended_BSD = x_BSD, self._attend(before_attention(x_BSD), inputs)
+        out_BSD = None
+        if not self._skips_positions(inputs):
+            out_BSD = run_feed_forward_block(self, total_BSD, inputs, attended_BSD)
+        if out_BSD is not None:
+            return out_BSD
+        if attended_BSD is None:
+            return total_BSD + self._feed_forward(before_mlp(total_BSD), inputs)
+        total_BSD, normed_BSD = before_mlp.forward_add(total_BSD, attended_BSD)
+        return total_BSD + self._feed_forward(normed_BSD, inputs)
 
 
 class ExpertPreNormLayer(PreNormLayer):

@@ -1,13 +1,14 @@
-"""Attention and feed-forward of a decoder layer as training blocks, one C++ call each (ops/training_blocks.py).
+"""Token mixer and feed-forward of a decoder layer as training blocks, one C++ call each (ops/training_blocks.py).
 
-`run_attention_block` and `run_feed_forward_block` return None for a layer or a pass that the C++ call does not cover.
+`run_mixer_block` and `run_feed_forward_block` return None for a layer or a pass that the C++ call does not cover.
 The layer then runs op by op, and the reason is logged once at DEBUG.
 
 | check | covered |
 | --- | --- |
 | pass | with gradients, in float32 on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
 | recomputation | whole layers, or none |
-| attention | grouped-query attention, with QK norms per head; no ALiBi and no sinks |
+| attention | grouped-query attention, with QK norms per head and gates of `q_proj`; no ALiBi and no sinks |
+| gated delta nets | separate projections, frozen convolution, norm and decays; no tensor parallelism |
 | feed-forward | SwiGLU and GeGLU |
 | linear layers | frozen or quantized, with LoRA or without an adapter |
 
@@ -17,13 +18,15 @@ Shapes: B batch, S sequence, D hidden.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import paddle
 
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
 from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
+from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.nn.recompute import is_recomputed, selects_regions
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.cpp import library
@@ -35,25 +38,64 @@ from paddlenlp_ext.ops.tensor_utils import needs_grad
 from paddlenlp_ext.ops.training_blocks import (
     AdaptedLinear,
     BlockAttention,
+    BlockDeltaNet,
     BlockNorm,
     attention_block,
+    delta_net_block,
     feed_forward_block,
 )
 from paddlenlp_ext.paddle_compat import has_forward_hooks, is_symbolic
 from paddlenlp_ext.utils.logging import get_logger
 
+_ATTENTION_LINEARS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
+_DELTA_NET_LINEARS = {"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_a": "a", "in_proj_b": "b", "out_proj": "o"}
+_FEED_FORWARD_LINEARS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
+"""Name of a linear layer -> field of the C++ struct of a block."""
 
-def run_attention_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
-    """Return `x + attention(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
-    attention, norm = layer.mixer, layer.norms_by_role()["attention_norm"]
-    reason = _pass_reason(layer, norm, x_BSD, inputs) or _attention_reason(attention, norm.epsilon)
+
+def run_mixer_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
+    """Return `x + mixer(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
+    mixer, norm = layer.mixer, layer.norms_by_role()["attention_norm"]
+    is_delta_net = type(mixer) is GatedDeltaNet
+    names = _DELTA_NET_LINEARS if is_delta_net else _ATTENTION_LINEARS
+    reason = _pass_reason(layer, norm, x_BSD, inputs)
+    reason = reason or (_delta_net_reason(mixer) if is_delta_net else _attention_reason(mixer, norm.epsilon))
     linears: dict[str, AdaptedLinear] = {}
-    reason = reason or _take_linears(attention, ("q_proj", "k_proj", "v_proj", "o_proj"), linears)
-    reason = reason or _gradient_reason(x_BSD, linears)
+    reason = reason or _take_linears(mixer, names, linears) or _gradient_reason(x_BSD, linears)
     if reason is not None:
-        _log("attention", reason)
+        _log("gated delta net" if is_delta_net else "attention", reason)
         return None
-    options = BlockAttention(
+    if is_delta_net:
+        return delta_net_block(x_BSD, _norm(norm), linears, _delta_net_options(mixer, inputs))
+    return attention_block(x_BSD, _norm(norm), linears, _attention_options(mixer, inputs))
+
+
+def run_feed_forward_block(
+    layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs, addend_BSD: paddle.Tensor | None = None
+) -> paddle.Tensor | None:
+    """Return `x + mlp(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it.
+
+    Args:
+        layer: decoder layer.
+        x_BSD: hidden states, or their first summand.
+        inputs: inputs of the pass.
+        addend_BSD: second summand of x; None: no second summand.
+    """
+    mlp, norm = layer.mlp, layer.norms_by_role()["mlp_norm"]
+    reason = _pass_reason(layer, norm, x_BSD, inputs) or _feed_forward_reason(mlp)
+    linears: dict[str, AdaptedLinear] = {}
+    reason = reason or _take_linears(mlp, _FEED_FORWARD_LINEARS, linears)
+    summands = (x_BSD,) if addend_BSD is None else (x_BSD, addend_BSD)
+    reason = reason or next(filter(None, (_gradient_reason(each, linears) for each in reversed(summands))), None)
+    if reason is not None:
+        _log("feed-forward", reason)
+        return None
+    total_BSD = x_BSD if addend_BSD is None else x_BSD + addend_BSD
+    return feed_forward_block(total_BSD, _norm(norm), linears, is_gelu=mlp.gate is geglu)
+
+
+def _attention_options(attention: Any, inputs: AttentionInputs) -> BlockAttention:
+    return BlockAttention(
         attention.head_dim,
         attention.scale,
         attention.softcap or 0.0,
@@ -61,28 +103,28 @@ def run_attention_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInput
         inputs.rotations[attention.layer_index] if attention.rotates else None,
         attention.interleaved,
         *_qk_norms(attention),
+        has_gates=type(attention) is QueryGatedAttention,
     )
-    return attention_block(x_BSD, _norm(norm), linears, options)
 
 
-def run_feed_forward_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
-    """Return `x + mlp(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
-    mlp, norm = layer.mlp, layer.norms_by_role()["mlp_norm"]
-    reason = _pass_reason(layer, norm, x_BSD, inputs) or _feed_forward_reason(mlp)
-    linears: dict[str, AdaptedLinear] = {}
-    reason = reason or _take_linears(mlp, ("gate_proj", "up_proj", "down_proj"), linears)
-    reason = reason or _gradient_reason(x_BSD, linears)
-    if reason is not None:
-        _log("feed-forward", reason)
-        return None
-    return feed_forward_block(x_BSD, _norm(norm), linears, is_gelu=mlp.gate is geglu)
+def _delta_net_options(net: GatedDeltaNet, inputs: AttentionInputs) -> BlockDeltaNet:
+    shape = net.shape
+    return BlockDeltaNet(
+        (shape.num_key_heads, shape.num_value_heads),
+        (shape.key_dim, shape.value_dim),
+        inputs.layouts[None],
+        _norm(net.norm),
+        net.conv1d.weight.squeeze(1),
+        -net.A_log.exp(),
+        net.dt_bias,
+    )
 
 
-def _take_linears(block: Any, names: Sequence[str], linears: dict[str, AdaptedLinear]) -> str | None:
+def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, AdaptedLinear]) -> str | None:
     """Put the operands of linear layers into `linears`, by field of the C++ struct; return why a layer has none."""
     if has_forward_hooks(block):
         return f"{type(block).__name__} has hooks"
-    for name in names:
+    for name, field in names.items():
         layer = getattr(block, name)
         hooked = (layer, layer.base) if hasattr(layer, "base") else (layer,)
         linear = layer.as_adapted_linear() if hasattr(layer, "as_adapted_linear") else None
@@ -91,7 +133,7 @@ def _take_linears(block: Any, names: Sequence[str], linears: dict[str, AdaptedLi
         reason = _linear_reason(linear)
         if reason is not None:
             return f"{name}: {reason}"
-        linears[name.removesuffix("_proj")] = linear
+        linears[field] = linear
     return (
         "products have different dtypes"
         if len({uses_bf16(each.base.weight) for each in linears.values()}) > 1
@@ -121,7 +163,7 @@ def _pass_reason(layer: Any, norm: Any, x_BSD: paddle.Tensor, inputs: AttentionI
 
 
 def _attention_reason(attention: Any, epsilon: float) -> str | None:
-    if type(attention) is not Attention:
+    if type(attention) not in (Attention, QueryGatedAttention):
         return f"the C++ block does not support {type(attention).__name__}"
     if attention.slopes_N is not None or attention.sinks is not None:
         return "the C++ block does not support ALiBi and sinks"
@@ -133,6 +175,17 @@ def _attention_reason(attention: Any, epsilon: float) -> str | None:
     if not attention.qk_norm.per_head or any(type(each) is RMSNorm and each.epsilon != epsilon for each in norms):
         return "the C++ block does not support QK norms over all heads, or with another epsilon"
     return next(filter(None, map(_norm_reason, norms)), None)
+
+
+def _delta_net_reason(net: GatedDeltaNet) -> str | None:
+    weights = net.conv1d.weight, net.A_log, net.dt_bias
+    if net.key_heads != slice(None):
+        return "the gated delta net is sharded"
+    if any(not each.stop_gradient for each in weights):
+        return "the convolution or the decays are trained"
+    if any(each.dtype != paddle.float32 for each in weights):
+        return "the convolution or the decays are not float32"
+    return "the convolution has hooks" if has_forward_hooks(net.conv1d) else _norm_reason(net.norm)
 
 
 def _feed_forward_reason(mlp: Any) -> str | None:

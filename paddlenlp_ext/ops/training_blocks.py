@@ -1,12 +1,14 @@
-"""Training blocks in C++: a norm and the attention or feed-forward layer after it (csrc/*_block.cpp).
+"""Training blocks in C++: a norm and the token mixer or feed-forward layer after it (csrc/*_block.cpp).
 
-    attention       y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n)))        n = norm(x)
-    feed-forward    y = x + down(activation(gate(n)) * up(n))
+    attention           y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n)))        n = norm(x)
+    gated delta net     y = x + o(norm(gated_delta_rule(silu(convolution(qkv(n))), a(n), b(n))) * silu(z(n)))
+    feed-forward        y = x + down(activation(gate(n)) * up(n))
 
 A block is one autograd node with one C++ call per direction. It replaces about ten ops and their autograd nodes. The
 base layers and the norm are frozen; x and the low-rank factors get gradients.
 
-Shapes: B batch, S sequence, D hidden, H head dimension, R rotated channels of a head.
+Shapes: B batch, S sequence, D hidden, H head dimension, R rotated channels of a head, N value
+heads, C channels and L taps of a convolution.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, bf16_matmuls_enabled, uses_bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
+from paddlenlp_ext.ops.gated_delta_rule.cpp import delta_rule_sizes
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
@@ -58,7 +61,7 @@ class BlockNorm:
 
     Attributes:
         scale: factor of each channel, float32 [D].
-        epsilon: constant added to the mean square, here and in QK norms.
+        epsilon: constant added to the mean square, in attention also in QK norms.
     """
 
     scale: paddle.Tensor
@@ -78,6 +81,8 @@ class BlockAttention:
         interleaved: whether RoPE rotates neighbouring channels instead of halves.
         qk_scales: scales of the QK norms of queries and keys, float32 [H]; None without QK norms.
         norms_after_rotation: whether the QK norms are applied after RoPE.
+        has_gates: whether q returns the query and then the gate of each head; the output of attention is multiplied by
+            sigmoid(gate).
     """
 
     head_dim: int
@@ -88,19 +93,45 @@ class BlockAttention:
     interleaved: bool
     qk_scales: tuple[paddle.Tensor, paddle.Tensor] | None
     norms_after_rotation: bool
+    has_gates: bool
+
+
+@dataclass(frozen=True)
+class BlockDeltaNet:
+    """Options of the gated delta net in a block.
+
+    Attributes:
+        heads: G key heads and N value heads.
+        head_dims: channels of a key head and of a value head.
+        layout: documents of the batch.
+        head_norm: norm of the value heads.
+        kernel: weight of the convolution, float32 [C, L].
+        rates: -exp(A_log) of each value head, float32 [N].
+        dt_bias: term of the input of softplus, float32 [N].
+    """
+
+    heads: tuple[int, int]
+    head_dims: tuple[int, int]
+    layout: AttentionLayout
+    head_norm: BlockNorm
+    kernel: paddle.Tensor
+    rates: paddle.Tensor
+    dt_bias: paddle.Tensor
 
 
 def attention_block(
     x_BSD: paddle.Tensor, norm: BlockNorm, linears: Mapping[str, AdaptedLinear], options: BlockAttention
 ) -> paddle.Tensor:
     """Return `x + o(attention(...))` [B, S, D] for float32 x [B, S, D] on the CPU; `linears` are q, k, v and o."""
-    heads, kv_heads = (linears[name].base.weight.shape[0] // options.head_dim for name in ("q", "k"))
+    kv_heads = linears["k"].base.weight.shape[0] // options.head_dim
+    heads = linears["o"].base.weight.shape[1] // options.head_dim
     shape = heads, kv_heads, options.head_dim, options.head_dim, 0
     fields = {
         "sizes": attention_sizes(options.layout, *shape, options.softcap, None),
         "scale": options.scale,
         "is_interleaved": options.interleaved,
         "norms_after_rotation": options.norms_after_rotation,
+        "has_gates": options.has_gates,
         "attends_in_bf16": bf16_matmuls_enabled(),
     }
     assert options.layout.num_positions == x_BSD.shape[0] * x_BSD.shape[1], f"{x_BSD.shape} does not match the layout"
@@ -111,6 +142,34 @@ def attention_block(
     if options.qk_scales is not None:
         fields |= dict(zip(("q_norm", "k_norm"), options.qk_scales, strict=True))
     return _Block("attention_block", "AttentionBlock", norm, linears, fields).run(x_BSD)
+
+
+def delta_net_block(
+    x_BSD: paddle.Tensor, norm: BlockNorm, linears: Mapping[str, AdaptedLinear], options: BlockDeltaNet
+) -> paddle.Tensor:
+    """Return `x + mixer(norm(x))` [B, S, D] of a gated delta net, for float32 x [B, S, D] on the CPU.
+
+    Args:
+        x_BSD: input of the block.
+        norm: norm before the block.
+        linears: qkv, z, a, b and o.
+        options: further weights and sizes.
+    """
+    positions = x_BSD.shape[0] * x_BSD.shape[1]
+    assert options.layout.num_positions == positions, f"{x_BSD.shape} does not match the layout"
+    kernel = contiguous(options.kernel.transpose([1, 0]))
+    assert kernel.shape[1] == linears["qkv"].base.weight.shape[0], "kernel and projection do not match"
+    fields = {
+        "sizes": delta_rule_sizes(options.layout, (*options.heads, *options.head_dims)),
+        "head_norm": options.head_norm.scale,
+        "head_epsilon": options.head_norm.epsilon,
+        "kernel": kernel,
+        "num_taps": kernel.shape[0],
+        "rates": options.rates,
+        "dt_bias": options.dt_bias,
+        "positions": positions,
+    }
+    return _Block("delta_net_block", "DeltaNetBlock", norm, linears, fields).run(x_BSD)
 
 
 def feed_forward_block(

@@ -73,7 +73,8 @@ struct DeltaRuleSizes {
 
 // q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; decay, beta [positions, heads]; initial,
 // final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final. The
-// backward pass reads all but o, and writes all gradients; initial_gradient may be null.
+// backward pass reads all but o, and writes all gradients; initial_gradient may be null. `final` may be null in the
+// backward pass if no document has a parent; final_gradient is null for zeros.
 struct DeltaRuleTensors {
     const float* q;
     const float* k;
@@ -127,7 +128,32 @@ struct DecodeMatrix {
     bool is_bf16;  // whether `dense` is bf16; for `quantized`, whether oneDNN's products read bf16
 };
 
-// Decoder layer of a decoding step. A norm is the weight of an RMSNorm, or null if the layer does not have the norm.
+// Gated delta net of a decoding step, with the state of each row before and after the new positions
+// (nn/gated_delta_net.py). `qkv` returns the channels of the convolution.
+struct DecodeDeltaNet {
+    const DecodeMatrix* qkv;
+    const DecodeMatrix* z;
+    const DecodeMatrix* a;
+    const DecodeMatrix* b;
+    const float* kernel;     // [num_taps, channels]
+    const float* rates;      // [heads], -exp(A_log)
+    const float* dt_bias;    // [heads]
+    const float* head_norm;  // [value_dim], shared by all value heads
+    const float* window;     // [batch, num_taps - 1, channels], last inputs of the convolution
+    const float* states;     // [batch, heads, key_dim, value_dim]
+    float* window_after;
+    float* states_after;
+    i64 key_heads;
+    i64 heads;
+    i64 key_dim;
+    i64 value_dim;
+    i64 num_taps;
+    float norm_epsilon;  // term that is added to the sum of squares when a query or a key is normalized
+    float head_epsilon;  // epsilon of the norm of the value heads
+};
+
+// Decoder layer of a decoding step, with attention or a gated delta net. A norm is the weight of an RMSNorm, or null if
+// the layer does not have the norm.
 struct DecodeLayer {
     const float* attention_norm;      // [hidden], before attention
     const float* attention_out_norm;  // after attention
@@ -135,8 +161,9 @@ struct DecodeLayer {
     const float* mlp_out_norm;        // after the feed-forward block
     const float* q_norm;              // [head_dim], shared by all heads
     const float* k_norm;
-    const float* sinks;  // [heads], or null
-    const DecodeMatrix* q;
+    const float* sinks;               // [heads], or null
+    const DecodeDeltaNet* delta_net;  // null in a layer with attention
+    const DecodeMatrix* q;            // q, k and v are null in a layer with a gated delta net
     const DecodeMatrix* k;
     const DecodeMatrix* v;
     const DecodeMatrix* o;
@@ -154,6 +181,7 @@ struct DecodeLayer {
     float softcap;
     bool is_interleaved;
     bool norms_after_rotation;
+    bool has_gates;  // whether q returns the query and then the gate of each head
 };
 
 // Sizes and positions that all layers of a decoding step share. A row of the batch has `length` new positions. A new
@@ -165,7 +193,9 @@ struct DecodeSizes {
     i64 batch;
     i64 length;
     i64 hidden;
-    i64 inner;  // intermediate size of the feed-forward block
+    i64 inner;         // intermediate size of the feed-forward block
+    i64 mixer_inputs;  // largest number of outputs of the linear layers that read the attention norm
+    i64 mixer_width;   // largest number of inputs of `o`
     i64 heads;
     i64 kv_heads;
     i64 head_dim;
@@ -213,8 +243,9 @@ struct BlockLinear {
 };
 
 // Attention with its norm and its residual connection: y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n))) with
-// n = norm(x), for x [positions, hidden]. `sizes` has no prefix. If `is_bf16` is set, products of the linear layers
-// round their inputs to bfloat16.
+// n = norm(x), for x [positions, hidden]. `sizes` has no prefix. With `has_gates`, q returns the query and then the
+// gate of each head, and the output of attention is multiplied by sigmoid(gate). If `is_bf16` is set, products of the
+// linear layers round their inputs to bfloat16.
 struct AttentionBlock {
     const AttentionSizes* sizes;
     const float* norm;    // [hidden]
@@ -232,6 +263,7 @@ struct AttentionBlock {
     float scale;
     bool is_interleaved;
     bool norms_after_rotation;
+    bool has_gates;
     bool is_bf16;
     bool attends_in_bf16;
 };
@@ -247,6 +279,28 @@ struct FeedForwardBlock {
     i64 hidden;
     float epsilon;
     bool is_gelu;
+    bool is_bf16;
+};
+
+// Gated delta net with its norm and its residual connection, for x [positions, hidden] (nn/gated_delta_net.py). `qkv`
+// returns the channels of the convolution: queries, keys and values of all heads.
+struct DeltaNetBlock {
+    const DeltaRuleSizes* sizes;
+    const float* norm;       // [hidden], before the layer
+    const float* head_norm;  // [value_dim], shared by all value heads
+    const float* kernel;     // [num_taps, channels]
+    const float* rates;      // [heads], -exp(A_log)
+    const float* dt_bias;    // [heads]
+    const BlockLinear* qkv;
+    const BlockLinear* z;
+    const BlockLinear* a;
+    const BlockLinear* b;
+    const BlockLinear* o;
+    i64 positions;
+    i64 hidden;
+    i64 num_taps;
+    float epsilon;       // epsilon of the norm before the layer
+    float head_epsilon;  // epsilon of the norm of the value heads
     bool is_bf16;
 };
 
@@ -520,6 +574,11 @@ Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 nu
 Status attention_block_saved(const AttentionBlock* block, i64* bytes);
 Status attention_block_forward(const AttentionBlock* block, const float* x, float* y, void* saved);
 Status attention_block_backward(const AttentionBlock* block, const float* x, void* saved, const float* y_gradient,
+                                float* x_gradient);
+
+Status delta_net_block_saved(const DeltaNetBlock* block, i64* bytes);
+Status delta_net_block_forward(const DeltaNetBlock* block, const float* x, float* y, void* saved);
+Status delta_net_block_backward(const DeltaNetBlock* block, const float* x, void* saved, const float* y_gradient,
                                 float* x_gradient);
 
 Status feed_forward_block_saved(const FeedForwardBlock* block, i64* bytes);

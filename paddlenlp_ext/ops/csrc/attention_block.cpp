@@ -3,7 +3,7 @@
 //
 // Attention needs all positions. Before and after attention, each thread computes chunks of positions (row_chunks.h):
 //
-//     x -> norm -> q, k, v -> QK norms, rotate | attention | round -> o, + x
+//     x -> norm -> q, k, v -> QK norms, rotate | attention | gate, round -> o, + x
 #include "arrays.h"
 #include "rope.h"
 #include "training_block.h"
@@ -26,27 +26,32 @@ struct Heads {
     }
 };
 
-// Tensors saved for the backward pass. `attended` is the output of attention, `rounded` the same in the type of the
-// products. `normed` and `rounded` are null if no layer that reads them has an update.
+// Channels of the queries of all heads.
+i64 query_width(const AttentionBlock& block) { return block.o->in; }
+
+// Tensors saved for the backward pass. `attended` is the output of attention, `rounded` the input of o in the type of
+// the products. `gates` is null without gates; `normed` and `rounded` are null if no layer that reads them has an
+// update.
 template <class Value>
 struct Saved {
     Heads q, k;
-    float *v, *attended, *log_sums, *inverse_rms;
+    float *v, *gates, *attended, *log_sums, *inverse_rms;
     Value *normed, *rounded, *inner, *o_inner;
 
     Saved(const AttentionBlock& block, Arrays& arrays)
-        : q(block, block.q->out, block.q_norm, arrays), k(block, block.k->out, block.k_norm, arrays) {
+        : q(block, query_width(block), block.q_norm, arrays), k(block, block.k->out, block.k_norm, arrays) {
         const i64 rows = block.sizes->positions;
         v = arrays.take<float>(rows * block.v->out);
+        gates = block.has_gates ? arrays.take<float>(rows * query_width(block)) : nullptr;
         attended = arrays.take<float>(rows * block.o->in);
         log_sums = arrays.take<float>(rows * block.sizes->heads);
         inverse_rms = arrays.take<float>(rows);
         const i64 rank = block.q->rank + block.k->rank + block.v->rank;
         normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
+        rounded = nullptr;
         if constexpr (std::is_same_v<Value, float>)
-            rounded = attended;
-        else
-            rounded = block.o->rank == 0 ? nullptr : arrays.take<Value>(rows * block.o->in);
+            if (!block.has_gates) rounded = attended;
+        if (rounded == nullptr && block.o->rank > 0) rounded = arrays.take<Value>(rows * block.o->in);
         inner = arrays.take<Value>(rows * rank);
         o_inner = arrays.take<Value>(rows * block.o->rank);
     }
@@ -99,6 +104,40 @@ void norm_and_rotate_backward(const AttentionBlock& block, const Heads& heads, i
     if (heads.norm != nullptr && !block.norms_after_rotation) norm();
 }
 
+// Splits the output of q [rows, heads, 2, head_dim] into queries and gates [rows, heads, head_dim].
+void split_gates(const AttentionBlock& block, const float* q, i64 rows, float* queries, float* gates) {
+    const i64 size = block.sizes->head_dim;
+    for (i64 at = 0; at < rows * query_width(block); at += size, q += 2 * size) {
+        std::copy_n(q, size, queries + at);
+        std::copy_n(q + size, size, gates + at);
+    }
+}
+// The inverse of split_gates.
+void join_gates(const AttentionBlock& block, const float* queries, const float* gates, i64 rows, float* q) {
+    const i64 size = block.sizes->head_dim;
+    for (i64 at = 0; at < rows * query_width(block); at += size, q += 2 * size) {
+        std::copy_n(queries + at, size, q);
+        std::copy_n(gates + at, size, q + size);
+    }
+}
+
+// Writes the input of o, attended * sigmoid(gates).
+template <class Value>
+void multiply_gates(const float* attended, const float* gates, i64 count, Value* to) {
+    for_each_vector(count, [&](i64 at, i64 size) {
+        store_part(to + at, load_part(attended + at, size) * sigmoid(load_part(gates + at, size)), size);
+    });
+}
+
+// Replaces the gradient of the input of o with the gradient of `attended`, and writes the gradient of the gates.
+void multiply_gates_backward(const float* attended, const float* gates, i64 count, float* gradient, float* of_gates) {
+    for_each_vector(count, [&](i64 at, i64 size) {
+        const f32x16 s = sigmoid(load_part(gates + at, size)), of_input = load_part(gradient + at, size);
+        store_part(of_gates + at, of_input * load_part(attended + at, size) * s * (1.0f - s), size);
+        store_part(gradient + at, of_input * s, size);
+    });
+}
+
 AttentionTensors attention_tensors(const Heads& q, const Heads& k, float* v, float* attended, float* log_sums) {
     AttentionTensors tensors{};
     tensors.q = q.values, tensors.k = k.values, tensors.v = v, tensors.out = attended, tensors.log_sums = log_sums;
@@ -109,7 +148,7 @@ template <class Value>
 void forward(const AttentionBlock& block, const float* x, float* y, void* memory) {
     const Saved<Value> saved = saved_at<Value>(block, memory);
     const i64 rows = block.sizes->positions, hidden = block.hidden, inner = block.o->in;
-    const i64 q_width = block.q->out, kv_width = block.k->out;
+    const i64 q_width = query_width(block), kv_width = block.k->out;
     const Chunks chunks(rows);
     {
         const LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
@@ -117,9 +156,13 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
             const GroupInput<Value> normed(saved.normed, chunk.row * hidden, chunk.rows * hidden);
             norm_rows(x + chunk.row * hidden, block.norm, block.epsilon, chunk.rows, hidden,
                       saved.inverse_rms + chunk.row, normed.data());
+            float* const queries = saved.q.values + chunk.row * q_width;
+            const PooledArray<float> with_gates(block.has_gates ? chunk.rows * 2 * q_width : 0);
             qkv.forward(chunk, normed.data(), saved.inner,
-                        {saved.q.values + chunk.row * q_width, saved.k.values + chunk.row * kv_width,
+                        {block.has_gates ? with_gates.data() : queries, saved.k.values + chunk.row * kv_width,
                          saved.v + chunk.row * kv_width});
+            if (block.has_gates)
+                split_gates(block, with_gates.data(), chunk.rows, queries, saved.gates + chunk.row * q_width);
             for (i64 row = chunk.row; row < chunk.row + chunk.rows; ++row) {
                 norm_and_rotate(block, saved.q, row);
                 norm_and_rotate(block, saved.k, row);
@@ -131,7 +174,11 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
     const LinearGroup<Value> o({block.o}, chunks, rows);
     chunks.run([&](const Chunk& chunk) {
         const GroupInput<Value> rounded(saved.rounded, chunk.row * inner, chunk.rows * inner);
-        convert(saved.attended + chunk.row * inner, rounded.data(), chunk.rows * inner);
+        const float* const attended = saved.attended + chunk.row * inner;
+        if (block.has_gates)
+            multiply_gates(attended, saved.gates + chunk.row * inner, chunk.rows * inner, rounded.data());
+        else
+            convert(attended, rounded.data(), chunk.rows * inner);
         o.forward(chunk, rounded.data(), saved.o_inner, {y + chunk.row * hidden}, x + chunk.row * hidden);
     });
 }
@@ -140,9 +187,10 @@ template <class Value>
 void backward(const AttentionBlock& block, const float* x, void* memory, const float* y_gradient, float* x_gradient) {
     const Saved<Value> saved = saved_at<Value>(block, memory);
     const i64 rows = block.sizes->positions, hidden = block.hidden, inner = block.o->in;
-    const i64 q_width = block.q->out, kv_width = block.k->out;
+    const i64 q_width = query_width(block), kv_width = block.k->out;
     const Chunks chunks(rows);
-    const PooledArray<float> q(rows * q_width), k(rows * kv_width), v(rows * kv_width);  // gradients
+    const PooledArray<float> q(rows * q_width), k(rows * kv_width), v(rows * kv_width),  // gradients
+        gates(block.has_gates ? rows * q_width : 0);
     {
         const PooledArray<float> attended(rows * inner);
         LinearGroup<Value> o({block.o}, chunks, rows);
@@ -153,7 +201,11 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
             convert(exact, gradient.data(), chunk.rows * hidden);
             const auto of_u = o.inner_gradient(chunk, saved.o_inner, {gradient.data()});
             o.multiply_inputs(chunk, of_u, saved.rounded, chunk.row);
-            o.x_gradient(chunk, of_u, {gradient.data()}, attended.data() + chunk.row * inner);
+            float* const of_input = attended.data() + chunk.row * inner;
+            o.x_gradient(chunk, of_u, {gradient.data()}, of_input);
+            if (block.has_gates)
+                multiply_gates_backward(saved.attended + chunk.row * inner, saved.gates + chunk.row * inner,
+                                        chunk.rows * inner, of_input, gates.data() + chunk.row * inner);
         });
         o.end_backward();
         AttentionTensors tensors = attention_tensors(saved.q, saved.k, saved.v, saved.attended, saved.log_sums);
@@ -170,9 +222,12 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
             norm_and_rotate_backward(block, saved.q, chunk.row + row, own_q + row * q_width);
             norm_and_rotate_backward(block, saved.k, chunk.row + row, own_k + row * kv_width);
         }
-        const Converted<Value> q_in(own_q, chunk.rows * q_width), k_in(own_k, chunk.rows * kv_width),
+        const PooledArray<float> with_gates(block.has_gates ? chunk.rows * 2 * q_width : 0);
+        float* const of_q = block.has_gates ? with_gates.data() : own_q;
+        if (block.has_gates) join_gates(block, own_q, gates.data() + chunk.row * q_width, chunk.rows, of_q);
+        const Converted<Value> q_in(of_q, chunk.rows * block.q->out), k_in(own_k, chunk.rows * kv_width),
             v_in(own_v, chunk.rows * kv_width);
-        convert(own_q, q_in.data(), chunk.rows * q_width);
+        convert(of_q, q_in.data(), chunk.rows * block.q->out);
         convert(own_k, k_in.data(), chunk.rows * kv_width);
         convert(own_v, v_in.data(), chunk.rows * kv_width);
         const std::vector<const Value*> gradients = {q_in.data(), k_in.data(), v_in.data()};

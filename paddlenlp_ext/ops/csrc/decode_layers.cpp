@@ -1,17 +1,20 @@
 // Decoding step of several decoder layers, or of a model, in one parallel region: embedding, norms, projections,
-// rotation, attention over the cache, feed-forward and lm_head. The results are the same as with separate ops.
+// rotation, attention over the cache or gated delta nets, feed-forward and lm_head. The results are the same as with
+// separate ops.
 // For a small model, calling the separate ops takes longer than running them.
 //
 // Each thread computes some outputs of a matrix, or some key heads, from tensors that all threads have written before a
 // barrier. The outputs of many positions are computed with oneDNN, which stays on the calling thread in a parallel
 // region. Residuals and norms are small: each thread computes all of them in thread-local memory, which takes less
 // time than another barrier.
+#include <array>
 #include <cmath>
 #include <initializer_list>
 #include <optional>
 
 #include "arrays.h"
 #include "decode_attention.h"
+#include "decode_delta_net.h"
 #include "gates.h"
 #include "gemm.h"
 #include "quantized_weight.h"
@@ -26,14 +29,13 @@ namespace {
 constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
 constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
 
-// Tensors that all threads fill, each thread a part.
+// Tensors that all threads fill, each thread a part. `inputs` has the outputs of the layers that read the attention
+// norm, one layer after the other.
 struct Shared {
-    float *q, *k, *v, *attended, *projected, *gate, *up, *down;
+    float *inputs, *attended, *projected, *gate, *up, *down;
     Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
-        : q(arrays.take<float>(positions * sizes.heads * sizes.head_dim)),
-          k(arrays.take<float>(positions * sizes.kv_heads * sizes.head_dim)),
-          v(arrays.take<float>(positions * sizes.kv_heads * sizes.head_dim)),
-          attended(arrays.take<float>(positions * sizes.heads * sizes.head_dim)),
+        : inputs(arrays.take<float>(positions * sizes.mixer_inputs)),
+          attended(arrays.take<float>(positions * sizes.mixer_width)),
           projected(arrays.take<float>(positions * sizes.hidden)), gate(arrays.take<float>(positions * sizes.inner)),
           up(arrays.take<float>(positions * sizes.inner)), down(arrays.take<float>(positions * sizes.hidden)) {}
 };
@@ -43,7 +45,7 @@ struct Private {
     float *x, *normed, *operand, *heads;
     Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
         : x(arrays.take<float>(positions * sizes.hidden)), normed(arrays.take<float>(positions * sizes.hidden)),
-          operand(arrays.take<float>(positions * std::max({sizes.hidden, sizes.inner, sizes.heads * sizes.head_dim}))),
+          operand(arrays.take<float>(positions * std::max({sizes.hidden, sizes.inner, sizes.mixer_width}))),
           heads(arrays.take<float>((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
 };
 
@@ -105,13 +107,25 @@ class Worker {
 
     void project(const DecodeLayer& layer) {
         const float* normed = norm(own_.x, layer.attention_norm, own_.normed);
-        multiply(normed, {{layer.q, shared_.q}, {layer.k, shared_.k}, {layer.v, shared_.v}}, layer.o);
+        if (layer.delta_net != nullptr) {
+            const DecodeDeltaNet& net = *layer.delta_net;
+            const auto [channels, z, a, b] = outputs({net.qkv, net.z, net.a, net.b});
+            multiply(normed, {{net.qkv, channels}, {net.z, z}, {net.a, a}, {net.b, b}}, layer.o);
+        } else {
+            const auto [q, k, v, _] = outputs({layer.q, layer.k, layer.v});
+            multiply(normed, {{layer.q, q}, {layer.k, k}, {layer.v, v}}, layer.o);
+        }
     }
 
-    void attend_heads(const DecodeLayer& layer) {
-        const i64 tasks = sizes_.batch * sizes_.kv_heads;
+    // Mixes the positions of each row, by attention or a gated delta net.
+    void mix_heads(const DecodeLayer& layer) {
+        const i64 heads = layer.delta_net == nullptr ? sizes_.kv_heads : layer.delta_net->key_heads;
+        const i64 tasks = sizes_.batch * heads;
         for (i64 task = tasks * thread_ / threads_; task < tasks * (thread_ + 1) / threads_; ++task)
-            attend_head(layer, task / sizes_.kv_heads, task % sizes_.kv_heads);
+            if (layer.delta_net == nullptr)
+                attend_head(layer, task / heads, task % heads);
+            else
+                recur_head(*layer.delta_net, task / heads, task % heads);
     }
 
     void project_out(const DecodeLayer& layer) {
@@ -143,6 +157,18 @@ class Worker {
     void add_feed_forward(const DecodeLayer& layer) { add(shared_.down, layer.mlp_out_norm); }
 
   private:
+    // The outputs of up to four layers that read the attention norm.
+    std::array<float*, 4> outputs(std::initializer_list<const DecodeMatrix*> matrices) const {
+        std::array<float*, 4> found{};
+        float* next = shared_.inputs;
+        i64 number = 0;
+        for (const DecodeMatrix* matrix : matrices) {
+            found[number++] = next;
+            next += positions_ * matrix->out;
+        }
+        return found;
+    }
+
     // Index of the i-th new position of a row in its document.
     i64 index(i64 row, i64 i) const { return std::max<i64>(sizes_.starts[row] + i - sizes_.firsts[row], 0); }
 
@@ -264,16 +290,18 @@ class Worker {
     void attend_head(const DecodeLayer& layer, i64 row, i64 head) const {
         const i64 size = sizes_.head_dim, group = sizes_.heads / sizes_.kv_heads;
         const i64 first = row * sizes_.length, cache = (row * sizes_.kv_heads + head) * layer.capacity * size;
+        const i64 step = layer.has_gates ? 2 * size : size;  // outputs of q per head
+        const auto [q, k, v, _] = outputs({layer.q, layer.k, layer.v});
         float *const keys = layer.keys + cache, *const values = layer.values + cache;
         for (i64 i = 0; i < sizes_.length; ++i) {
             const i64 from = ((first + i) * sizes_.kv_heads + head) * size, to = (sizes_.starts[row] + i) * size;
-            norm_and_rotate(layer, shared_.k + from, layer.k_norm, first + i, keys + to);
-            std::copy_n(shared_.v + from, size, values + to);
+            norm_and_rotate(layer, k + from, layer.k_norm, first + i, keys + to);
+            std::copy_n(v + from, size, values + to);
         }
         for (i64 i = 0; i < sizes_.length; ++i) {
-            const i64 at = ((first + i) * sizes_.heads + head * group) * size;
+            const i64 number = (first + i) * sizes_.heads + head * group, at = number * size;
             for (i64 j = 0; j < group; ++j)
-                norm_and_rotate(layer, shared_.q + at + j * size, layer.q_norm, first + i, own_.heads + j * size);
+                norm_and_rotate(layer, q + (number + j) * step, layer.q_norm, first + i, own_.heads + j * size);
             // The window ends with the position itself, and the prefix precedes the row's first position.
             const i64 end = sizes_.starts[row] + i + 1, earlier = index(row, i) + 1;
             const i64 own_start = end - std::min(earlier, layer.window);
@@ -282,7 +310,27 @@ class Worker {
                                              layer.sinks == nullptr ? nullptr : layer.sinks + head * group);
             attend(own_.heads, keys, values, shared_.attended + at, {prefix_start, sizes_.prefix}, {own_start, end},
                    options, group, size);
+            if (!layer.has_gates) continue;
+            for (i64 j = 0; j < group; ++j)
+                multiply_gate(q + (number + j) * step + size, shared_.attended + at + j * size);
         }
+    }
+
+    // Multiplies the output of a query head by the sigmoid of its gate.
+    void multiply_gate(const float* gate, float* attended) const {
+        for_each_vector(sizes_.head_dim, [&](i64 start, i64 count) {
+            const f32x16 s = sigmoid(load_part(gate + start, count));
+            store_part(attended + start, load_part(attended + start, count) * s, count);
+        });
+    }
+
+    void recur_head(const DecodeDeltaNet& net, i64 row, i64 head) const {
+        const i64 first = row * sizes_.length, padding = sizes_.firsts[row] - sizes_.starts[row];
+        const auto [channels, z, a, b] = outputs({net.qkv, net.z, net.a, net.b});
+        float* const memory = scratch<float>(SCRATCH_B, delta_net::KeyHead::memory_size(net));
+        delta_net::KeyHead(net, row, head, memory)
+            .run({channels + first * net.qkv->out, z + first * net.z->out, a + first * net.heads, b + first * net.heads,
+                  shared_.attended + first * net.z->out, sizes_.length, std::clamp<i64>(padding, 0, sizes_.length)});
     }
 
     const DecodeSizes& sizes_;
@@ -290,6 +338,11 @@ class Worker {
     const Shared shared_;
     const Private own_;
 };
+
+// The first matrix that a layer multiplies by.
+const DecodeMatrix* first_matrix(const DecodeLayer& layer) {
+    return layer.delta_net == nullptr ? layer.q : layer.delta_net->qkv;
+}
 
 // Runs the layers on all threads. Every thread calls begin(worker) before the layers, to write the worker's hidden
 // states, and end(worker) after the layers. end() reads the weight of `following` unless `following` is null.
@@ -314,10 +367,10 @@ void run(const DecodeLayer* layers, i64 num_layers, const DecodeSizes& sizes, co
         for (const DecodeLayer* layer = layers; layer < layers + num_layers; ++layer) {
             const bool is_last = layer + 1 == layers + num_layers;
             phase([&] { worker->project(*layer); });
-            phase([&] { worker->attend_heads(*layer); });
+            phase([&] { worker->mix_heads(*layer); });
             phase([&] { worker->project_out(*layer); });
             phase([&] { worker->project_up(*layer); });
-            phase([&] { worker->project_down(*layer, is_last ? following : layer[1].q); });
+            phase([&] { worker->project_down(*layer, is_last ? following : first_matrix(layer[1])); });
             if (!error.is_set()) worker->add_feed_forward(*layer);
         }
         if (!error.is_set()) error.guard([&] { end(*worker); });

@@ -42,11 +42,11 @@ class Task {
         else
             std::copy_n(tensors_.initial + group_.state_at(root), size, states_);
         save_states(root, 0);
-        std::copy_n(tensors_.final_gradient + group_.state_at(root), size, of_root_);
+        load_final_gradient(root, of_root_);
         for (size_t branch = 1; branch < family.size(); ++branch) {
             std::copy_n(tensors_.final + group_.state_at(root), size, states_);
             save_states(family[branch], root_chunks);
-            std::copy_n(tensors_.final_gradient + group_.state_at(family[branch]), size, of_states_);
+            load_final_gradient(family[branch], of_states_);
             run_reversed(family[branch], root_chunks);
             scale(true, 1.0f, of_states_, size, of_root_);
             if (tensors_.initial_gradient != nullptr)
@@ -59,6 +59,13 @@ class Task {
     }
 
   private:
+    void load_final_gradient(i64 document, float* to) const {
+        const i64 size = group_.count() * group_.state_size();
+        if (tensors_.final_gradient == nullptr)
+            std::fill_n(to, size, 0.0f);
+        else
+            std::copy_n(tensors_.final_gradient + group_.state_at(document), size, to);
+    }
     void load_keys(i64 position, i64 rows) {
         const i64 at = group_.key_at(position);
         keys_.load(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);

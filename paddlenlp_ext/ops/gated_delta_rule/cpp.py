@@ -49,7 +49,11 @@ def _sizes(layout: AttentionLayout, inputs: list[paddle.Tensor]) -> ctypes.Struc
     assert count == layout.num_positions and heads % key_heads == 0, f"{shapes}, {layout.num_positions} positions"
     expected = [shapes[0], shapes[0], [count, heads, value_dim], [count, heads], [count, heads], states]
     assert shapes == expected[: len(shapes)], f"{shapes}, expected {expected}"
-    shape = key_heads, heads, key_dim, value_dim
+    return delta_rule_sizes(layout, (key_heads, heads, key_dim, value_dim))
+
+
+def delta_rule_sizes(layout: AttentionLayout, shape: tuple[int, int, int, int]) -> ctypes.Structure:
+    """Return the DeltaRuleSizes struct for the documents of a layout and the sizes (G, N, H, E)."""
     return layout.cached(("gated delta rule", *shape), lambda: _make_sizes(layout, shape))
 
 

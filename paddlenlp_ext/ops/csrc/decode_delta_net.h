@@ -1,0 +1,162 @@
+// Gated delta net of a decoding step, for one row of the batch and one key head with its value heads
+// (nn/gated_delta_net.py). The state before the new positions is read, and the state after them is written elsewhere.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "arrays.h"
+#include "gates.h"
+#include "rms_norm.h"
+
+namespace plx {
+namespace delta_net {
+
+inline float softplus(float x) { return x > 20.0f ? x : std::log1p(std::exp(x)); }
+inline float sigmoid(float x) { return 1.0f / (1.0f + std::exp(-x)); }
+
+// Outputs of the projections for the new positions of a row, and the output of the layer [length, value size].
+struct RowInputs {
+    const float *channels, *z, *a, *b;
+    float* out;
+    i64 length;
+    i64 padding;  // number of positions at the start that do not belong to the document
+};
+
+class KeyHead {
+  public:
+    // `memory` has at least memory_size(net) floats.
+    KeyHead(const DecodeDeltaNet& net, i64 row, i64 head, float* memory)
+        : net_(net), row_(row), head_(head), group_(net.heads / net.key_heads), q_(memory),
+          k_(q_ + round_up(net.key_dim)), v_(k_ + round_up(net.key_dim)) {}
+
+    static i64 memory_size(const DecodeDeltaNet& net) {
+        return 2 * round_up(net.key_dim) + 2 * round_up(net.value_dim);
+    }
+
+    void run(const RowInputs& inputs) const {
+        copy_states();
+        for (i64 i = 0; i < inputs.length; ++i)
+            i < inputs.padding ? clear(inputs.out + i * value_size()) : step(inputs, i);
+        for (const Part& part : {q_part(), k_part(), v_part(0, group_)}) slide_window(inputs, part);
+    }
+
+  private:
+    // Channels of the convolution.
+    struct Part {
+        i64 first, width;
+    };
+    i64 key_size() const { return net_.key_heads * net_.key_dim; }
+    i64 value_size() const { return net_.heads * net_.value_dim; }
+    i64 channels() const { return 2 * key_size() + value_size(); }
+    i64 window() const { return net_.num_taps - 1; }
+    i64 state_size() const { return net_.key_dim * net_.value_dim; }
+    Part q_part() const { return {head_ * net_.key_dim, net_.key_dim}; }
+    Part k_part() const { return {key_size() + head_ * net_.key_dim, net_.key_dim}; }
+    Part v_part(i64 member, i64 count) const {
+        return {2 * key_size() + (head_ * group_ + member) * net_.value_dim, count * net_.value_dim};
+    }
+
+    // The input of the convolution at a new position, or at a position of the window.
+    const float* input(const RowInputs& inputs, i64 i) const {
+        const i64 local = i - inputs.padding;
+        return local < 0 ? net_.window + (row_ * window() + window() + local) * channels()
+                         : inputs.channels + i * channels();
+    }
+
+    void convolve(const RowInputs& inputs, i64 i, const Part& part, float* to) const {
+        for_each_vector(part.width, [&](i64 start, i64 count) {
+            f32x16 sum{};
+            for (i64 k = 0; k < net_.num_taps; ++k)
+                sum += load_part(net_.kernel + k * channels() + part.first + start, count) *
+                       load_part(input(inputs, i - window() + k) + part.first + start, count);
+            store_part(to + start, sum * plx::sigmoid(sum), count);
+        });
+    }
+
+    void slide_window(const RowInputs& inputs, const Part& part) const {
+        for (i64 i = 0; i < window(); ++i)
+            std::copy_n(input(inputs, inputs.length - window() + i) + part.first, part.width,
+                        net_.window_after + (row_ * window() + i) * channels() + part.first);
+    }
+
+    float* state(i64 member) const {
+        return net_.states_after + (row_ * net_.heads + head_ * group_ + member) * state_size();
+    }
+    void copy_states() const {
+        std::copy_n(net_.states + (row_ * net_.heads + head_ * group_) * state_size(), group_ * state_size(), state(0));
+    }
+    void clear(float* out) const { std::fill_n(out + head_ * group_ * net_.value_dim, group_ * net_.value_dim, 0.0f); }
+
+    void step(const RowInputs& inputs, i64 i) const {
+        load_key(inputs, i, q_part(), 1.0f / std::sqrt(float(net_.key_dim)), q_);
+        load_key(inputs, i, k_part(), 1.0f, k_);
+        for (i64 member = 0; member < group_; ++member) {
+            const i64 head = head_ * group_ + member, at = i * net_.heads + head;
+            convolve(inputs, i, v_part(member, 1), v_);
+            const float decay = std::exp(net_.rates[head] * softplus(inputs.a[at] + net_.dt_bias[head]));
+            float* const out = inputs.out + at * net_.value_dim;
+            recur(decay, sigmoid(inputs.b[at]), state(member), out);
+            gate(inputs.z + at * net_.value_dim, out);
+        }
+    }
+
+    void load_key(const RowInputs& inputs, i64 i, const Part& part, float norm, float* to) const {
+        convolve(inputs, i, part, to);
+        f32x16 squares{};
+        for_each_vector(net_.key_dim, [&](i64 start, i64 count) {
+            const f32x16 x = load_part(to + start, count);
+            squares += x * x;
+        });
+        const float factor = norm / std::sqrt(horizontal_sum(squares) + net_.norm_epsilon);
+        for_each_vector(net_.key_dim, [&](i64 start, i64 count) {
+            store_part(to + start, load_part(to + start, count) * factor, count);
+        });
+    }
+
+    // S <- e^g S, then S <- S + k (beta (v - S^T k))^T and out = S^T q, for blocks of columns of S [key_dim,
+    // value_dim].
+    void recur(float decay, float beta, float* state, float* out) const {
+        constexpr i64 BLOCK = 4;  // vectors of a block of columns
+        i64 column = 0;
+        for (; column + BLOCK * LANES <= net_.value_dim; column += BLOCK * LANES)
+            recur_columns<BLOCK>(decay, beta, state + column, v_ + column, LANES, out + column);
+        for (; column < net_.value_dim; column += LANES)
+            recur_columns<1>(decay, beta, state + column, v_ + column, std::min(LANES, net_.value_dim - column),
+                             out + column);
+    }
+
+    // `count` is the number of columns in the last vector.
+    template <int VECTORS>
+    void recur_columns(float decay, float beta, float* state, const float* v, i64 count, float* out) const {
+        f32x16 read[VECTORS] = {}, o[VECTORS] = {};
+        const i64 size = VECTORS == 1 ? count : LANES;
+        for (i64 row = 0; row < net_.key_dim; ++row)
+            for (int x = 0; x < VECTORS; ++x)
+                read[x] += k_[row] * load_part(state + row * net_.value_dim + x * LANES, size);
+        for (int x = 0; x < VECTORS; ++x) read[x] = beta * (load_part(v + x * LANES, size) - decay * read[x]);
+        for (i64 row = 0; row < net_.key_dim; ++row)
+            for (int x = 0; x < VECTORS; ++x) {
+                float* const at = state + row * net_.value_dim + x * LANES;
+                const f32x16 updated = decay * load_part(at, size) + k_[row] * read[x];
+                store_part(at, updated, size);
+                o[x] += q_[row] * updated;
+            }
+        for (int x = 0; x < VECTORS; ++x) store_part(out + x * LANES, o[x], size);
+    }
+
+    void gate(const float* z, float* out) const {
+        const float inverse = row_inverse_rms(out, net_.value_dim, net_.head_epsilon);
+        for_each_vector(net_.value_dim, [&](i64 start, i64 count) {
+            const f32x16 normed = load_part(out + start, count) * inverse * load_part(net_.head_norm + start, count);
+            store_part(out + start, gate_product<Silu>(load_part(z + start, count), normed), count);
+        });
+    }
+
+    const DecodeDeltaNet& net_;
+    const i64 row_, head_, group_;
+    float *const q_, *const k_, *const v_;
+};
+
+}  // namespace delta_net
+}  // namespace plx
