@@ -261,7 +261,7 @@ class RowsOfCache(ReservingCache):
         self._cache.states.keep(layer_index, state, self._rows.start)
 
     def has_positions(self, layer_index: int) -> bool:
-        """Return whether an attention layer has stored positions, so that `reserve` works."""
+        """Return whether a layer has stored positions or states, so that `reserve` works."""
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

@@ -44,6 +44,10 @@ class LayerStates:
         """True if no layer has a state, not even an initial state."""
         return not self._rows and not self._initial
 
+    def has_rows(self, layer_index: int) -> bool:
+        """Return whether the layer has a state of a row."""
+        return bool(self._rows.get(layer_index))
+
     def copy(self) -> LayerStates:
         """Return an object with the same states."""
         states = self.emptied()

@@ -237,8 +237,9 @@ class KVCache(ReservingCache):
         self._saved = self._length, self._states.copy()
 
     def has_positions(self, layer_index: int) -> bool:
-        """Return whether an attention layer has stored positions, so that `reserve` works."""
-        return layer_index in self._layers and not self._layers[layer_index].is_empty
+        """Return whether a layer has stored positions or states, so that `reserve` works."""
+        layer = self._layers.get(layer_index)
+        return self._states.has_rows(layer_index) or (layer is not None and not layer.is_empty)
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
         """Reserve slots for the `length` new positions of each row in the given layers.

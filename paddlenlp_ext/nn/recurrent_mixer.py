@@ -71,7 +71,7 @@ class RecurrentMixer(TokenMixer):
     def _mix_after_prompt(self, parts: Parts, layout: AttentionLayout, shared: int) -> paddle.Tensor:
         """Mix a prompt of the first `shared` positions, and then the documents, which all continue the prompt."""
         prompt = AttentionLayout.from_documents([[shared]])
-        state = [paddle.zeros([1, *shape], dtype) for shape, dtype in self._state_shapes(parts[0])]
+        state = [paddle.zeros([1, *shape], dtype) for shape, dtype in self.state_shapes(parts[0].dtype)]
         first_TNE, state = self._continue(state, [part[:, :shared] for part in parts], prompt)
         rest_TNE, _ = self._continue(state, [part[:, shared:] for part in parts], layout)
         return paddle.concat([first_TNE, rest_TNE])
@@ -79,15 +79,19 @@ class RecurrentMixer(TokenMixer):
     @paddle.no_grad()
     def _mix_cached(self, parts: Parts, cache: KeyValueCache) -> paddle.Tensor:
         """Mix the new positions of each row after the state of the row, and keep the new state."""
-        state = cache.state(self.layer_index, self._state_shapes(parts[0]))
+        state = cache.state(self.layer_index, self.state_shapes(parts[0].dtype))
         o_TNE, state = self._continue(state, parts, cache.new_documents())
         cache.keep_state(self.layer_index, state)
         return o_TNE
 
-    def _state_shapes(self, channels_BSC: paddle.Tensor) -> StateShapes:
-        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices."""
-        window = self.conv1d.window_length, channels_BSC.shape[2]
-        return [(window, channels_BSC.dtype), (self.matrix_shape, paddle.float32)]
+    def state_shapes(self, dtype: paddle.dtype) -> StateShapes:
+        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices.
+
+        Args:
+            dtype: dtype of the inputs of the convolution.
+        """
+        window = self.conv1d.window_length, self.conv1d.weight.shape[0]
+        return [(window, dtype), (self.matrix_shape, paddle.float32)]
 
     def _continue(
         self, state: Sequence[paddle.Tensor], parts: Parts, layout: AttentionLayout

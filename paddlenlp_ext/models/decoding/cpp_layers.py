@@ -17,8 +17,11 @@ from typing import Any
 import paddle
 from paddle import nn
 
+from paddlenlp_ext.models.decoding.cpp_delta_net import CppDeltaNet
 from paddlenlp_ext.models.decoding.eligibility import fits_cpp, is_plain, layers_reason, max_length, prepared
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs
+from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
+from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.attention.decode_attention import ReservedPositions
@@ -49,9 +52,11 @@ def run_cpp_layers(
 class CppLayers:
     """Decoding step of consecutive layers, with the structs that the C++ functions read.
 
-    The structs contain the addresses of the weights and of the key-value cache, and the slots of the new positions.
+    The structs contain the addresses of the weights, of the key-value cache and of the states of gated delta nets, and
+    the slots of the new positions.
 
     Attributes:
+        attention_indices: indices of the layers with attention.
         sizes: struct of sizes and positions.
         arguments: first arguments of the C++ functions: the layer structs, the number of layers, and `sizes`.
 
@@ -60,21 +65,26 @@ class CppLayers:
     """
 
     def __init__(self, layers: Sequence[Any]) -> None:
-        self._attentions: list[Attention] = [layer.self_attn for layer in layers]
-        self._indices = [attention.layer_index for attention in self._attentions]
+        with_attention = [layer for layer in layers if isinstance(layer.mixer, Attention)]
+        self._attentions: list[Attention] = [layer.mixer for layer in with_attention]
+        self.attention_indices = [attention.layer_index for attention in self._attentions]
         self._kept: list[Any] = [*layers]  # keeps alive the memory that the structs point to
         # Weak references to the key tensors that the structs point to. A strong reference would keep the old tensors
         # alive when the cache grows or is emptied.
-        self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(layers)
+        self._stored: Sequence[Callable[[], paddle.Tensor | None]] = [lambda: None] * len(self._attentions)
         self._first_row = 0
         self._layers = (struct("DecodeLayer") * len(layers))()
+        self._attention_layers: list[Any] = []  # structs of the layers with attention
+        self._delta_nets: list[CppDeltaNet] = []
         for layer, to in zip(layers, self._layers, strict=True):
             self._fill(layer, to)
         first = self._attentions[0]
         self.sizes = struct("DecodeSizes")(
             hidden=layers[0].hidden_size,
             inner=layers[0].mlp.down_proj.in_features,
-            heads=first.q_proj.out_features // first.head_dim,
+            mixer_inputs=max(sum(linear.out_features for linear in _mixer_inputs(layer.mixer)) for layer in layers),
+            mixer_width=max(layer.mixer.output_layer.in_features for layer in layers),
+            heads=first.o_proj.in_features // first.head_dim,
             kv_heads=first.k_proj.out_features // first.head_dim,
             head_dim=first.head_dim,
             epsilon=layers[0].norms()[0].epsilon,
@@ -97,7 +107,7 @@ class CppLayers:
         """
         batch, length = x_BSD.shape[:2]
         self.reserve(cache, batch, length)
-        tables = [rotations[index] for index in self._indices]
+        tables = [rotations[index] for index in self.attention_indices]
         for cos, _ in tables:
             assert cos.shape[:2] == [batch, length], (
                 "positions and hidden states must have the same batch size and length"
@@ -105,11 +115,12 @@ class CppLayers:
         self.set_tables([(library.pointer(cos), library.pointer(sin), cos.shape[2]) for cos, sin in tables])
         out_BSD = x_BSD.clone()
         library.function("decode_layers")(*self.arguments, library.pointer(out_BSD))
+        self.keep_states(cache)
         return out_BSD
 
     def reserve(self, cache: ReservingCache, batch: int, length: int) -> ReservedPositions:
-        """Reserve `length` new positions per row in the cache, and write their slots into the structs."""
-        reserved = cache.reserve(self._indices, length)
+        """Reserve `length` new positions per row in the cache; write their slots and the states into the structs."""
+        reserved = cache.reserve(self.attention_indices, length)
         assert len(reserved.starts) == batch, "cache and hidden states must have the same batch size"
         if batch > len(self._starts):
             self._set_capacity(batch)
@@ -118,7 +129,14 @@ class CppLayers:
         stored = [keys() for keys in self._stored]
         if reserved.first_row != self._first_row or any(map(is_not, [keys for keys, _ in reserved.stored], stored)):
             self._set_stored(reserved)
+        for net in self._delta_nets:
+            net.read_state(cache)
         return reserved
+
+    def keep_states(self, cache: ReservingCache) -> None:
+        """Store the states after the new positions in the cache."""
+        for net in self._delta_nets:
+            net.keep_state(cache)
 
     def _set_capacity(self, num_rows: int) -> None:
         """Allocate the slots of the new positions for up to `num_rows` rows."""
@@ -126,12 +144,12 @@ class CppLayers:
         self.sizes.starts, self.sizes.firsts = ctypes.addressof(self._starts), ctypes.addressof(self._firsts)
 
     def set_tables(self, tables: Sequence[tuple[int, int, int]]) -> None:
-        """Set the addresses of the cosines and sines [B, S, R] of each layer.
+        """Set the addresses of the cosines and sines [B, S, R] of each layer with attention.
 
         Args:
-            tables: for each layer, the address of the cosines, the address of the sines, and R.
+            tables: for each layer with attention, the address of the cosines, the address of the sines, and R.
         """
-        for attention, to, table in zip(self._attentions, self._layers, tables, strict=True):
+        for attention, to, table in zip(self._attentions, self._attention_layers, tables, strict=True):
             if attention.rotates:
                 to.cos, to.sin, to.rotated = table
 
@@ -168,22 +186,33 @@ class CppLayers:
     def _set_stored(self, reserved: ReservedPositions) -> None:
         """Set the addresses of the cached keys and values of each layer; the addresses change when the cache grows."""
         self._stored, self._first_row = [weakref.ref(keys) for keys, _ in reserved.stored], reserved.first_row
-        for to, (keys, values) in zip(self._layers, reserved.stored, strict=True):
+        for to, (keys, values) in zip(self._attention_layers, reserved.stored, strict=True):
             _, kv_heads, to.capacity, size = keys.shape
             skipped = reserved.first_row * kv_heads * to.capacity * size * 4  # bytes before the first row of the pass
             to.keys, to.values = library.pointer(keys) + skipped, library.pointer(values) + skipped
 
     def _fill(self, layer: Any, to: Any) -> None:
         """Write the weights and options of `layer` into the struct `to`."""
-        attention, mlp = layer.self_attn, layer.mlp
+        mixer, mlp = layer.mixer, layer.mlp
         for role, norm in layer.norms_by_role().items():
             setattr(to, role, self.norm(norm))
-        for field, linear in (
-            *(("q", attention.q_proj), ("k", attention.k_proj), ("v", attention.v_proj), ("o", attention.o_proj)),
-            *(("gate", mlp.gate_proj), ("up", mlp.up_proj), ("down", mlp.down_proj)),
-        ):
-            stored = linear.weight if isinstance(linear, Linear) else linear.stored
-            setattr(to, field, self.matrix(stored, linear.bias))
+        to.o = self._linear(mixer.output_layer)
+        to.gate, to.up, to.down = map(self._linear, (mlp.gate_proj, mlp.up_proj, mlp.down_proj))
+        if isinstance(mixer, GatedDeltaNet):
+            self._delta_nets.append(CppDeltaNet(mixer, self._linear))
+            to.delta_net = self._delta_nets[-1].address
+        else:
+            self._attention_layers.append(to)
+            self._fill_attention(mixer, to)
+
+    def _linear(self, linear: Any) -> int:
+        """Create the struct of a linear layer and return its address."""
+        return self.matrix(linear.weight if isinstance(linear, Linear) else linear.stored, linear.bias)
+
+    def _fill_attention(self, attention: Attention, to: Any) -> None:
+        """Write the weights and options of an attention layer into the struct `to`."""
+        to.q, to.k, to.v = map(self._linear, _mixer_inputs(attention))
+        to.has_gates = isinstance(attention, QueryGatedAttention)
         if attention.qk_norm is not None:
             to.q_norm, to.k_norm = (self.norm(getattr(attention, name)) for name in attention.qk_norm.names)
             to.norms_after_rotation = attention.qk_norm.after_rotation
@@ -192,3 +221,8 @@ class CppLayers:
             to.sinks = library.pointer(sinks)
         to.scale, to.softcap, to.is_interleaved = attention.scale, attention.softcap or 0.0, attention.interleaved
         to.window = _UNLIMITED if attention.window is None else attention.window
+
+
+def _mixer_inputs(mixer: Any) -> list[Any]:
+    """Return the linear layers of a mixer that read the output of the preceding norm."""
+    return [getattr(mixer, name) for name in mixer.input_names]

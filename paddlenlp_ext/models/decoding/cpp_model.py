@@ -82,7 +82,7 @@ class CppModel:
         self._tables = [np.empty([2, num_positions, size], np.float32) for size in sizes]  # cosines and sines
         for rope, (cos, sin), size in zip(self._ropes, self._tables, sizes, strict=True):
             rope.cos, rope.sin, rope.rotated = cos.ctypes.data, sin.ctypes.data, size
-        by_layer = [self._ropes[index] for index in self._rotary.index_by_layer]
+        by_layer = [self._ropes[self._rotary.index_by_layer[layer]] for layer in self._layers.attention_indices]
         self._layers.set_tables([(rope.cos, rope.sin, rope.rotated) for rope in by_layer])
         self._ids = (ctypes.c_int64 * num_positions)()
         self._logits = np.empty(num_positions * self._vocab_size, np.float32)
@@ -109,6 +109,7 @@ class CppModel:
         cache.note_frequency_sets(self._rotary.frequency_sets_at(longest))
         self._set_frequencies(longest)
         self._run()
+        self._layers.keep_states(cache)
         return self._logits[: batch * length * self._vocab_size].reshape(batch, length, self._vocab_size)
 
     def _set_frequencies(self, length: int) -> None:

@@ -22,8 +22,11 @@ from paddlenlp_ext.models.decoder_layers import PostNormLayer, PreNormLayer, San
 from paddlenlp_ext.nn.attention import Attention, AttentionInputs, AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.feed_forward import FeedForward
+from paddlenlp_ext.nn.gated_attention import QueryGatedAttention
+from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.rms_norm import RMSNorm
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, ReservingCache
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.dispatch import on_cpu
@@ -130,27 +133,45 @@ def model_reason(model: Any) -> str | None:
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
     """Return why one of the decoder layers cannot run in C++, or None if all layers can."""
+    layers = list(layers)
     reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
+    if not any(isinstance(layer.mixer, Attention) for layer in layers):
+        return "no layer has attention"
     return next(reasons, None) or library.products_unavailable_reason()
 
 
 def _layer_reason(layer: Any) -> str | None:
     if type(layer) not in (PreNormLayer, SandwichLayer, PostNormLayer):
         return f"the C++ step does not support {type(layer).__name__}"
-    attention, mlp = layer.mixer, layer.mlp
-    if not isinstance(attention, AttentionLayer):
-        return f"the C++ step does not support {type(attention).__name__}"
-    if type(attention) is not Attention or attention.slopes_N is not None:
-        return "the C++ step does not support latent attention, gated attention and ALiBi"
-    if attention.qk_norm is not None and not attention.qk_norm.per_head:
-        return "the C++ step does not support QK norms over all heads"
+    mixer, mlp = layer.mixer, layer.mlp
+    reason = _delta_net_reason(mixer) if type(mixer) is GatedDeltaNet else _attention_reason(mixer)
+    if reason is not None:
+        return reason
     if layer.residual_multiplier != 1.0 and type(layer) is not PreNormLayer:
         return "the C++ step does not support a residual multiplier before a norm"
     if type(mlp) is not FeedForward or mlp.gate not in (swiglu, geglu):
         return f"the C++ step does not support {type(mlp).__name__}"
-    sublayers = (*attention.children(), *mlp.children(), *layer.norms_by_role().values())
+    parts = (each for each in mixer.children() if not isinstance(each, DepthwiseKernel))
+    sublayers = (*parts, *mlp.children(), *layer.norms_by_role().values())
     reasons = (_norm_reason(each) if type(each) is RMSNorm else _linear_reason(each) for each in sublayers)
     return _hook_reason(layer.sublayers(include_self=True)) or next(filter(None, reasons), None)
+
+
+def _attention_reason(attention: Any) -> str | None:
+    if not isinstance(attention, AttentionLayer):
+        return f"the C++ step does not support {type(attention).__name__}"
+    if type(attention) not in (Attention, QueryGatedAttention) or attention.slopes_N is not None:
+        return "the C++ step does not support latent attention, separate gates and ALiBi"
+    if attention.qk_norm is not None and not attention.qk_norm.per_head:
+        return "the C++ step does not support QK norms over all heads"
+    return None
+
+
+def _delta_net_reason(net: GatedDeltaNet) -> str | None:
+    if net.key_heads != slice(None):
+        return "a gated delta net is sharded"
+    weights = net.conv1d.weight, net.A_log, net.dt_bias
+    return None if all(each.dtype == paddle.float32 for each in weights) else "a convolution or decay is not float32"
 
 
 def _hook_reason(layers: Sequence[nn.Layer]) -> str | None:

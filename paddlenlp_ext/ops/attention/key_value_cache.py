@@ -109,7 +109,7 @@ class ReservingCache(KeyValueCache):
 
     @abstractmethod
     def has_positions(self, layer_index: int) -> bool:
-        """Return whether an attention layer has stored positions; `reserve` may be called only then."""
+        """Return whether a layer has stored positions or states; `reserve` may be called only then."""
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 #include <vector>
 
 #include "elementwise.h"
@@ -22,20 +23,18 @@ class ConvolutionRows {
 
     // Calls run(position, channel, count, y) for the vectors of the convolution of `rows` rows of x [positions,
     // channels] from `row` on, for `width` channels from `first` on.
-    template <class Value, class Run>
-    void for_each(const Value* x, i64 row, i64 rows, i64 first, i64 width, Run&& run) const {
+    template <class Run>
+    void for_each(const float* x, i64 row, i64 rows, i64 first, i64 width, Run&& run) const {
+        std::vector<Term> terms;
         for_each_column_block(first, width, [&](i64 begin, i64 size) {
             for (i64 position = row; position < row + rows; ++position) {
+                terms.clear();
                 const i64* const taps = taps_.data() + position * num_taps_;
-                for_each_vector(size, [&](i64 start, i64 count) {
-                    f32x16 sum{};
-                    for (i64 k = 0; k < num_taps_; ++k) {
-                        if (taps[k] == NOWHERE) continue;
-                        sum += load_part(kernel_ + k * channels_ + begin + start, count) *
-                               load_part(x + taps[k] * channels_ + begin + start, count);
-                    }
-                    run(position, begin + start, count, sum);
-                });
+                for (i64 k = 0; k < num_taps_; ++k)
+                    if (taps[k] != NOWHERE)
+                        terms.push_back({kernel_ + k * channels_ + begin, x + taps[k] * channels_ + begin});
+                for_each_sum(terms, size,
+                             [&](i64 start, i64 count, f32x16 sum) { run(position, begin + start, count, sum); });
             }
         });
     }
@@ -45,24 +44,24 @@ class ConvolutionRows {
     // added from the last tap to the first, so that other documents do not change the rounding.
     template <class Value>
     void input_gradient(const float* gradient, i64 row, i64 rows, i64 first, i64 width, Value* to) const {
+        std::vector<Term> terms;
         for_each_column_block(first, width, [&](i64 begin, i64 size) {
             for (i64 position = row; position < row + rows; ++position) {
+                terms.clear();
+                auto add = [&](i64 reader, i64 k) {
+                    terms.push_back({kernel_ + k * channels_ + begin, gradient + reader * width + begin - first});
+                };
+                for (i64 k = num_taps_ - 1; k >= 0; --k) {
+                    const i64 reader = position + num_taps_ - 1 - k;
+                    if (reader < positions_ && taps_[reader * num_taps_ + k] == position) add(reader, k);
+                }
                 auto is_before = [](const Reader& reader, i64 from) { return reader.from < from; };
-                const auto distant = std::lower_bound(distant_.begin(), distant_.end(), position, is_before);
-                for_each_vector(size, [&](i64 start, i64 count) {
-                    f32x16 sum{};
-                    auto add = [&](i64 reader, i64 k) {
-                        sum += load_part(kernel_ + k * channels_ + begin + start, count) *
-                               load_part(gradient + reader * width + begin - first + start, count);
-                    };
-                    for (i64 k = num_taps_ - 1; k >= 0; --k) {
-                        const i64 reader = position + num_taps_ - 1 - k;
-                        if (reader < positions_ && taps_[reader * num_taps_ + k] == position) add(reader, k);
-                    }
-                    for (auto each = distant; each != distant_.end() && each->from == position; ++each)
-                        add(each->position, each->k);
-                    store_part(to + (position - row) * channels_ + begin + start, sum, count);
-                });
+                for (auto each = std::lower_bound(distant_.begin(), distant_.end(), position, is_before);
+                     each != distant_.end() && each->from == position; ++each)
+                    add(each->position, each->k);
+                Value* const own = to + (position - row) * channels_ + begin;
+                for_each_sum(terms, size,
+                             [&](i64 start, i64 count, f32x16 sum) { store_part(own + start, sum, count); });
             }
         });
     }
@@ -72,10 +71,32 @@ class ConvolutionRows {
 
     static constexpr i64 NOWHERE = -1;  // tap before the start of a document, which counts as 0
 
+    // Rows of the kernel and of another tensor that are multiplied.
+    struct Term {
+        const float *kernel, *row;
+    };
+
     // Tap `k` of `position` reads row `from` of another document.
     struct Reader {
         i64 from, position, k;
     };
+
+    // Calls run(start, count, sum of the terms) for the vectors of `size` channels.
+    template <class Run>
+    static void for_each_sum(const std::vector<Term>& terms, i64 size, Run&& run) {
+        auto with_terms = [&](auto num_terms) {
+            for_each_vector(size, [&](i64 start, i64 count) {
+                f32x16 sum{};
+                for (i64 i = 0; i < num_terms; ++i)
+                    sum += load_part(terms[i].kernel + start, count) * load_part(terms[i].row + start, count);
+                run(start, count, sum);
+            });
+        };
+        if (terms.size() == 4)  // a constant: the loop over the terms is unrolled
+            with_terms(std::integral_constant<i64, 4>{});
+        else
+            with_terms(i64(terms.size()));
+    }
 
     void load_taps(const DeltaRuleSizes& sizes, i64 document) {
         const i64 start = sizes.starts[document], parent = sizes.parents[document];

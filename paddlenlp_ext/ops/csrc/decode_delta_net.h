@@ -35,9 +35,10 @@ class KeyHead {
     }
 
     void run(const RowInputs& inputs) const {
-        copy_states();
-        for (i64 i = 0; i < inputs.length; ++i)
-            i < inputs.padding ? clear(inputs.out + i * value_size()) : step(inputs, i);
+        for (i64 i = 0; i < inputs.padding; ++i) clear(inputs.out + i * value_size());
+        for (i64 i = inputs.padding; i < inputs.length; ++i)
+            step(inputs, i, i == inputs.padding ? net_.states : net_.states_after);
+        if (inputs.padding == inputs.length) copy_states();
         for (const Part& part : {q_part(), k_part(), v_part(0, group_)}) slide_window(inputs, part);
     }
 
@@ -80,15 +81,14 @@ class KeyHead {
                         net_.window_after + (row_ * window() + i) * channels() + part.first);
     }
 
-    float* state(i64 member) const {
-        return net_.states_after + (row_ * net_.heads + head_ * group_ + member) * state_size();
-    }
+    i64 state_at(i64 member) const { return (row_ * net_.heads + head_ * group_ + member) * state_size(); }
     void copy_states() const {
-        std::copy_n(net_.states + (row_ * net_.heads + head_ * group_) * state_size(), group_ * state_size(), state(0));
+        std::copy_n(net_.states + state_at(0), group_ * state_size(), net_.states_after + state_at(0));
     }
     void clear(float* out) const { std::fill_n(out + head_ * group_ * net_.value_dim, group_ * net_.value_dim, 0.0f); }
 
-    void step(const RowInputs& inputs, i64 i) const {
+    // Computes position `i` after the states `before`.
+    void step(const RowInputs& inputs, i64 i, const float* before) const {
         load_key(inputs, i, q_part(), 1.0f / std::sqrt(float(net_.key_dim)), q_);
         load_key(inputs, i, k_part(), 1.0f, k_);
         for (i64 member = 0; member < group_; ++member) {
@@ -96,7 +96,7 @@ class KeyHead {
             convolve(inputs, i, v_part(member, 1), v_);
             const float decay = std::exp(net_.rates[head] * softplus(inputs.a[at] + net_.dt_bias[head]));
             float* const out = inputs.out + at * net_.value_dim;
-            recur(decay, sigmoid(inputs.b[at]), state(member), out);
+            recur(decay, sigmoid(inputs.b[at]), before + state_at(member), net_.states_after + state_at(member), out);
             gate(inputs.z + at * net_.value_dim, out);
         }
     }
@@ -115,31 +115,32 @@ class KeyHead {
     }
 
     // S <- e^g S, then S <- S + k (beta (v - S^T k))^T and out = S^T q, for blocks of columns of S [key_dim,
-    // value_dim].
-    void recur(float decay, float beta, float* state, float* out) const {
+    // value_dim]. S is `from` before the position and `to` after it; both may be the same array.
+    void recur(float decay, float beta, const float* from, float* to, float* out) const {
         constexpr i64 BLOCK = 4;  // vectors of a block of columns
         i64 column = 0;
         for (; column + BLOCK * LANES <= net_.value_dim; column += BLOCK * LANES)
-            recur_columns<BLOCK>(decay, beta, state + column, v_ + column, LANES, out + column);
+            recur_columns<BLOCK>(decay, beta, from + column, to + column, v_ + column, LANES, out + column);
         for (; column < net_.value_dim; column += LANES)
-            recur_columns<1>(decay, beta, state + column, v_ + column, std::min(LANES, net_.value_dim - column),
-                             out + column);
+            recur_columns<1>(decay, beta, from + column, to + column, v_ + column,
+                             std::min(LANES, net_.value_dim - column), out + column);
     }
 
     // `count` is the number of columns in the last vector.
     template <int VECTORS>
-    void recur_columns(float decay, float beta, float* state, const float* v, i64 count, float* out) const {
+    void recur_columns(float decay, float beta, const float* from, float* to, const float* v, i64 count,
+                       float* out) const {
         f32x16 read[VECTORS] = {}, o[VECTORS] = {};
         const i64 size = VECTORS == 1 ? count : LANES;
         for (i64 row = 0; row < net_.key_dim; ++row)
             for (int x = 0; x < VECTORS; ++x)
-                read[x] += k_[row] * load_part(state + row * net_.value_dim + x * LANES, size);
+                read[x] += k_[row] * load_part(from + row * net_.value_dim + x * LANES, size);
         for (int x = 0; x < VECTORS; ++x) read[x] = beta * (load_part(v + x * LANES, size) - decay * read[x]);
         for (i64 row = 0; row < net_.key_dim; ++row)
             for (int x = 0; x < VECTORS; ++x) {
-                float* const at = state + row * net_.value_dim + x * LANES;
-                const f32x16 updated = decay * load_part(at, size) + k_[row] * read[x];
-                store_part(at, updated, size);
+                const i64 at = row * net_.value_dim + x * LANES;
+                const f32x16 updated = decay * load_part(from + at, size) + k_[row] * read[x];
+                store_part(to + at, updated, size);
                 o[x] += q_[row] * updated;
             }
         for (int x = 0; x < VECTORS; ++x) store_part(out + x * LANES, o[x], size);

@@ -1,7 +1,6 @@
 // Decoding step of several decoder layers, or of a model, in one parallel region: embedding, norms, projections,
 // rotation, attention over the cache or gated delta nets, feed-forward and lm_head. The results are the same as with
-// separate ops.
-// For a small model, calling the separate ops takes longer than running them.
+// separate ops. For a small model, calling the separate ops takes longer than running them.
 //
 // Each thread computes some outputs of a matrix, or some key heads, from tensors that all threads have written before a
 // barrier. The outputs of many positions are computed with oneDNN, which stays on the calling thread in a parallel
@@ -12,9 +11,9 @@
 #include <initializer_list>
 #include <optional>
 
-#include "arrays.h"
 #include "decode_attention.h"
 #include "decode_delta_net.h"
+#include "decode_tensors.h"
 #include "gates.h"
 #include "gemm.h"
 #include "quantized_weight.h"
@@ -28,34 +27,6 @@ namespace {
 
 constexpr i64 DEQUANTIZED_VALUES = 1 << 16;  // weights that a thread dequantizes at a time, which fit into the L2 cache
 constexpr i64 OUTPUTS = 8;  // unit in which outputs are divided among threads; a multiple of a product's tile size
-
-// Tensors that all threads fill, each thread a part. `inputs` has the outputs of the layers that read the attention
-// norm, one layer after the other.
-struct Shared {
-    float *inputs, *attended, *projected, *gate, *up, *down;
-    Shared(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
-        : inputs(arrays.take<float>(positions * sizes.mixer_inputs)),
-          attended(arrays.take<float>(positions * sizes.mixer_width)),
-          projected(arrays.take<float>(positions * sizes.hidden)), gate(arrays.take<float>(positions * sizes.inner)),
-          up(arrays.take<float>(positions * sizes.inner)), down(arrays.take<float>(positions * sizes.hidden)) {}
-};
-
-// Tensors of one thread: hidden states, their norm, a rearranged operand, and the heads of one attention task.
-struct Private {
-    float *x, *normed, *operand, *heads;
-    Private(const DecodeSizes& sizes, i64 positions, Arrays& arrays)
-        : x(arrays.take<float>(positions * sizes.hidden)), normed(arrays.take<float>(positions * sizes.hidden)),
-          operand(arrays.take<float>(positions * std::max({sizes.hidden, sizes.inner, sizes.mixer_width}))),
-          heads(arrays.take<float>((sizes.heads / sizes.kv_heads + 1) * sizes.head_dim)) {}
-};
-
-template <class Tensors>
-Tensors in_scratch(ScratchSlot slot, const DecodeSizes& sizes, i64 positions) {
-    Arrays measured(nullptr);
-    Tensors(sizes, positions, measured);
-    Arrays arrays(scratch_bytes(slot, measured.bytes()));
-    return Tensors(sizes, positions, arrays);
-}
 
 // y = x W^T + bias.
 struct Product {

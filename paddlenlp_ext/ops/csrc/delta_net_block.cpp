@@ -5,7 +5,7 @@
 //
 //     x -> norm -> channels, z, a, b | convolution, silu -> q, k, v; decay, beta | recurrence | norm, gate -> o, + x
 //
-// The gates z are saved in the type of the products. The backward pass computes q, k and v again.
+// The backward pass computes q, k and v again.
 #include <cmath>
 
 #include "arrays.h"
@@ -20,8 +20,8 @@ namespace {
 // layer that reads it has an update.
 template <class Value>
 struct Saved {
-    float *inverse_rms, *channels, *a, *b, *o, *final;
-    Value *normed, *z, *inner, *o_inner;
+    float *inverse_rms, *channels, *z, *a, *b, *o, *final;
+    Value *normed, *inner, *o_inner;
 
     Saved(const DeltaNetBlock& block, Arrays& arrays) {
         const DeltaRuleSizes& sizes = *block.sizes;
@@ -33,7 +33,7 @@ struct Saved {
         final = has_parents(sizes) ? arrays.take<float>(final_size(sizes)) : nullptr;
         normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
         channels = arrays.take<float>(rows * block.qkv->out);
-        z = arrays.take<Value>(rows * block.z->out);
+        z = arrays.take<float>(rows * block.z->out);
         inner = arrays.take<Value>(rows * rank);
         o_inner = arrays.take<Value>(rows * block.o->rank);
     }
@@ -125,12 +125,9 @@ class Net {
             const GroupInput<Value> normed(saved_.normed, chunk.row * hidden, chunk.rows * hidden);
             norm_rows(x + chunk.row * hidden, block_.norm, block_.epsilon, chunk.rows, hidden,
                       saved_.inverse_rms + chunk.row, normed.data());
-            Value* const own_z = saved_.z + chunk.row * width_;
-            const Unrounded z(own_z, chunk.rows * width_);
             group.forward(chunk, normed.data(), saved_.inner,
-                          {saved_.channels + chunk.row * channels, z.data(), saved_.a + chunk.row * heads,
-                           saved_.b + chunk.row * heads});
-            convert(z.data(), own_z, chunk.rows * width_);
+                          {saved_.channels + chunk.row * channels, saved_.z + chunk.row * width_,
+                           saved_.a + chunk.row * heads, saved_.b + chunk.row * heads});
         });
     }
 
@@ -271,23 +268,6 @@ class Net {
         convert(exact_a.data(), of_a, size);
         convert(exact_b.data(), of_b, size);
     }
-
-    // Floats to fill before they are rounded to an array of Values; the array itself if Value is float.
-    class Unrounded {
-      public:
-        Unrounded(Value* rounded, i64 count) : copy_(is_same_ ? 0 : count) {
-            if constexpr (is_same_)
-                data_ = rounded;
-            else
-                data_ = copy_.data();
-        }
-        float* data() const { return data_; }
-
-      private:
-        static constexpr bool is_same_ = std::is_same_v<Value, float>;
-        const PooledArray<float> copy_;
-        float* data_;
-    };
 
     const DeltaNetBlock& block_;
     const DeltaRuleSizes& sizes_;

@@ -20,6 +20,7 @@ from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears, quantized_layers
+from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 pytestmark = pytest.mark.skipif(library.unavailable_reason() is not None, reason="needs the C++ library")
@@ -30,7 +31,6 @@ OP_BY_OP |= {
     "lfm2_convolutions",
     "lfm2_without_attention",
     "gemma4_keys_as_values",
-    "qwen3_5_gated_delta",
     "qwen3_next_fused_delta",
     "granite_4_mamba2",
     "granite_4_mamba2_experts",
@@ -191,3 +191,31 @@ def test_cpp_layers_with_zero_points_equals_the_full_sequence():
         found = on_host(step(model, [[7]], cache))[:, -1]
         expected = model(paddle.to_tensor([[*prompt, 7]]))[:, -1].numpy()
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
+
+
+def test_cpp_layers_of_quantized_gated_delta_nets_equal_layers(monkeypatch):
+    model = slow_decays(AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["qwen3_5_gated_delta"]}))
+    check_equal(model, monkeypatch)
+    quantize_linears(model, QuantizationConfig(algo="weight_only_int8"))
+    check_equal(model, monkeypatch, PROMPTS[:1])
+
+
+def test_cpp_layers_without_attention_run_op_by_op(monkeypatch):
+    """Such as a pipeline stage of gated delta nets: the cache has no keys that `reserve` could extend."""
+    layers = {"layer_types": ["linear_attention"] * 2}
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES["qwen3_5_gated_delta"], **layers})
+    assert decoded(model, PROMPTS, monkeypatch, in_one_call=True)[1] == {False}
+
+
+@paddle.no_grad()
+def test_cpp_layers_of_a_row_that_begins_within_the_pass_equal_layers(monkeypatch):
+    """Test padding at the start of a later pass, which must not change the state of a gated delta net."""
+    model = slow_decays(tiny_model("qwen3_5_gated_delta"))
+    ids, results = np.array([[5, 6, 7, 8], [1, 1, 1, 9]]), []
+    for in_one_call in (False, True):
+        monkeypatch.setattr(decoder, "run_cpp_layers", cpp_layers.run_cpp_layers if in_one_call else lambda *_: None)
+        cache = KVCache([0, 3])
+        hidden = [model.hidden_states(paddle.to_tensor(part), cache=cache).numpy() for part in np.split(ids, 2, axis=1)]
+        hidden.append(model.hidden_states(paddle.to_tensor([[4], [3]]), cache=cache).numpy())
+        results.append(np.concatenate(hidden, axis=1)[:, 3:])
+    np.testing.assert_allclose(results[1], results[0], rtol=0, atol=2e-6 * np.abs(results[0]).max())

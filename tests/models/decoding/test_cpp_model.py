@@ -16,6 +16,7 @@ from paddlenlp_ext.generation.prefill_and_decode import forward, prefill, step
 from paddlenlp_ext.models import decoder
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoding.eligibility import max_length
+from paddlenlp_ext.nn.recurrent_mixer import RecurrentMixer
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
@@ -48,7 +49,10 @@ def assert_equal(found: Any, expected: np.ndarray, tolerance: float = 3e-6) -> N
 
 @paddle.no_grad()
 def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4, tolerance: float = 3e-6) -> None:
-    """Compare steps of one and two new tokens, while a row is removed and positions are taken back."""
+    """Compare steps of one and two new tokens, while a row is removed and positions are taken back.
+
+    Positions are not taken back from states, because the caches would become empty.
+    """
     caches = [prefill(model, prompts)[0] for _ in range(2)]
     num_rows = len(prompts)
     for n in range(num_steps):
@@ -56,7 +60,8 @@ def check_steps(model, monkeypatch, prompts=PROMPTS, num_steps: int = 4, toleran
             num_rows -= 1
             for cache in caches:
                 cache.select_rows([*range(1, num_rows + 1)])
-                cache.truncate(cache.length - 1)
+                if not any(isinstance(layer.mixer, RecurrentMixer) for layer in model.model.layers):
+                    cache.truncate(cache.length - 1)
         tokens_BS = [[1 + n + row, 7][: 1 + n % 2] for row in range(num_rows)]
         expected = op_by_op(model, tokens_BS, caches[0], monkeypatch)
         assert_equal(step(model, tokens_BS, caches[1]), expected, tolerance)
