@@ -132,6 +132,7 @@ def test_disable_adapter_gives_base_logits(case: Case):
 
 
 def test_enable_recompute_keeps_gradients(case: Case):
+    """Rounding differs, because a recomputed mixer also runs as a training block if its input needs no gradient."""
     model, gradients = case.new_trained(), []
     model.train()
     for recompute in (False, True):
@@ -145,7 +146,7 @@ def test_enable_recompute_keeps_gradients(case: Case):
     assert gradients[0]
     assert gradients[0].keys() == gradients[1].keys()
     for name in gradients[0]:
-        np.testing.assert_allclose(gradients[1][name], gradients[0][name], rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(gradients[1][name], gradients[0][name], rtol=1e-5, atol=3e-6, err_msg=name)
 
 
 def test_forward_packed_documents_match_single_documents(case: Case):
