@@ -35,7 +35,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 NORM_ROLES = ("attention_norm", "attention_out_norm", "mlp_norm", "mlp_out_norm")
-"""Roles of norms: before and after attention, before and after feed-forward; fields of `DecodeLayer` in api.h."""
+"""Roles of norms: before and after attention and feed-forward; fields of `DecodeLayer` in api_decoding.h."""
 
 
 class DecoderLayer(nn.Layer):

@@ -1,4 +1,4 @@
-"""Parse the entry points and structs of the C++ library from `csrc/api.h`, which declares all of them."""
+"""Parse the entry points and structs of the C++ library from `csrc/api*.h`, which declare all of them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import functools
 import re
 from pathlib import Path
 
-HEADER = Path(__file__).parents[1] / "csrc" / "api.h"
+HEADERS = sorted((Path(__file__).parents[1] / "csrc").glob("api*.h"))
 _SCALARS = {"i64": ctypes.c_int64, "float": ctypes.c_float, "double": ctypes.c_double, "bool": ctypes.c_bool}
 
 
@@ -20,15 +20,15 @@ def parameter_types() -> dict[str, list[type]]:
 
 @functools.cache
 def struct(name: str) -> type[ctypes.Structure]:
-    """Return a ctypes class with the fields of a struct of csrc/api.h; pointer fields are `c_void_p`."""
+    """Return a ctypes class with the fields of a struct of csrc/api*.h; pointer fields are `c_void_p`."""
     found = re.search(rf"struct {name} {{(.*?)}};", _declarations(), flags=re.DOTALL)
-    assert found is not None, f"{HEADER} does not declare a struct {name}"
+    assert found is not None, f"csrc/api*.h do not declare a struct {name}"
     return type(name, (ctypes.Structure,), {"_fields_": _split(found[1], ";")})
 
 
 @functools.cache
 def _declarations() -> str:
-    return re.sub(r"//.*", "", HEADER.read_text(encoding="utf-8"))
+    return re.sub(r"//.*", "", "".join(header.read_text(encoding="utf-8") for header in HEADERS))
 
 
 def _split(declarations: str, separator: str) -> list[tuple[str, type]]:

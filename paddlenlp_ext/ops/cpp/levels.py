@@ -69,7 +69,7 @@ def compile_options(target: tuple[str, ...]) -> list[str]:
     """Return the options for compiling a source, given the options that select the instructions."""
     return [
         *("-std=c++17", "-O3", *target, "-fopenmp", "-fPIC", "-fvisibility=hidden", "-Wall", "-Wno-psabi"),
-        "-Werror=missing-declarations",  # rejects entry points that differ from their declaration in api.h
+        "-Werror=missing-declarations",  # rejects entry points that differ from their declaration in api*.h
     ]
 
 

@@ -1,6 +1,6 @@
 """C++ library of CPU kernels, from the wheel or built from `csrc/` on first use, and called through ctypes.
 
-`csrc/api.h` declares the entry points. The shared library uses the oneDNN and OpenMP libraries that Paddle has
+`csrc/api*.h` declare the entry points. The shared library uses the oneDNN and OpenMP libraries that Paddle has
 loaded. PADDLENLP_EXT_NATIVE=0 disables the library.
 """
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.ops.dispatch import on_cpu_in_fp32
 from paddlenlp_ext.paddle_compat import empty_unchecked
 from paddlenlp_ext.utils.logging import get_logger
 
-_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api.h
+_ERRORS = {1: RuntimeError, 2: MemoryError, 3: ValueError}  # exception for each Status of csrc/api_types.h
 _DLPACK = {"float32": (2, 32), "bfloat16": (4, 16), "int64": (0, 64), "int32": (0, 32), "int8": (0, 8), "uint8": (1, 8)}
 _CPU = paddle.CPUPlace()
 _LIBRARIES = Path(paddle.__file__).parent / "libs"
@@ -71,7 +71,7 @@ def with_products(condition: Callable[[paddle.Tensor], str | None]) -> Callable[
 
 @functools.cache
 def function(name: str) -> Callable[..., None]:
-    """Return the entry point `name` of `csrc/api.h`.
+    """Return the entry point `name` of `csrc/api*.h`.
 
     Pointer arguments are addresses, ctypes objects or None. A failed call raises RuntimeError, MemoryError or
     ValueError, depending on the returned status. The message starts with the name of the entry point.

@@ -1,4 +1,4 @@
-// Quantized weights (QuantizedWeight in api.h): scales, codes and dequantization.
+// Quantized weights (QuantizedWeight in api_linear.h): scales, codes and dequantization.
 #pragma once
 
 #include "elementwise.h"

@@ -38,7 +38,7 @@ def _has_int8_products() -> bool:
 
 @dataclass(frozen=True)
 class _Int8Rows:
-    """Rows rounded to int8, in the format of `int8_round_rows` in csrc/api.h."""
+    """Rows rounded to int8, in the format of `int8_round_rows` in csrc/api_linear.h."""
 
     values: paddle.Tensor
     scales: paddle.Tensor

@@ -1,4 +1,4 @@
-"""Entry points of the C++ library: signatures read from its header, and errors as Python exceptions."""
+"""Entry points of the C++ library: signatures read from its headers, and errors as Python exceptions."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ import paddle
 import pytest
 
 from paddlenlp_ext.ops.cpp import build, library
-from paddlenlp_ext.ops.cpp.api_header import HEADER, parameter_types, struct
+from paddlenlp_ext.ops.cpp.api_header import HEADERS, parameter_types, struct
 from paddlenlp_ext.ops.cpp.library import function
 from tests.common.marks import needs_cpp
 
 LIBRARIES = Path(paddle.__file__).parent / "libs"
-STRUCTS = re.findall(r"^struct (\w+)", HEADER.read_text(), flags=re.MULTILINE)
+DECLARATIONS = "".join(header.read_text() for header in HEADERS)
+STRUCTS = re.findall(r"^struct (\w+)", DECLARATIONS, flags=re.MULTILINE)
 HUGE = 1 << 45
 """Elements of an array that no machine has memory for."""
 
@@ -25,22 +26,23 @@ pytestmark = needs_cpp
 
 @pytest.fixture
 def sources(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Create a source folder for the build that contains only the header."""
+    """Create a source folder for the build that contains only the headers."""
     folder = tmp_path / "csrc"
     folder.mkdir()
-    shutil.copy(HEADER, folder)
+    for header in HEADERS:
+        shutil.copy(header, folder)
     monkeypatch.setattr(build, "SOURCES", folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     return folder
 
 
-def test_parameter_types_are_ctypes_of_the_header():
+def test_parameter_types_are_ctypes_of_the_headers():
     types = parameter_types()
     pointer, integer, single, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_bool
     assert types["rms_norm_forward"] == [pointer, pointer, single, integer, integer, pointer, pointer]
     assert types["linear_forward"] == [pointer] * 4 + [integer] * 3 + [flag]
     assert types["buffers_release"] == []
-    assert len(types) == HEADER.read_text().count("\nStatus ")
+    assert len(types) == DECLARATIONS.count("\nStatus ")
 
 
 def test_library_exports_every_declared_entry_point():

@@ -1,0 +1,131 @@
+// Entry points of decoding steps.
+#pragma once
+
+#include "api_linear.h"
+
+namespace plx {
+
+// Linear layer of a decoding step, x W^T + bias with W [out, in]. Exactly one of `dense` and `quantized` is not null.
+struct DecodeMatrix {
+    const void* dense;
+    const QuantizedWeight* quantized;
+    const float* bias;  // [out], or null
+    i64 in;
+    i64 out;
+    i64 few_rows;  // largest number of positions for which small-batch products replace oneDNN's products
+    bool is_bf16;  // whether `dense` is bf16; for `quantized`, whether oneDNN's products read bf16
+};
+
+// Gated delta net of a decoding step, with the state of each row before and after the new positions
+// (nn/gated_delta_net.py). `qkv` returns the channels of the convolution.
+struct DecodeDeltaNet {
+    const DecodeMatrix* qkv;
+    const DecodeMatrix* z;
+    const DecodeMatrix* a;
+    const DecodeMatrix* b;
+    const float* kernel;     // [num_taps, channels]
+    const float* rates;      // [heads], -exp(A_log)
+    const float* dt_bias;    // [heads]
+    const float* head_norm;  // [value_dim], shared by all value heads
+    const float* window;     // [batch, num_taps - 1, channels], last inputs of the convolution
+    const float* states;     // [batch, heads, key_dim, value_dim]
+    float* window_after;
+    float* states_after;
+    i64 key_heads;
+    i64 heads;
+    i64 key_dim;
+    i64 value_dim;
+    i64 num_taps;
+    float norm_epsilon;  // term that is added to the sum of squares when a query or a key is normalized
+    float head_epsilon;  // epsilon of the norm of the value heads
+};
+
+// Decoder layer of a decoding step, with attention or a gated delta net. A norm is the weight of an RMSNorm, or null if
+// the layer does not have the norm.
+struct DecodeLayer {
+    const float* attention_norm;      // [hidden], before attention
+    const float* attention_out_norm;  // after attention
+    const float* mlp_norm;            // before the feed-forward block
+    const float* mlp_out_norm;        // after the feed-forward block
+    const float* q_norm;              // [head_dim], shared by all heads
+    const float* k_norm;
+    const float* sinks;               // [heads], or null
+    const DecodeDeltaNet* delta_net;  // null in a layer with attention
+    const DecodeMatrix* q;            // q, k and v are null in a layer with a gated delta net
+    const DecodeMatrix* k;
+    const DecodeMatrix* v;
+    const DecodeMatrix* o;
+    const DecodeMatrix* gate;
+    const DecodeMatrix* up;
+    const DecodeMatrix* down;
+    const float* cos;  // [positions, rotated], or null for a layer without RoPE
+    const float* sin;
+    float* keys;  // cache [batch, kv_heads, capacity, head_dim]
+    float* values;
+    i64 capacity;
+    i64 window;  // a query attends to itself and the window - 1 positions before it
+    i64 rotated;
+    float scale;
+    float softcap;
+    bool is_interleaved;
+    bool norms_after_rotation;
+    bool has_gates;  // whether q returns the query and then the gate of each head
+};
+
+// Sizes and positions that all layers of a decoding step share. A row of the batch has `length` new positions. A new
+// position attends to the prefix, and to the positions of its row up to itself.
+struct DecodeSizes {
+    const i64* starts;  // [batch], cache slot of the first new position of the row
+    const i64* firsts;  // [batch], cache slot of the first position of the row
+    i64 prefix;         // number of cache slots of the prefix, which precede the slots of the rows
+    i64 batch;
+    i64 length;
+    i64 hidden;
+    i64 inner;         // intermediate size of the feed-forward block
+    i64 mixer_inputs;  // largest number of outputs of the linear layers that read the attention norm
+    i64 mixer_width;   // largest number of inputs of `o`
+    i64 heads;
+    i64 kv_heads;
+    i64 head_dim;
+    float epsilon;              // epsilon of all norms
+    float residual_multiplier;  // factor of the outputs of attention and feed-forward
+    bool is_gelu;
+};
+
+// Rotation tables [positions, rotated] that a decoding step computes: amplitude * cos(position * frequency), and the
+// same for sin. A row contains the value of each frequency twice.
+struct DecodeRope {
+    const float* frequencies;  // [rotated / 2]
+    float* cos;
+    float* sin;
+    i64 rotated;
+    float amplitude;
+};
+
+// Weights of a model outside its decoder layers.
+struct DecodeModel {
+    const void* embedding;  // [vocab, hidden]
+    const DecodeRope* ropes;
+    const float* norm;  // [hidden], before lm_head
+    const DecodeMatrix* lm_head;
+    i64 num_ropes;
+    float embedding_scale;  // factor of the embedding output
+    float logit_scale;      // factor of the input of lm_head
+    bool is_bf16;           // whether `embedding` is bf16
+};
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Runs several decoder layers. x [batch * length, hidden] are the hidden states before the layers, and are overwritten
+// with the hidden states after the layers. The keys and values of the new positions are written to the cache.
+Status decode_layers(const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes, float* x);
+
+// Runs a model on token ids [batch, length], and writes the logits [batch * length, vocab].
+Status decode_tokens(const DecodeModel* model, const DecodeLayer* layers, i64 num_layers, const DecodeSizes* sizes,
+                     const i64* ids, float* logits);
+
+}  // extern "C"
+#pragma GCC visibility pop
+
+}  // namespace plx
