@@ -48,7 +48,7 @@ test-portable:
 	@if ! command -v qemu-aarch64 > /dev/null || ! command -v aarch64-linux-gnu-g++ > /dev/null; then \
 	  echo "skipped: qemu-aarch64 or aarch64-linux-gnu-g++ is missing (apt install qemu-user g++-aarch64-linux-gnu)"; exit 0; fi; \
 	mkdir -p build/portable && aarch64-linux-gnu-g++ -std=c++17 -O2 -static -fopenmp -Wall -Wno-psabi \
-	  -I paddlenlp_ext/ops/csrc paddlenlp_ext/ops/csrc/*.cpp tests/ops/cpp/portable_driver.cpp -o build/portable/driver && \
+	  -I paddlenlp_ext/ops/csrc paddlenlp_ext/ops/csrc/*.cpp tests/ops/cpp/portable_*.cpp -o build/portable/driver && \
 	OMP_NUM_THREADS=2 qemu-aarch64 build/portable/driver
 
 # Tests of ops with a library for AVX2, and with oneDNN restricted to AVX2.

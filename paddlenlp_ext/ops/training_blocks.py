@@ -27,7 +27,7 @@ from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, bf16_matmuls_enabled, uses_bf16
 from paddlenlp_ext.ops.frozen_linear import FrozenLinear
-from paddlenlp_ext.ops.gated_delta_rule.cpp import delta_rule_sizes
+from paddlenlp_ext.ops.gated_delta_rule.cpp import DELTA_RULE
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
@@ -160,7 +160,7 @@ def delta_net_block(
     kernel = contiguous(options.kernel.transpose([1, 0]))
     assert kernel.shape[1] == linears["qkv"].base.weight.shape[0], "kernel and projection do not match"
     fields = {
-        "sizes": delta_rule_sizes(options.layout, (*options.heads, *options.head_dims)),
+        "sizes": DELTA_RULE.sizes_of_documents(options.layout, (*options.heads, *options.head_dims)),
         "head_norm": options.head_norm.scale,
         "head_epsilon": options.head_norm.epsilon,
         "kernel": kernel,

@@ -18,9 +18,9 @@ struct DeltaRuleSizes {
 };
 
 // q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; decay, beta [positions, heads]; initial,
-// final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final. The
-// backward pass reads all but o, and writes all gradients; initial_gradient may be null. `final` may be null in the
-// backward pass if no document has a parent; final_gradient is null for zeros.
+// final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final; final
+// may be equal to initial. The backward pass reads all but o, and writes all gradients; initial_gradient may be null.
+// `final` may be null in the backward pass if no document has a parent; final_gradient is null for zeros.
 struct DeltaRuleTensors {
     const float* q;
     const float* k;
@@ -40,6 +40,37 @@ struct DeltaRuleTensors {
     float* initial_gradient;
 };
 
+struct StateSpaceSizes {
+    i64 documents;
+    i64 groups;
+    i64 heads;           // a multiple of groups; group j serves the heads j * heads / groups and following
+    i64 state_dim;       // channels of b and c
+    i64 head_dim;        // channels of dx and of y
+    const i64* starts;   // [documents], index in the batch of the first token of the document
+    const i64* lengths;  // [documents]
+    const i64* parents;  // [documents], an earlier document without a parent that the document continues, or -1
+};
+
+// c, b [positions, groups, state_dim]; dx, y [positions, heads, head_dim]; decay [positions, heads]; initial, final
+// [documents, heads, state_dim, head_dim]. `initial` is null for zeros. The forward pass writes y and final; final may
+// be equal to initial. The backward pass reads all but y, and writes all gradients; initial_gradient may be null.
+struct StateSpaceTensors {
+    const float* c;
+    const float* b;
+    const float* dx;
+    const float* decay;
+    const float* initial;
+    float* y;
+    float* final;
+    const float* y_gradient;
+    const float* final_gradient;
+    float* c_gradient;
+    float* b_gradient;
+    float* dx_gradient;
+    float* decay_gradient;
+    float* initial_gradient;
+};
+
 #pragma GCC visibility push(default)
 extern "C" {
 
@@ -47,6 +78,11 @@ extern "C" {
 
 Status gated_delta_rule_forward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
 Status gated_delta_rule_backward(const DeltaRuleSizes* sizes, const DeltaRuleTensors* tensors);
+
+// -- state space duality ----------------------------------------------------------------------------------------------
+
+Status state_space_duality_forward(const StateSpaceSizes* sizes, const StateSpaceTensors* tensors);
+Status state_space_duality_backward(const StateSpaceSizes* sizes, const StateSpaceTensors* tensors);
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -17,8 +17,6 @@ struct Saved {
     float* u(i64 chunk, i64 member) const { return state(chunk, member) + state_size; }
 };
 
-i64 num_chunks(i64 length) { return (length + CHUNK - 1) / CHUNK; }
-
 class Task {
   public:
     Task(const DeltaRuleSizes& sizes, const DeltaRuleTensors& tensors, i64 key_head, Arrays& arrays)
@@ -34,38 +32,15 @@ class Task {
 
     // Runs a document without a parent, and the documents that continue it.
     void run(const std::vector<i64>& family, float* saved) {
-        const i64 root = family[0], size = group_.count() * group_.state_size();
-        const i64 root_chunks = num_chunks(sizes_.lengths[root]);
         saved_ = {group_.count(), group_.state_size(), CHUNK * sizes_.value_dim, saved};
-        if (tensors_.initial == nullptr)
-            std::fill_n(states_, size, 0.0f);
-        else
-            std::copy_n(tensors_.initial + group_.state_at(root), size, states_);
-        save_states(root, 0);
-        load_final_gradient(root, of_root_);
-        for (size_t branch = 1; branch < family.size(); ++branch) {
-            std::copy_n(tensors_.final + group_.state_at(root), size, states_);
-            save_states(family[branch], root_chunks);
-            load_final_gradient(family[branch], of_states_);
-            run_reversed(family[branch], root_chunks);
-            scale(true, 1.0f, of_states_, size, of_root_);
-            if (tensors_.initial_gradient != nullptr)
-                std::fill_n(tensors_.initial_gradient + group_.state_at(family[branch]), size, 0.0f);
-        }
-        std::copy_n(of_root_, size, of_states_);
-        run_reversed(root, 0);
-        if (tensors_.initial_gradient != nullptr)
-            std::copy_n(of_states_, size, tensors_.initial_gradient + group_.state_at(root));
+        run_backward(
+            sizes_, tensors_, family, {group_.count() * group_.state_size(), states_, of_states_, of_root_},
+            [this](i64 document) { return group_.state_at(document); },
+            [this](i64 document, i64 chunk) { save_states(document, chunk); },
+            [this](i64 document, i64 chunk) { run_reversed(document, chunk); });
     }
 
   private:
-    void load_final_gradient(i64 document, float* to) const {
-        const i64 size = group_.count() * group_.state_size();
-        if (tensors_.final_gradient == nullptr)
-            std::fill_n(to, size, 0.0f);
-        else
-            std::copy_n(tensors_.final_gradient + group_.state_at(document), size, to);
-    }
     void load_keys(i64 position, i64 rows) {
         const i64 at = group_.key_at(position);
         keys_.load(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);
@@ -117,13 +92,13 @@ class Task {
             std::copy_n(tensors_.o_gradient + values + row * stride, width, of_o_ + row * width);
 
         // z = Z, the gradient of beta (V - e^c K S0)
-        multiply_lower_transposed(false, rows, width, chunk_.p, of_o_, z_);
+        multiply_lower_transposed(false, rows, width, chunk_.p, of_o_, width, z_, width);
         product(true, rows, width, dim, Rows{chunk_.k_until_end, dim, 1}, of_state, width, z_, width);
         solve_transposed(rows, width, chunk_.minus_a, z_);
 
-        transpose_rows(rows, width, u, columns_, CHUNK);
-        multiply_to_lower(rows, width, of_o_, columns_, of_qk_);
-        multiply_to_lower(rows, width, z_, columns_, of_kk_);
+        transpose_rows(rows, width, u, width, columns_, CHUNK);
+        multiply_to_lower(rows, width, of_o_, width, columns_, of_qk_);
+        multiply_to_lower(rows, width, z_, width, columns_, of_kk_);
 
         float of_beta[CHUNK], of_decay[CHUNK];
         const float whole = chunk_.whole_decay * dot(state, of_state, dim * width);
@@ -149,7 +124,7 @@ class Task {
                      float* of_decay) {
         const i64 width = sizes_.value_dim, dim = keys_.dim, ld = round_up(dim);
         float by_start[CHUNK], by_end[CHUNK];
-        transpose_rows(dim, width, state, columns_, ld);
+        transpose_rows(dim, width, state, width, columns_, ld);
         product(false, rows, dim, width, Rows{of_o_, width, 1}, columns_, ld, read_, dim);
         for (i64 row = 0; row < rows; ++row) {
             const i64 at = row * dim;
@@ -163,7 +138,7 @@ class Task {
             of_beta[row] = -chunk_.since_start[row] * dot(keys_.k + at, read_ + at, dim);
             scale(true, -chunk_.beta[row] * chunk_.since_start[row], read_ + at, dim, of_k_ + at);
         }
-        transpose_rows(dim, width, of_state, columns_, ld);
+        transpose_rows(dim, width, of_state, width, columns_, ld);
         product(false, rows, dim, width, Rows{u, width, 1}, columns_, ld, read_, dim);
         for (i64 row = 0; row < rows; ++row) {
             const i64 at = row * dim;
@@ -185,21 +160,21 @@ class Task {
                 const i64 at = row * CHUNK + column;
                 const f32x16 d = load(chunk_.d + at), of_p = load(of_qk_ + at), minus_of_a = load(of_kk_ + at);
                 beta_sum -= minus_of_a * d * load(keys_.kk + at);
-                f32x16 sums =
+                const f32x16 sums =
                     load(below + column) + minus_of_a * load(chunk_.minus_a + at) + of_p * load(chunk_.p + at);
                 store(below + column, sums);
-                for (i64 lane = row - column; lane < LANES; ++lane) sums[lane] = 0.0f;
-                decay_sum += sums;
+                decay_sum += first_lanes(sums, row - column);
                 store(of_qk_ + at, of_p * d);
                 store(of_kk_ + at, -chunk_.beta[row] * minus_of_a * d);
             });
             of_beta[row] += horizontal_sum(beta_sum);
             of_decay[row] += horizontal_sum(decay_sum);
         }
-        multiply_lower(true, rows, keys_.dim, of_qk_, keys_.k, of_q_);
-        multiply_lower_transposed(true, rows, keys_.dim, of_qk_, keys_.q, of_k_);
-        multiply_lower(true, rows, keys_.dim, of_kk_, keys_.k, of_k_);
-        multiply_lower_transposed(true, rows, keys_.dim, of_kk_, keys_.k, of_k_);
+        const i64 dim = keys_.dim;
+        multiply_lower(true, rows, dim, of_qk_, keys_.k, dim, of_q_, dim);
+        multiply_lower_transposed(true, rows, dim, of_qk_, keys_.q, dim, of_k_, dim);
+        multiply_lower(true, rows, dim, of_kk_, keys_.k, dim, of_k_, dim);
+        multiply_lower_transposed(true, rows, dim, of_kk_, keys_.k, dim, of_k_, dim);
     }
 
     // Writes the gradients of the inputs that KeyChunk has normalized.
@@ -232,14 +207,6 @@ class Task {
     float* const read_;                  // [64, key_dim], a product with a state
     float *const of_qk_, *const of_kk_;  // [64, 64]
 };
-
-// Number of chunks that must be saved at the same time: all chunks of the first document, and the chunks of one other.
-i64 most_chunks(const DeltaRuleSizes& sizes, const std::vector<i64>& family) {
-    i64 longest = 0;
-    for (size_t branch = 1; branch < family.size(); ++branch)
-        longest = std::max(longest, sizes.lengths[family[branch]]);
-    return num_chunks(sizes.lengths[family[0]]) + num_chunks(longest);
-}
 
 }  // namespace
 

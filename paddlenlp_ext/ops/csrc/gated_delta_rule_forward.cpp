@@ -2,6 +2,7 @@
 // that continue it. The state of a head stays in the cache of the core while the chunks pass.
 #include "gated_delta_rule.h"
 #include "parallel.h"
+#include "recurrence_step.h"
 
 namespace plx {
 namespace {
@@ -16,30 +17,39 @@ class Task {
           o_(arrays.take<float>(CHUNK * sizes.value_dim)) {}
 
     void run(i64 document) {
-        const i64 parent = sizes_.parents[document], size = group_.count() * group_.state_size();
-        float* const states = tensors_.final + group_.state_at(document);
-        if (parent >= 0)
-            std::copy_n(tensors_.final + group_.state_at(parent), size, states);
-        else if (tensors_.initial != nullptr)
-            std::copy_n(tensors_.initial + group_.state_at(document), size, states);
-        else
-            std::fill_n(states, size, 0.0f);
+        const i64 parent = sizes_.parents[document], at = group_.state_at(document);
+        const i64 size = group_.count() * group_.state_size();
+        float* const states = tensors_.final + at;
+        const float* before = states_before(tensors_, parent < 0 ? -1 : group_.state_at(parent), at, size);
+        if (sizes_.lengths[document] > 1 && before != states) before = std::copy_n(before, size, states) - size;
         for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
-            const i64 at = group_.key_at(position);
-            keys_.load(tensors_.q + at, tensors_.k + at, group_.key_stride(), rows, sizes_.norm_epsilon);
+            const i64 key = group_.key_at(position);
+            keys_.load_rows(tensors_.q + key, tensors_.k + key, group_.key_stride(), rows, sizes_.norm_epsilon);
+            if (rows == 1) return step(position, before, states);
+            keys_.multiply();
             for (i64 member = 0; member < group_.count(); ++member)
                 run_chunk(position, member, states + member * group_.state_size());
         });
     }
 
   private:
+    void step(i64 position, const float* before, float* after) const {
+        for (i64 member = 0; member < group_.count(); ++member) {
+            const i64 scalar = group_.scalar_at(position, member), row = group_.value_at(position, member);
+            const i64 at = member * group_.state_size();
+            const float decay = std::exp(tensors_.decay[scalar]);
+            delta_rule_step({sizes_.key_dim, sizes_.value_dim, before + at, after + at, decay}, tensors_.beta[scalar],
+                            keys_.q, keys_.k, tensors_.v + row, tensors_.o + row);
+        }
+    }
+
     void run_chunk(i64 position, i64 member, float* state) {
         const i64 at = group_.scalar_at(position, member), values = group_.value_at(position, member);
         const i64 width = sizes_.value_dim, stride = group_.value_stride();
         chunk_.load(keys_, tensors_.decay + at, tensors_.beta + at, sizes_.heads);
         chunk_.added_rows(tensors_.v + values, stride, state, width, u_);
         product(false, keys_.rows, width, keys_.dim, Rows{chunk_.q_since_start, keys_.dim, 1}, state, width, o_, width);
-        multiply_lower(true, keys_.rows, width, chunk_.p, u_, o_);
+        multiply_lower(true, keys_.rows, width, chunk_.p, u_, width, o_, width);
         for (i64 row = 0; row < keys_.rows; ++row)
             std::copy_n(o_ + row * width, width, tensors_.o + values + row * stride);
         chunk_.update(u_, width, state);

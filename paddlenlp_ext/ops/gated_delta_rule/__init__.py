@@ -35,6 +35,7 @@ def gated_delta_rule(
     beta_TN: paddle.Tensor,
     layout: AttentionLayout,
     initial_RNHE: paddle.Tensor | None = None,
+    overwrites: bool = False,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the outputs [T, N, E] in the dtype of `v_TNE`, and the states after the documents [R, N, H, E].
 
@@ -49,6 +50,7 @@ def gated_delta_rule(
         layout: documents of the batch.
         initial_RNHE: states before the documents, float32; None for zeros. The op ignores the states of documents
             with a parent.
+        overwrites: whether a pass without gradients may write the states after the documents over `initial_RNHE`.
     """
     run = gated_delta_rule_op.choose(v_TNE)
-    return run(q_TGH, k_TGH, v_TNE, decay_TN, beta_TN, layout, initial_RNHE)
+    return run(q_TGH, k_TGH, v_TNE, decay_TN, beta_TN, layout, initial_RNHE, overwrites)

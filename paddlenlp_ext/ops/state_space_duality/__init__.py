@@ -16,10 +16,16 @@ from __future__ import annotations
 import paddle
 
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.cpp.library import usable_in_fp32_or_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.state_space_duality.cpp import state_space_duality_cpp
 from paddlenlp_ext.ops.state_space_duality.reference import state_space_duality_reference
 
-state_space_duality_op = DispatchedOp("state space duality", reference=state_space_duality_reference)
+state_space_duality_op = DispatchedOp(
+    "state space duality",
+    cpp=(state_space_duality_cpp, usable_in_fp32_or_bf16),
+    reference=state_space_duality_reference,
+)
 
 
 def state_space_duality(
@@ -29,6 +35,7 @@ def state_space_duality(
     decay_TN: paddle.Tensor,
     layout: AttentionLayout,
     initial_RNHE: paddle.Tensor | None = None,
+    overwrites: bool = False,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the outputs y [T, N, E] in the dtype of `dx_TNE`, and the states after the documents [R, N, H, E].
 
@@ -42,6 +49,7 @@ def state_space_duality(
         layout: documents of the batch.
         initial_RNHE: states before the documents, float32; None for zeros. The op ignores the states of documents
             with a parent.
+        overwrites: whether a pass without gradients may write the states after the documents over `initial_RNHE`.
     """
     run = state_space_duality_op.choose(dx_TNE)
-    return run(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE)
+    return run(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE, overwrites)

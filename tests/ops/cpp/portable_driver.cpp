@@ -14,6 +14,8 @@ using namespace plx;
 using Floats = std::vector<float>;
 using Halves = std::vector<bf16>;
 
+int failed_recurrences();
+
 namespace {
 
 std::mt19937 generator(1);
@@ -230,6 +232,7 @@ int main() {
     check_attention();
     check_cross_entropy();
     check_sum_of_squares();
+    failures += failed_recurrences();
     std::printf(failures == 0 ? "all passed\n" : "%d failed\n", failures);
     return failures == 0 ? 0 : 1;
 }

@@ -5,14 +5,17 @@ Shapes: T positions, R documents, G key heads, N value heads, H key dimension, E
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op as op
+
+__all__ = ["SHAPES", "Inputs", "backward", "forward", "op", "random_inputs"]
 
 EPSILON = 1e-6
+SHAPES = [(2, 2, 4, 4), (2, 4, 5, 3), (1, 3, 8, 24), (2, 4, 20, 32)]  # G, N, H, E
 
 
 @dataclass
@@ -26,8 +29,20 @@ class Inputs:
     beta: np.ndarray
     initial: np.ndarray
 
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return iter(self.__dict__.values())
+
+def random_inputs(layout: AttentionLayout, shape: tuple[int, int, int, int], seed: int = 0) -> Inputs:
+    """Return random float64 inputs, with decays between e^-1e-5 and e^-20."""
+    key_heads, heads, key_dim, value_dim = shape
+    count, documents = layout.num_positions, len(layout.documents()[0])
+    rng = np.random.default_rng(seed)
+    return Inputs(
+        q=rng.normal(0, 1, (count, key_heads, key_dim)),
+        k=rng.normal(0, 1, (count, key_heads, key_dim)),
+        v=rng.normal(0, 1, (count, heads, value_dim)),
+        decay=-(10 ** rng.uniform(-5, 1.3, (count, heads))),
+        beta=rng.uniform(0, 2, (count, heads)),
+        initial=rng.normal(0, 1, (documents, heads, key_dim, value_dim)),
+    )
 
 
 def forward(inputs: Inputs, layout: AttentionLayout) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
