@@ -255,6 +255,10 @@ class RowsOfCache(ReservingCache):
         """Return the state of a layer before the new positions; an empty row has the initial state."""
         return self._cache.states.read(layer_index, shapes, self._rows.start, self._lengths_B == 0)
 
+    def owns_state(self, layer_index: int) -> bool:
+        """Return whether no rows other than the rows of this pass refer to the tensors of `state`."""
+        return self._cache.states.owns(layer_index, self._rows.start, self._lengths_B == 0)
+
     @paddle.no_grad()
     def keep_state(self, layer_index: int, state: LayerState) -> None:
         """Store the state of a layer after the new positions."""

@@ -1,8 +1,9 @@
 """States of the layers of a model without keys and values, such as short convolutions, for the rows of a cache.
 
 The state of a row consists of tensors of fixed size, which summarize all earlier positions of the row. A pass computes
-the states of several rows as new tensors [B, ...], and each row refers to its part of these tensors. Rows can therefore
-be moved, repeated and removed without copying tensors; the next pass gathers the rows that it reads.
+the states of several rows as tensors [B, ...], and each row refers to its part of these tensors. Rows can therefore be
+moved, repeated and removed without copying tensors; the next pass gathers the rows that it reads. A pass may write over
+tensors to which only its own rows refer.
 
 Shapes: B rows of a pass.
 """
@@ -10,7 +11,8 @@ Shapes: B rows of a pass.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,10 +22,18 @@ import paddle
 from paddlenlp_ext.ops.attention.key_value_cache import LayerState, StateShapes
 
 
+@dataclass(eq=False)
+class _Pass:
+    """States that a pass has computed for its rows, tensors [B, ...]; `is_shared` if other rows may refer to them."""
+
+    tensors: LayerState
+    is_shared: bool = False
+
+
 class _Row(NamedTuple):
     """State of one row of the cache: the row `index` of the tensors of a pass."""
 
-    tensors: LayerState
+    source: _Pass
     index: int
 
 
@@ -50,6 +60,8 @@ class LayerStates:
 
     def copy(self) -> LayerStates:
         """Return an object with the same states."""
+        for rows in self._rows.values():
+            _share(rows.values())
         states = self.emptied()
         states._rows = {index: dict(rows) for index, rows in self._rows.items()}
         return states
@@ -60,6 +72,8 @@ class LayerStates:
 
     def of_first_row(self) -> dict[int, LayerState]:
         """Return the state of the first row in each layer, tensors [1, ...]."""
+        for rows in self._rows.values():
+            _share([rows[0]])
         return {index: _gathered([rows[0]]) for index, rows in self._rows.items()}
 
     def read(self, layer_index: int, shapes: StateShapes, first_row: int, is_empty_B: np.ndarray) -> LayerState:
@@ -71,31 +85,44 @@ class LayerStates:
             first_row: index of the first row.
             is_empty_B: whether each of the rows is empty; empty rows have the initial state.
         """
-        initial = _Row(self._initial_state(layer_index, shapes), 0) if is_empty_B.any() else None
+        initial = _Row(_Pass(self._initial_state(layer_index, shapes)), 0) if is_empty_B.any() else None
         stored = self._rows.get(layer_index, {})
         return _gathered(
             [initial if initial and is_empty else stored[row] for row, is_empty in enumerate(is_empty_B, first_row)]
         )
 
+    def owns(self, layer_index: int, first_row: int, is_empty_B: np.ndarray) -> bool:
+        """Return whether a pass over these rows may write over the tensors that `read` returns for them."""
+        stored = self._rows.get(layer_index, {})
+        rows = [stored.get(row) for row in range(first_row, first_row + len(is_empty_B))]
+        source = rows[0].source if rows[0] else None
+        if source is None or source.is_shared or is_empty_B.any() or source.tensors[0].shape[0] != len(rows):
+            return False
+        return rows == [_Row(source, index) for index in range(len(rows))]
+
     def keep(self, layer_index: int, state: LayerState, first_row: int) -> None:
         """Store the state of consecutive rows of a layer, tensors [B, ...]; `first_row` is the index of the first."""
-        tensors = tuple(x.detach() for x in state)
-        new = {first_row + index: _Row(tensors, index) for index in range(tensors[0].shape[0])}
+        source = _Pass(tuple(x.detach() for x in state))
+        new = {first_row + index: _Row(source, index) for index in range(state[0].shape[0])}
         self._rows.setdefault(layer_index, {}).update(new)
 
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep only the given rows, in the given order."""
         self._rows = {index: {new: own[row] for new, row in enumerate(rows)} for index, own in self._rows.items()}
+        for selected in self._rows.values():
+            _share(selected.values())
 
     def take_row(self, other: LayerStates, row: int) -> None:
         """Set a row to the first row of `other`."""
         for index, rows in other._rows.items():
+            _share([rows[0]])
             self._rows.setdefault(index, {})[row] = rows[0]
 
     def move_row(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`."""
         for rows in self._rows.values():
             if source in rows:
+                _share([rows[source]])
                 rows[target] = rows[source]
 
     def remove_row(self, row: int) -> None:
@@ -109,10 +136,16 @@ class LayerStates:
         return tuple(x.astype(dtype) for x, (_, dtype) in zip(self._initial[layer_index], shapes, strict=True))
 
 
+def _share(rows: Iterable[_Row]) -> None:
+    """Mark the states of rows to which further rows will refer."""
+    for row in rows:
+        row.source.is_shared = True
+
+
 def _gathered(rows: Sequence[_Row]) -> LayerState:
     """Return the states of the rows as tensors [B, ...]."""
-    groups = (list(group) for _, group in itertools.groupby(rows, lambda row: id(row.tensors)))
-    parts = [_select(group[0].tensors, [row.index for row in group]) for group in groups]
+    groups = (list(group) for _, group in itertools.groupby(rows, lambda row: id(row.source)))
+    parts = [_select(group[0].source.tensors, [row.index for row in group]) for group in groups]
     return parts[0] if len(parts) == 1 else tuple(map(paddle.concat, zip(*parts, strict=True)))
 
 

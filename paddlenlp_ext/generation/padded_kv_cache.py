@@ -227,6 +227,10 @@ class KVCache(ReservingCache):
         """Return the state of a layer before the new positions; rows that start in this pass have the initial state."""
         return self._states.read(layer_index, shapes, 0, self._starts_B >= self._start)
 
+    def owns_state(self, layer_index: int) -> bool:
+        """Return whether no rows and saved states other than the rows of this pass refer to the tensors of `state`."""
+        return self._states.owns(layer_index, 0, self._starts_B >= self._start)
+
     @paddle.no_grad()
     def keep_state(self, layer_index: int, state: LayerState) -> None:
         """Store the state of a layer after the new positions."""

@@ -161,6 +161,7 @@ class GatedDeltaNet(RecurrentMixer):
         others: Parts,
         layout: AttentionLayout,
         initial_RNHE: paddle.Tensor | None = None,
+        overwrites: bool = False,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         shape, (decay_BSN, beta_BSN) = self.shape, others
         sizes = [shape.key_size, shape.key_size, shape.value_size]
@@ -169,7 +170,7 @@ class GatedDeltaNet(RecurrentMixer):
         v_TNE = v_TE.reshape([-1, shape.num_value_heads, shape.value_dim])
         return gated_delta_rule(
             *(q_TGH[:, self.key_heads], k_TGH[:, self.key_heads], v_TNE[:, self.value_heads]),
-            *(decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1), layout, initial_RNHE),
+            *(decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1), layout, initial_RNHE, overwrites),
         )
 
     def _gated(self, o_TNE: paddle.Tensor, z_TF: paddle.Tensor) -> paddle.Tensor:

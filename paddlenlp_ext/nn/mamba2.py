@@ -158,6 +158,7 @@ class Mamba2(RecurrentMixer):
         others: Parts,
         layout: AttentionLayout,
         initial_RNHE: paddle.Tensor | None = None,
+        overwrites: bool = False,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         shape, (dt_BSN,) = self.shape, others
         xbc_TC = F.silu(mixed_BSC.flatten(0, 1))
@@ -167,7 +168,7 @@ class Mamba2(RecurrentMixer):
         step_TN = self._steps(dt_BSN.flatten(0, 1))
         decay_TN = -self.A_log.exp() * step_TN
         dx_TNE = step_TN.unsqueeze(-1) * x_TNE
-        y_TNE, after_RNHE = state_space_duality(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE)
+        y_TNE, after_RNHE = state_space_duality(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE, overwrites)
         return y_TNE + self.D.unsqueeze(-1) * x_TNE, after_RNHE
 
     def _steps(self, dt_TN: paddle.Tensor) -> paddle.Tensor:

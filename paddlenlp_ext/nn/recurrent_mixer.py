@@ -45,6 +45,7 @@ class RecurrentMixer(TokenMixer):
         others: Parts,
         layout: AttentionLayout,
         initial_RNHE: paddle.Tensor | None = None,
+        overwrites: bool = False,
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Run the recurrence over the output of the convolution.
 
@@ -53,6 +54,7 @@ class RecurrentMixer(TokenMixer):
             others: further inputs of the recurrence.
             layout: documents of the batch.
             initial_RNHE: matrices before the documents; None for zeros.
+            overwrites: whether the matrices after the documents may be written over `initial_RNHE`.
 
         Returns:
             The outputs [T, N, E], and the matrices after the documents [R, N, H, E].
@@ -80,7 +82,8 @@ class RecurrentMixer(TokenMixer):
     def _mix_cached(self, parts: Parts, cache: KeyValueCache) -> paddle.Tensor:
         """Mix the new positions of each row after the state of the row, and keep the new state."""
         state = cache.state(self.layer_index, self.state_shapes(parts[0].dtype))
-        o_TNE, state = self._continue(state, parts, cache.new_documents())
+        overwrites = cache.owns_state(self.layer_index)
+        o_TNE, state = self._continue(state, parts, cache.new_documents(), overwrites)
         cache.keep_state(self.layer_index, state)
         return o_TNE
 
@@ -94,9 +97,15 @@ class RecurrentMixer(TokenMixer):
         return [(window, dtype), (self.matrix_shape, paddle.float32)]
 
     def _continue(
-        self, state: Sequence[paddle.Tensor], parts: Parts, layout: AttentionLayout
+        self, state: Sequence[paddle.Tensor], parts: Parts, layout: AttentionLayout, overwrites: bool = False
     ) -> tuple[paddle.Tensor, LayerState]:
         """Mix the documents of each row, which continue the state of the row.
+
+        Args:
+            state: window and matrices of each row.
+            parts: inputs of the convolution, and further inputs of the recurrence.
+            layout: documents of the batch.
+            overwrites: whether the new matrices may be written over `state`.
 
         Returns:
             The outputs [T, N, E], and the state after the last document of each row.
@@ -106,6 +115,12 @@ class RecurrentMixer(TokenMixer):
         counts = [len(row) for row in layout.document_lengths]
         row_R, last_B = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - 1
         mixed_BSC, window_BWC = self.conv1d.continue_after(window_BWC, channels_BSC, layout)
-        initial_RNHE = paddle.gather(state_BNHE, paddle.to_tensor(row_R))
-        o_TNE, after_RNHE = self.recur(mixed_BSC, others, layout, initial_RNHE)
-        return o_TNE, (window_BWC, paddle.gather(after_RNHE, paddle.to_tensor(last_B)))
+        o_TNE, after_RNHE = self.recur(mixed_BSC, others, layout, _gather(state_BNHE, row_R), overwrites)
+        return o_TNE, (window_BWC, _gather(after_RNHE, last_B))
+
+
+def _gather(x_BNHE: paddle.Tensor, rows: np.ndarray) -> paddle.Tensor:
+    """Return the matrices at the indices `rows`; all matrices in order are not copied."""
+    if np.array_equal(rows, np.arange(len(x_BNHE))):
+        return x_BNHE
+    return paddle.gather(x_BNHE, paddle.to_tensor(rows))

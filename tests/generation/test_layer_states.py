@@ -14,7 +14,7 @@ SHAPES = [((1, 2), paddle.float32), ((), paddle.int64)]
 
 
 def run(cache: KVCache | RowsOfCache, tokens_BS: list[list[int]]) -> None:
-    """Add the tokens of each row to the sums [B, 1, 2] and the counts [B] of its state."""
+    """Add the tokens of each row to the sums [B, 1, 2] and the counts [B] of its state, in place where it may."""
     cache.begin_pass(len(tokens_BS[0]))
     cache.note_frequency_sets(())
     sums, counts = cache.state(LAYER, SHAPES)
@@ -22,7 +22,11 @@ def run(cache: KVCache | RowsOfCache, tokens_BS: list[list[int]]) -> None:
     documents = cache.new_documents().document_lengths
     own = [row[-lengths[-1] :] for row, lengths in zip(tokens_BS, documents, strict=True)]
     added = paddle.to_tensor([[[sum(row), -sum(row)]] for row in own], "float32")
-    cache.keep_state(LAYER, (sums + added, counts + paddle.to_tensor([len(row) for row in own])))
+    if cache.owns_state(LAYER):
+        sums.add_(added)
+    else:
+        sums = sums + added
+    cache.keep_state(LAYER, (sums, counts + paddle.to_tensor([len(row) for row in own])))
 
 
 def found(cache: KVCache | RowsOfCache) -> list[tuple[float, int]]:
@@ -117,6 +121,22 @@ def test_kv_cache_truncate_without_states_keeps_all_positions_before_the_end():
     cache.begin_pass(4)
     cache.append(LAYER, x, x, None)
     assert cache.truncate(3) == cache.length == 3
+
+
+def test_kv_cache_owns_the_states_of_a_pass_until_something_else_refers_to_them():
+    cache, owns = KVCache([0, 1]), []
+    for refer in (lambda: None, lambda: None, cache.save_states, lambda: None, lambda: cache.select_rows([1, 0])):
+        refer()
+        cache.begin_pass(1)
+        owns.append(cache.owns_state(LAYER))
+        sums, counts = cache.state(LAYER, SHAPES)
+        cache.keep_state(LAYER, (sums + 1, counts + 1))
+    assert owns == [False, False, False, True, False]  # row 1 starts in the second pass
+    one_row = KVCache([0])
+    run(one_row, [[1, 2]])
+    assert found(one_row) == [(3, 2)] and one_row.owns_state(LAYER)
+    one_row.as_prefix()
+    assert not one_row.owns_state(LAYER)
 
 
 def test_kv_cache_state_keeps_no_gradients():

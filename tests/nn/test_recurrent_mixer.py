@@ -11,6 +11,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.static_graph.trace import cache_shapes
+from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
@@ -105,6 +106,27 @@ def test_recurrent_mixer_with_a_cache_equals_the_whole_pass(family, chunks):
     for index, row in enumerate(rows):
         expected = model.hidden_states(paddle.to_tensor([row + more[index]])).numpy()[0, len(row) :]
         np.testing.assert_allclose(found[index], expected, rtol=0, atol=5e-5 * np.abs(expected).max())
+
+
+@each_family
+@paddle.no_grad()
+@needs_cpp
+def test_single_positions_are_added_to_the_matrices_in_place(family):
+    model, cache = tiny_model(family), KVCache([0, 2])
+    mixer = getattr(model.model.layers[0], MIXERS[family])
+    shapes = mixer.state_shapes(paddle.float32)
+    for width in (5, 1):
+        model.hidden_states(paddle.to_tensor(random_prompts((width, width))), cache=cache)
+    _, before = cache.state(0, shapes)
+    copy = before.numpy().copy()
+    model.hidden_states(paddle.to_tensor(random_prompts((1, 1))), cache=cache)
+    _, after = cache.state(0, shapes)
+    saved = after.numpy().copy()
+    assert after.data_ptr() == before.data_ptr() and (saved != copy).any()
+    cache.save_states()
+    model.hidden_states(paddle.to_tensor(random_prompts((1, 1))), cache=cache)
+    np.testing.assert_array_equal(after.numpy(), saved)
+    assert cache.state(0, shapes)[1].data_ptr() != after.data_ptr()
 
 
 @each_family

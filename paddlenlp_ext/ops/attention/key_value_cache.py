@@ -1,7 +1,8 @@
 """Interface of key-value caches, and attention over their contents.
 
 Attention layers append keys and values. Layers such as short convolutions keep a state instead: tensors of fixed size
-that summarize all earlier positions of a row. New tensors replace the state, and are never written in place.
+that summarize all earlier positions of a row. New tensors replace the state; a pass writes over the old tensors only if
+`owns_state` allows it.
 
 Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimension of keys, E head dimension of
 values.
@@ -71,6 +72,13 @@ class KeyValueCache(ABC):
             shapes: shape and dtype of each tensor of the state, for one row.
         """
         raise NotImplementedError(f"{type(self).__name__} stores no states")
+
+    def owns_state(self, layer_index: int) -> bool:
+        """Return whether the caller may write over the tensors of `state` before it calls `keep_state`.
+
+        It may not if other rows, saved states or a prefix refer to the tensors.
+        """
+        return False
 
     def keep_state(self, layer_index: int, state: LayerState) -> None:
         """Store the state of a layer after the new positions; the caller must not write into its tensors."""
