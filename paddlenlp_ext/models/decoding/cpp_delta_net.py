@@ -62,7 +62,10 @@ class CppDeltaNet:
         state = cache.state(self._net.layer_index, self._net.state_shapes(paddle.float32))
         self._before = [contiguous(x) for x in state]
         assert all(x.dtype == paddle.float32 for x in self._before), "the C++ step reads states in float32"
-        self._after = [library.empty(x.shape) for x in self._before]
+        window_BWC, matrices_BNHE = self._before
+        overwrites = cache.owns_state(self._net.layer_index)
+        after_BNHE = matrices_BNHE if overwrites else library.empty(matrices_BNHE.shape)
+        self._after = [library.empty(window_BWC.shape), after_BNHE]
         for fields, tensors in ((("window", "states"), self._before), (("window_after", "states_after"), self._after)):
             for field, x in zip(fields, tensors, strict=True):
                 setattr(self._struct, field, library.pointer(x))

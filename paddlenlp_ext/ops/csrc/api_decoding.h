@@ -30,7 +30,7 @@ struct DecodeDeltaNet {
     const float* window;     // [batch, num_taps - 1, channels], last inputs of the convolution
     const float* states;     // [batch, heads, key_dim, value_dim]
     float* window_after;
-    float* states_after;
+    float* states_after;  // may be equal to `states`
     i64 key_heads;
     i64 heads;
     i64 key_dim;

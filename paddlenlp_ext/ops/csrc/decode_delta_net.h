@@ -1,5 +1,5 @@
 // Gated delta net of a decoding step, for one row of the batch and one key head with its value heads
-// (nn/gated_delta_net.py). The state before the new positions is read, and the state after them is written elsewhere.
+// (nn/gated_delta_net.py). The state after the new positions may be written over the state before them.
 #pragma once
 
 #include <algorithm>
@@ -7,6 +7,7 @@
 
 #include "arrays.h"
 #include "gates.h"
+#include "recurrence_step.h"
 #include "rms_norm.h"
 
 namespace plx {
@@ -96,7 +97,10 @@ class KeyHead {
             convolve(inputs, i, v_part(member, 1), v_);
             const float decay = std::exp(net_.rates[head] * softplus(inputs.a[at] + net_.dt_bias[head]));
             float* const out = inputs.out + at * net_.value_dim;
-            recur(decay, sigmoid(inputs.b[at]), before + state_at(member), net_.states_after + state_at(member), out);
+            const i64 state = state_at(member);
+            recurrence::delta_rule_step(
+                {net_.key_dim, net_.value_dim, before + state, net_.states_after + state, decay}, sigmoid(inputs.b[at]),
+                q_, k_, v_, out);
             gate(inputs.z + at * net_.value_dim, out);
         }
     }
@@ -112,38 +116,6 @@ class KeyHead {
         for_each_vector(net_.key_dim, [&](i64 start, i64 count) {
             store_part(to + start, load_part(to + start, count) * factor, count);
         });
-    }
-
-    // S <- e^g S, then S <- S + k (beta (v - S^T k))^T and out = S^T q, for blocks of columns of S [key_dim,
-    // value_dim]. S is `from` before the position and `to` after it; both may be the same array.
-    void recur(float decay, float beta, const float* from, float* to, float* out) const {
-        constexpr i64 BLOCK = 4;  // vectors of a block of columns
-        i64 column = 0;
-        for (; column + BLOCK * LANES <= net_.value_dim; column += BLOCK * LANES)
-            recur_columns<BLOCK>(decay, beta, from + column, to + column, v_ + column, LANES, out + column);
-        for (; column < net_.value_dim; column += LANES)
-            recur_columns<1>(decay, beta, from + column, to + column, v_ + column,
-                             std::min(LANES, net_.value_dim - column), out + column);
-    }
-
-    // `count` is the number of columns in the last vector.
-    template <int VECTORS>
-    void recur_columns(float decay, float beta, const float* from, float* to, const float* v, i64 count,
-                       float* out) const {
-        f32x16 read[VECTORS] = {}, o[VECTORS] = {};
-        const i64 size = VECTORS == 1 ? count : LANES;
-        for (i64 row = 0; row < net_.key_dim; ++row)
-            for (int x = 0; x < VECTORS; ++x)
-                read[x] += k_[row] * load_part(from + row * net_.value_dim + x * LANES, size);
-        for (int x = 0; x < VECTORS; ++x) read[x] = beta * (load_part(v + x * LANES, size) - decay * read[x]);
-        for (i64 row = 0; row < net_.key_dim; ++row)
-            for (int x = 0; x < VECTORS; ++x) {
-                const i64 at = row * net_.value_dim + x * LANES;
-                const f32x16 updated = decay * load_part(from + at, size) + k_[row] * read[x];
-                store_part(to + at, updated, size);
-                o[x] += q_[row] * updated;
-            }
-        for (int x = 0; x < VECTORS; ++x) store_part(out + x * LANES, o[x], size);
     }
 
     void gate(const float* z, float* out) const {
