@@ -41,7 +41,8 @@ _arrivals: dict[int, tuple[Any, Arrivals]] = {}
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     """Create a gloo group like `ProcessGroupGloo.create`, but with a separate key-value store.
 
-    The first rank of the group starts this store and publishes its address in `store`.
+    The first rank of the group starts this store and publishes its address in `store`. A stop signal ends this process
+    without a message while it waits for the other ranks.
 
     Args:
         store: key-value store of the launcher.
@@ -50,14 +51,15 @@ def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
         group_id: id of the group, unique in the run and equal on all processes of the group.
     """
     key = f"paddlenlp_ext/store/{group_id}"
-    if rank == 0:
-        address = _free_address()
-        own = _store_at(address, serves=True)
-        store.set(key, address)  # after the store listens: a refused client waits for seconds before it tries again
-    else:
-        own = _store_at(store.get(key).decode())
-    group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
-    _arrivals[id(group)] = group, connect_arrivals(own, rank, size, _host())
+    with default_stop_signals():  # Paddle holds the interpreter lock while it waits, so no handler could run
+        if rank == 0:
+            address = _free_address()
+            own = _store_at(address, serves=True)
+            store.set(key, address)  # after the store listens: a refused client waits for seconds before it tries again
+        else:
+            own = _store_at(store.get(key).decode())
+        group = _paddle_create_group(own, rank, size, group_id)  # waits for all ranks of the group
+        _arrivals[id(group)] = group, connect_arrivals(own, rank, size, _host())
     return group
 
 

@@ -47,24 +47,32 @@ def test_gloo_barrier_blocks_signals_until_the_store_has_answered(monkeypatch):
         signal.signal(signal.SIGTERM, before)
 
 
-CONNECT = """
-import signal
-from paddlenlp_ext.parallel.gloo import connect_processes
+WAIT = """
+import signal, sys
+from paddlenlp_ext.parallel import gloo
+from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.run_command import run_command
 
-def connect(argv):
+def connect_processes():
+    gloo.connect_processes()
+
+def create_group():
+    gloo.create_group(gloo._store_at(gloo._free_address(), serves=True), rank(), 2)
+
+def wait(argv):
     print("ready", flush=True)
-    connect_processes()
+    globals()[sys.argv[1]]()
 
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a job in the background inherits ignored signals
-run_command(connect, [])
+run_command(wait, [])
 """
 
 
+@pytest.mark.parametrize("wait", ["connect_processes", "create_group"])
 @pytest.mark.parametrize("rank", [0, 1])
-def test_connect_processes_while_another_rank_is_late_ends_at_a_signal(rank):
+def test_process_that_waits_for_a_late_rank_ends_at_a_signal(wait, rank):
     environment = script_environment(**ranks_of(2)[rank])
-    command = [sys.executable, "-W", "ignore", "-c", CONNECT]
+    command = [sys.executable, "-W", "ignore", "-c", WAIT, wait]
     process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:
