@@ -93,14 +93,17 @@ class Mamba2Shape(MixerShape):
         return self.inner_size
 
     def saved_size(self, in_cpp: bool) -> float:
-        """Count the channels at three points, B and C per group and per head, seven tensors [T, F], states of chunks.
+        """Count the channels at three points, B and C per group, and seven tensors [T, F].
 
         The three points are the inputs of the convolution, of its activation and of the split. The tensors are x, d x,
-        y, z before and after its activation, and the input of the norm before and after the normalization.
+        y, z before and after its activation, and the input of the norm before and after the normalization. The
+        reference also saves B and C per head, and states of chunks.
         """
+        saved = 3 * self.num_channels + 2 * self.group_size + 7 * self.inner_size
+        if in_cpp:
+            return saved
         states = self.num_heads * self.state_dim * self.head_dim / CHUNK  # one state per chunk
-        heads = 2 * self.num_heads * self.state_dim
-        return 3 * self.num_channels + 2 * self.group_size + heads + 7 * self.inner_size + states
+        return saved + 2 * self.num_heads * self.state_dim + states
 
 
 class GroupedRMSNorm(RMSNorm):

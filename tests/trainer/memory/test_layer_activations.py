@@ -16,6 +16,7 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule_op
+from paddlenlp_ext.ops.state_space_duality import state_space_duality_op
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
@@ -189,15 +190,16 @@ def test_activations_of_other_mixers_are_near_the_estimate(changes, monkeypatch)
 
 
 @pytest.mark.skipif(OPS is CPU_PADDLE, reason="compares the reference with the C++ library")
-@pytest.mark.parametrize("sizes", [(2, 4, 16, 32), (4, 4, 32, 16)])
-def test_activations_of_the_reference_of_a_gated_delta_net_are_near_the_estimate(sizes, monkeypatch):
+@pytest.mark.parametrize("mixers", [name for name in OTHER_MIXERS if name != "short convolutions"])
+def test_activations_of_the_reference_of_a_recurrence_are_near_the_estimate(mixers, monkeypatch):
     """Compare the additional activations; values with one element per head are not estimated."""
-    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **delta(*sizes)})
-    (mixer, _), heads = build(None).config.other_mixers, sum(sizes[:2])
-    found = measured_in_a_layer(None, around=lambda: gated_delta_rule_op.restricted_to("reference"))
+    monkeypatch.setattr("tests.trainer.memory.test_layer_activations.SHAPE", {**SHAPE, **OTHER_MIXERS[mixers]})
+    mixer, _ = build(None).config.other_mixers
+    op = state_space_duality_op if mixers.startswith("Mamba-2") else gated_delta_rule_op
+    found = measured_in_a_layer(None, around=lambda: op.restricted_to("reference"))
     added = found - measured_in_a_layer(None)
     expected = 4 * (mixer.saved_size(in_cpp=False) - mixer.saved_size(in_cpp=True))
-    assert 0 <= added - expected <= 4 * 6 * heads
+    assert 0 <= added - expected <= 4 * 6 * 8
 
 
 @needs_bf16
