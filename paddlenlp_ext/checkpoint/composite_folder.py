@@ -30,7 +30,7 @@ _INHERITED = (
 _PREFIXES = (
     (re.compile(r"^(language_model\.model|model\.language_model)\."), "model."),
     (re.compile(r"^(language_model\.)?lm_head\."), "lm_head."),
-    (re.compile(r"^model\.(?=(layers|embed_tokens|norm)\.)"), "model."),
+    (re.compile(r"^model\.(?=(layers|embed_tokens|norm|embed_tokens_per_layer|per_layer_\w+)\.)"), "model."),
 )
 _OTHER_NAMES = re.compile(r"^(language_model\.model|model\.language_model|model\.visual|mtp)\.")
 """Names of tensors in composite models."""

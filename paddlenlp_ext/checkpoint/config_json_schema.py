@@ -76,7 +76,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     # A size of 0 or null means that the model lacks the component; `DecoderConfig` rejects 0 and null for required
     # components.
     (whole(0, 1024).or_null(), "num_hidden_layers n_shared_experts moe_num_shared_experts num_shared_experts"),
-    (whole(0, 10**8).or_null(), "vocab_size"),
+    (whole(0, 10**8).or_null(), "vocab_size vocab_size_per_layer_input"),
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),
     (
         whole(0, 2**24).or_null(),

@@ -236,9 +236,18 @@ class RowsOfCache(ReservingCache):
         # The first chunk reserves the columns of the full prompt, because growing copies the stored keys and values.
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(self._num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, [k_BSKH.shape[2:], v_BSKE.shape[2:]], k_BSKH.dtype)
-        views = k_RKCH[self._rows], v_RKCE[self._rows]
-        store_positions(k_BSKH, views[0], starts_B)
-        store_positions(v_BSKE, views[1], starts_B)
+        store_positions(k_BSKH, k_RKCH[self._rows], starts_B)
+        store_positions(v_BSKE, v_RKCE[self._rows], starts_B)
+        return self.contents(layer_index, k_BSKH, v_BSKE, window)
+
+    @paddle.no_grad()
+    def contents(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
+    ) -> CachedLayer:
+        """Return the contents of a layer that has appended these keys and values in this pass."""
+        layer = self._cache.layers[layer_index]
+        assert layer.stored is not None, "the layer is empty"
+        views = layer.stored[0][self._rows], layer.stored[1][self._rows]
         prefix = layer.prefix
         if prefix is not None:
             prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))

@@ -209,9 +209,16 @@ class KVCache(ReservingCache):
         All layers with the same sliding window share the visible positions, which are computed once per step.
         """
         self._check_pass(k_BSKH.shape[1])
-        layer = self._layer(layer_index)
+        self._layer(layer_index).store(k_BSKH, v_BSKE, self._start)
+        return self.contents(layer_index, k_BSKH, v_BSKE, window)
+
+    @paddle.no_grad()
+    def contents(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
+    ) -> CachedLayer:
+        """Return the contents of a layer that has appended these keys and values in this pass."""
+        layer = self._layers[layer_index]
         prefix = layer.prefix
-        layer.store(k_BSKH, v_BSKE, self._start)
         if prefix is not None:
             prefix = (prefix[0].astype(k_BSKH.dtype), prefix[1].astype(v_BSKE.dtype))
         if self._start == 0:

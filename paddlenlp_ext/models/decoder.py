@@ -5,7 +5,6 @@ Shapes: B batch, S sequence, D hidden, V vocabulary, H head dimension.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -18,10 +17,12 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.decoder_layers import DECODER_LAYERS
 from paddlenlp_ext.models.decoding.cpp_layers import run_cpp_layers
 from paddlenlp_ext.models.decoding.fused_norms import run_fused_norms
+from paddlenlp_ext.models.layer_embeddings import add_layer_embeddings, layer_embeddings, rounded_root
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.causal_lm_forward import DocumentLengths
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.layer_tensors import LayerExchange, run_layer
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
@@ -69,7 +70,11 @@ class Decoder(nn.Layer):
         self.recompute_plan: RecomputePlan | None = None
         self.dropout_seed: int | None = None
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.embedding_scale = _rounded_root(config.hidden_size) if config.scales_embeddings else None
+        self.embedding_scale = rounded_root(config.hidden_size) if config.scales_embeddings else None
+        self.sources = [shape.source for shape in config.layer_shapes]
+        self.has_layer_embeddings = config.layer_embeddings is not None
+        if config.layer_embeddings is not None:
+            add_layer_embeddings(self, config, config.layer_embeddings)
         layer_type = DECODER_LAYERS[config.layer]
         self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
         self.load_balance = config.load_balance()
@@ -137,12 +142,19 @@ class Decoder(nn.Layer):
             # Paddle's recompute computes weight gradients only if an input of the block requires a gradient. The output
             # of a frozen embedding requires no gradient by default.
             x_BSD.stop_gradient = False
+        exchange = self.layer_exchange(x_BSD, inputs)
         for index in range(start, stop):
             if self.dropout_seed is not None and self.training:
                 paddle.seed(seed_of(self.dropout_seed, index))
-            layer = self.layers[index]
-            x_BSD = layer(x_BSD, inputs) if plan is None else plan.run_layer(layer, index, x_BSD, inputs)
+            x_BSD = run_layer(exchange, self.layers[index], index, x_BSD, inputs, plan)
         return x_BSD
+
+    def layer_exchange(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> LayerExchange | None:
+        """Return the exchange of a pass with input embeddings [B, S, D]; None if layers exchange no tensors."""
+        if not self.has_layer_embeddings and not any(source is not None for source in self.sources):
+            return None
+        embeddings_BSLP = layer_embeddings(self, x_BSD, inputs.input_ids) if self.has_layer_embeddings else None
+        return LayerExchange(embeddings_BSLP, self.sources)
 
     def attention_inputs(
         self,
@@ -174,7 +186,11 @@ class Decoder(nn.Layer):
             cache.begin_pass(length)
             cache.note_frequency_sets(self.rotary.frequency_sets(position_ids_BS))
             return AttentionInputs(
-                self.rotary(position_ids_BS), {}, cache, query_scale=self._query_scale(position_ids_BS)
+                self.rotary(position_ids_BS),
+                {},
+                cache,
+                query_scale=self._query_scale(position_ids_BS),
+                input_ids=input_ids_BS if self.has_layer_embeddings else None,
             )
         rows = [[length]] * batch if document_lengths is None else document_lengths
         layouts = {
@@ -199,12 +215,8 @@ class Decoder(nn.Layer):
             layouts,
             loss_positions=loss_positions,
             query_scale=self._query_scale(position_ids_BS),
+            input_ids=input_ids_BS if self.has_layer_embeddings else None,
         )
 
     def _query_scale(self, position_ids_BS: paddle.Tensor) -> paddle.Tensor | None:
         return None if self.query_scale is None else self.query_scale(position_ids_BS)
-
-
-def _rounded_root(size: int) -> float:
-    """Return the square root of `size`, rounded to the default dtype as in Gemma."""
-    return float(paddle.to_tensor(math.sqrt(size)).astype(paddle.get_default_dtype()).astype("float32"))

@@ -14,7 +14,7 @@ from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.models.config_json_defaults import ConfigJsonReader
-from paddlenlp_ext.models.layer_shape import LayerShape
+from paddlenlp_ext.models.layer_shape import LayerEmbeddingShape, LayerShape, attention_weights
 from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
@@ -26,6 +26,7 @@ from paddlenlp_ext.nn.normed_value_attention import NormedValueAttention
 from paddlenlp_ext.nn.query_scale import QueryScale
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
+from paddlenlp_ext.nn.shared_key_attention import SharedKeyAttention
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.nn.ungated_feed_forward import UNGATED, UngatedFeedForward
@@ -42,6 +43,7 @@ class DecoderConfig:
 
     Attributes:
         shapes: sizes of each layer; None: all layers have the sizes of the model.
+        layer_embeddings: sizes of layer embeddings (models/layer_embeddings.py); None: no layer embeddings.
         windows: sliding window of each layer; None for a layer with full attention.
         rotates: whether each layer applies RoPE to queries and keys; None: all layers apply RoPE.
         interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
@@ -102,6 +104,7 @@ class DecoderConfig:
     latent: LatentShape | None = None
     mixers: tuple[MixerShape | None, ...] | None = None
     shapes: tuple[LayerShape, ...] | None = None
+    layer_embeddings: LayerEmbeddingShape | None = None
     windows: tuple[int | None, ...]
     rotates: tuple[bool, ...] | None = None
     interleaved_rope: bool = False
@@ -295,21 +298,7 @@ class DecoderConfig:
     def mixer_weights(self) -> float:
         """Number of weights in the linear layers of a token mixer, averaged over the layers."""
         others = sum(mixer.num_weights for mixer in self.other_mixers)
-        return self.attention_share * self._attention_weights + others / self.num_hidden_layers
-
-    @property
-    def _attention_weights(self) -> float:
-        heads, hidden, latent = self.num_attention_heads, self.hidden_size, self.latent
-        if latent is None:
-            gate = 0 if self.attention_gate is None else heads
-            return hidden * fmean(
-                s.projected_size + gate * s.head_dim + heads * (s.head_dim + s.value_dim) for s in self.layer_shapes
-            )
-        output = heads * self.value_dim * hidden
-        rank, queries = latent.query_rank, heads * self.head_dim
-        projected = hidden * queries if rank is None else rank * (hidden + queries)
-        compressed = hidden * (latent.kv_rank + latent.rotated_dim)
-        return projected + compressed + latent.kv_rank * heads * (latent.unrotated_dim + latent.value_dim) + output
+        return self.attention_share * attention_weights(self) + others / self.num_hidden_layers
 
     def token_mixer(self, layer_index: int) -> TokenMixer:
         """Build the token mixer of one layer."""
@@ -321,6 +310,8 @@ class DecoderConfig:
         shape = self.attention_shape(layer_index)
         if self.latent is not None:
             return LatentAttention(shape, self.latent, layer_index)
+        if shape.source is not None:
+            return SharedKeyAttention(shape, layer_index)
         if self.norms_values:
             return NormedValueAttention(shape, layer_index)
         attention = Attention if self.attention_gate is None else GATED_ATTENTION[self.attention_gate]
@@ -389,6 +380,7 @@ class DecoderConfig:
             num_kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,
             has_v_proj=shape.has_v_proj,
+            source=shape.source,
             qkv_bias=self.qkv_bias,
             output_bias=self.output_bias,
             qk_norm=self.qk_norm,

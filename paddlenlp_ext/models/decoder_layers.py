@@ -9,6 +9,7 @@ The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
 | sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 2 and 3, GLM-4-0414 |
 | scaled sandwich | the sandwich layer, whose result is multiplied by a stored number | Gemma 4 |
+| scaled sandwich with a layer embedding e | the same, after x = x + norm(projection(gelu(gate(x)) * e)) | Gemma 4 E |
 | expert sandwich | the same with norm(mlp(norm(x))) + norm(experts(x)) in place of mlp(norm(x)) | Gemma 4 26B-A4B |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
 
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import paddle
@@ -28,7 +30,10 @@ from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.training_blocks import run_feed_forward_block, run_mixer_block
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.experts import MixtureOfExperts
+from paddlenlp_ext.nn.feed_forward import GATES
 from paddlenlp_ext.nn.layer_norm import LayerNorm
+from paddlenlp_ext.nn.layer_tensors import call_with_tensors
+from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.normed_mixture import NormedMixture
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -89,7 +94,7 @@ class DecoderLayer(nn.Layer):
         return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
 
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        return self.scaled(recompute_region("full_attn", self.mixer, x_BSD, inputs))
+        return self.scaled(call_with_tensors(partial(recompute_region, "full_attn"), self.mixer, x_BSD, inputs))
 
     def _feed_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Return the scaled output of the feed-forward; 0 at the positions that the layer skips."""
@@ -213,16 +218,29 @@ class SandwichLayer(DecoderLayer):
 
 
 class ScaledSandwichLayer(SandwichLayer):
-    """Sandwich layer whose result is multiplied by a stored number, which has no gradient (Gemma 4)."""
+    """Sandwich layer whose result is multiplied by a stored number, which has no gradient (Gemma 4).
+
+    With layer embeddings (models/layer_embeddings.py), the layer reads its embedding before the multiplication.
+    """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:
         super().__init__(config, layer_index)
+        if config.layer_embeddings is not None:
+            self.embedding_gate = GATES[config.activation]
+            self.per_layer_input_gate = Linear(config.hidden_size, config.layer_embeddings.size)
+            self.per_layer_projection = Linear(config.layer_embeddings.size, config.hidden_size)
+            self.post_per_layer_input_norm = config.rms_norm()
         one, dtype = nn.initializer.Constant(1.0), activation_dtype(paddle.get_default_dtype())
         self.layer_scalar = self.create_parameter([1], dtype=dtype, default_initializer=one)
         self.layer_scalar.stop_gradient = True
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        return super().forward(x_BSD, inputs) * self.layer_scalar
+        y_BSD = super().forward(x_BSD, inputs)
+        embedding_BSP = None if inputs.layer is None else inputs.layer.embedding
+        if embedding_BSP is not None:
+            gated_BSP = self.embedding_gate(self.per_layer_input_gate(y_BSD), embedding_BSP)
+            y_BSD = y_BSD + self.post_per_layer_input_norm(self.per_layer_projection(gated_BSP))
+        return y_BSD * self.layer_scalar
 
 
 class ExpertSandwichLayer(ScaledSandwichLayer):

@@ -27,6 +27,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.smoothing_mappings import smoothing_mappings
 from paddlenlp_ext.nn.attention import AttentionInputs
+from paddlenlp_ext.nn.layer_tensors import LayerExchange, run_layer
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.ptq.quantize_decoder_layer import quantize_decoder_layer
@@ -78,9 +79,9 @@ def quantize_after_training(
         prefix = f"model.layers.{index}."
         load(lambda name, prefix=prefix: name.startswith(prefix))
         chosen = {name.removeprefix(prefix): name for name in names if name.startswith(prefix)}
-        run = partial(_run, layer, states)
+        run = partial(_run, layer, index, states)
         quantize_decoder_layer(layer, chosen, smoothing_mappings(layer), run, options, errors)
-        states = [(layer(x_BSD, inputs), inputs) for x_BSD, inputs in states]
+        states = _run(layer, index, states)
         report(f"quantized layer {index + 1} of {len(decoder.layers)}")
     if errors.errors:
         report(errors.describe())
@@ -88,10 +89,13 @@ def quantize_after_training(
     return model
 
 
-def _run(layer: nn.Layer, states: Sequence[tuple[paddle.Tensor, AttentionInputs]]) -> None:
-    """Run a layer on the hidden states of all batches; hooks on its linear layers collect statistics."""
-    for x_BSD, inputs in states:
-        layer(x_BSD, inputs)
+_State = tuple[paddle.Tensor, AttentionInputs, LayerExchange | None]
+"""Hidden states of a batch before a layer, and the tensors that all layers or earlier layers computed."""
+
+
+def _run(layer: nn.Layer, index: int, states: Sequence[_State]) -> list[_State]:
+    """Run layer `index` on the hidden states of all batches; hooks on its linear layers collect statistics."""
+    return [(run_layer(exchange, layer, index, x, inputs), inputs, exchange) for x, inputs, exchange in states]
 
 
 def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen: Callable[[str], bool]) -> None:
@@ -103,13 +107,14 @@ def _load(parameters: dict[str, paddle.Tensor], weights: WeightSource, is_chosen
     read_into_parameters(chosen, weights)
 
 
-def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> tuple[paddle.Tensor, AttentionInputs]:
+def _first_states(model: CausalLM, rows: Sequence[np.ndarray]) -> _State:
     """Return the input of the first layer for rows packed into one sequence."""
     decoder, ids = model.model, paddle.to_tensor(np.concatenate(rows)[None].astype(np.int64))
     inputs = decoder.attention_inputs(ids, None, [[len(row) for row in rows]], None)
     if decoder.load_balance is not None:
         decoder.load_balance.begin()
-    return decoder.embed(ids) * decoder.embedding_multiplier, inputs
+    x_BSD = decoder.embed(ids) * decoder.embedding_multiplier
+    return x_BSD, inputs, decoder.layer_exchange(x_BSD, inputs)
 
 
 def save_packed(model: CausalLM, folder: str | os.PathLike[str], layout: PackedLayout, dtype: str) -> None:

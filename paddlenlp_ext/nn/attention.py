@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import paddle
 
+from paddlenlp_ext.nn.layer_tensors import LayerTensors
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
@@ -57,6 +58,8 @@ class AttentionInputs:
         loss_positions: positions whose final hidden states are used, as unique indices into the flattened batch
             [B * S], int64 [R]; None: all positions.
         query_scale: factor of the queries after RoPE, [B, S, 1, 1] (nn/query_scale.py); None: 1.
+        input_ids: token ids [B, S], if the model has layer embeddings.
+        layer: tensors that the current layer exchanges with other layers; None in models without such tensors.
     """
 
     rotations: Sequence[Rotation]
@@ -67,6 +70,8 @@ class AttentionInputs:
     adapter_inputs: Any = None
     loss_positions: paddle.Tensor | None = None
     query_scale: paddle.Tensor | None = None
+    input_ids: paddle.Tensor | None = None
+    layer: LayerTensors | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +107,7 @@ class AttentionShape:
         has_sinks: whether each head has a trained attention sink.
         has_linear_biases: whether ALiBi biases are added to the attention scores.
         has_v_proj: whether values have a projection; False: values are computed from the output of `k_proj`.
+        source: index of an earlier layer, whose keys and values the layer reads; None: the layer computes its own.
     """
 
     hidden_size: int
@@ -109,6 +115,7 @@ class AttentionShape:
     num_kv_heads: int
     head_dim: int
     has_v_proj: bool = True
+    source: int | None = None
     qkv_bias: bool = False
     output_bias: bool = False
     qk_norm: QKNorm | None = None
@@ -242,6 +249,8 @@ class Attention(AttentionLayer):
         q_BSNH, k_BSKH = self._norm_and_rotate(q_BSE, k_BSE, inputs)
         v_BSKH = self._values(v_BSE)
         del projected, q_BSE, k_BSE, v_BSE  # free the pre-RoPE queries and keys
+        if inputs.layer is not None:
+            inputs.layer.keep(k_BSKH, v_BSKH)
         if inputs.cache is None:
             tensors = (q_BSNH, k_BSKH, v_BSKH, *(inputs.prefix or ()))
             out_BSNH = recompute_region("flash_attn", self._attention_over(inputs), *tensors)

@@ -27,7 +27,8 @@ from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.nn.activation_offload import OffloadedTensor, offload
 from paddlenlp_ext.ops.cpp.bf16 import capture_precision
 
-LayerCall = Callable[[paddle.Tensor, Any], paddle.Tensor]
+LayerCall = Callable[..., Any]
+"""Decoder layer: function of the hidden states and other inputs."""
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
 """Region -> granularity that recomputes the region."""
 
@@ -75,19 +76,22 @@ class RecomputePlan:
         number = self.saved_regions.get(region, 0)
         return number == -1 or layer < number
 
-    def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
-        """Return `layer(x, inputs)`, saving only the activations that the plan selects; `x` must require a gradient."""
+    def run_layer(self, layer: LayerCall, index: int, x: paddle.Tensor, *inputs: Any) -> Any:
+        """Return `layer(x, *inputs)`, saving only the activations that the plan selects.
+
+        `x` must require a gradient. Other tensors with gradients must be arguments, not attributes of arguments.
+        """
         if index in self.excluded_layers:
-            return layer(x, inputs)
+            return layer(x, *inputs)
         state = _LayerRecompute(self, index)
 
-        def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+        def run(x: paddle.Tensor, *inputs: Any) -> Any:
             with _recomputing(state):
-                return layer(x, inputs)
+                return layer(x, *inputs)
 
         if self.granularity != "full":
-            return run(x, inputs)
-        return _recompute_offloaded(run, x, inputs) if self.offloads_inputs else _recompute(run, x, inputs)
+            return run(x, *inputs)
+        return _recompute_offloaded(run, x, *inputs) if self.offloads_inputs else _recompute(run, x, *inputs)
 
 
 def recompute_region(region: str, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -135,28 +139,29 @@ def _recompute(function: Callable[..., Any], *arguments: Any) -> Any:
     return recompute(capture_precision(function), *arguments)
 
 
-def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+def _recompute_offloaded(function: LayerCall, x: paddle.Tensor, *inputs: Any) -> Any:
     """Recompute a layer, and offload its input `x` between the forward and the backward pass."""
+    address = x.data_ptr()
     offloaded = offload(x)  # not in `pack`, because Paddle changes the type of an error that a hook raises
     is_running = False
 
-    def run(x: paddle.Tensor, inputs: Any) -> paddle.Tensor:
+    def run(x: paddle.Tensor, *inputs: Any) -> Any:
         nonlocal is_running
         is_running = True
         try:
-            return function(x, inputs)
+            return function(x, *inputs)
         finally:
             is_running = False
 
     def pack(tensor: paddle.Tensor) -> paddle.Tensor | OffloadedTensor:
-        # Saved regions pack tensors while `run` is running; Paddle packs x afterwards.
-        return tensor if is_running else offloaded
+        # Saved regions pack tensors while `run` is running; Paddle packs x and tensors of other layers afterwards.
+        return tensor if is_running or tensor.data_ptr() != address else offloaded
 
     def unpack(saved: paddle.Tensor | OffloadedTensor) -> paddle.Tensor:
         return saved if isinstance(saved, paddle.Tensor) else saved.load()
 
     with saved_tensors_hooks(pack, unpack):
-        return _recompute(run, x, inputs)
+        return _recompute(run, x, *inputs)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ import paddle
 from paddle import nn
 
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.layer_shape import exchanged_tensors
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts
@@ -169,6 +170,12 @@ def check_sizes(config: Any, degree: int) -> None:
         ValueError: the degree does not divide one of these sizes, and the message suggests a smaller degree; or layers
             of the model cannot be sharded.
     """
+    exchanged = exchanged_tensors(config)
+    if degree > 1 and exchanged is not None:
+        raise ValueError(
+            f"tensor_parallel_degree {degree} is not supported for models with {exchanged}; set "
+            "tensor_parallel_degree to 1"
+        )
     if degree > 1 and any(shape is not None and shape.shared_name is None for shape in config.experts or ()):
         raise ValueError(
             f"tensor_parallel_degree {degree} is not supported for models with experts beside the feed-forward block; "

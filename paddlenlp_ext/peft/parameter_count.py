@@ -41,6 +41,7 @@ _KINDS = {
     "gated delta nets": r"\.linear_attn\.",
     "Mamba-2 layers": r"\.mamba\.",
     "feed-forward blocks": r"\.mlp\.",
+    "layer embeddings": r"per_layer_|_per_layer\.",
     "norms": r"norm\.",
     "embedding": r"embed_tokens\.",
     "lm_head": r"lm_head\.",

@@ -27,6 +27,7 @@ class GraphCache(KeyValueCache):
 
     def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
         self._mask_BC, self._cached, self.new_tensors = mask_BC, cached, list[paddle.Tensor]()
+        self._contents: dict[int, tuple[paddle.Tensor, paddle.Tensor]] = {}
         num_slots, length = paddle.shape(mask_BC)[1], paddle.shape(input_ids_BS)[1]
         positions_BC = paddle.clip(paddle.cumsum(mask_BC, axis=1) - 1, min=0)
         self._position_ids_BS = positions_BC[:, num_slots - length :]
@@ -60,10 +61,18 @@ class GraphCache(KeyValueCache):
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append new keys and values to the cache of a layer, and return the cached and new keys and values."""
         new = [new_BSKH.transpose([0, 2, 1, 3]) for new_BSKH in (k_BSKH, v_BSKE)]
+        first = len(self.new_tensors)  # layers that read the keys and values of other layers store no tensors
         self.new_tensors += new
-        cached = self._cached[2 * layer_index : 2 * layer_index + 2]
+        cached = self._cached[first : first + 2]
         keys_BKCH, values_BKCE = (paddle.concat(list(pair), axis=2) for pair in zip(cached, new, strict=True))
-        return CachedLayer((keys_BKCH, values_BKCE), prefix=None, visible=self._visible_slots(window))
+        self._contents[layer_index] = keys_BKCH, values_BKCE
+        return self.contents(layer_index, k_BSKH, v_BSKE, window)
+
+    def contents(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
+    ) -> CachedLayer:
+        """Return the cached and new keys and values of a layer that has appended its keys and values."""
+        return CachedLayer(self._contents[layer_index], prefix=None, visible=self._visible_slots(window))
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, which depends only on weights; the inference engine computes it only once."""

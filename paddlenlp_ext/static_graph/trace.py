@@ -31,12 +31,13 @@ from paddle import nn
 from paddle.static import InputSpec
 
 from paddlenlp_ext.nn.attention import AttentionLayer
+from paddlenlp_ext.nn.shared_key_attention import SharedKeyAttention
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.static_graph.cache_and_mask import GraphCache
 
 CacheShapes = tuple[tuple[int, int], ...]
-"""(heads, channels) of each cached tensor: keys of layer 0, values of layer 0, keys of layer 1, ..."""
+"""(heads, channels) of each cached tensor: keys and values of the first layer that stores them, of the second, ..."""
 
 
 class TracedModel(nn.Layer):
@@ -69,6 +70,8 @@ def cache_shapes(model: TrainableModel) -> CacheShapes:
     shapes = []
     for index, layer in enumerate(model.model.layers):
         attention = layer.mixer
+        if isinstance(attention, SharedKeyAttention):
+            continue
         if not isinstance(attention, AttentionLayer):
             raise ValueError(
                 f"layer {index} has a {type(attention).__name__}: models with layers without attention cannot be "

@@ -49,6 +49,7 @@ def respelled(name: str, spelling: str, folder: Path) -> Path:
         ("mistral3", "ministral3"),
         ("gemma3", "gemma3_text"),
         ("gemma4", "gemma4_text"),
+        ("gemma4_e", "gemma4_text"),
         ("qwen3_5", "qwen3_5_text"),
     ],
 )

@@ -67,6 +67,7 @@ def test_shipped_files_exist_for_every_family():
         "gemma2",
         "gemma3",
         "gemma4",
+        "gemma4_e",
         "glm",
         "glm4",
         "granite",

@@ -8,6 +8,7 @@ import pytest
 
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
 from tests.common.models import TINY_DELTA, TINY_MAMBA
@@ -34,9 +35,29 @@ GEMMA_4 = {
     "initializer_range": 0.2,
 }
 """Layers with heads of different sizes, one without a value projection, and experts."""
+GEMMA_4_E = {
+    **{key: value for key, value in GEMMA_4.items() if key != "enable_moe_block"},
+    "num_hidden_layers": 5,
+    "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
+    "hidden_size_per_layer_input": 24,
+    "vocab_size_per_layer_input": TINY["vocab_size"],
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "initializer_range": 0.1,
+}
+"""Layer embeddings, and two layers that read the keys and values of earlier layers, one of them with a window."""
 SCALED_QUERIES = {"model_type": "ministral3", "head_dim": 12, "original_max_position_embeddings": 9}
 PARTIAL = {"model_type": "glm4", "head_dim": 12}
 """Half of the channels are rotated."""
+
+
+def make_model_with_small_scores(**changes) -> CausalLM:
+    """Build a model with small norms of queries and keys: large scores, which have no scale, enlarge rounding."""
+    model = make_model(**changes)
+    for name, parameter in model.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            parameter.set_value(0.3 * parameter)
+    return model
 
 
 def random_ids(*shape: int, seed: int = 0) -> paddle.Tensor:
@@ -67,12 +88,13 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model, CONVOLUTIONS),
         (make_model, SCALED_QUERIES),
         (make_model, GEMMA_4),
+        (make_model_with_small_scores, GEMMA_4_E),
         (make_model_with_slow_decays, TINY_DELTA),
         (make_model_with_slow_decays, {**TINY_MAMBA, "num_local_experts": 5}),
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
-        *("convolutions", "scaled_queries", "gemma4", "delta", "mamba2"),
+        *("convolutions", "scaled_queries", "gemma4", "gemma4_e", "delta", "mamba2"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
@@ -96,8 +118,8 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}, TINY_DELTA, TINY_MAMBA],
-    ids=["full", "window", "partial", "convolutions", "gemma4", "delta", "mamba2"],
+    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}, GEMMA_4_E, TINY_DELTA, TINY_MAMBA],
+    ids=["full", "window", "partial", "convolutions", "gemma4", "gemma4_e", "delta", "mamba2"],
 )
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model_with_slow_decays(**changes)
@@ -156,6 +178,36 @@ def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
 
 
 @pytest.mark.parametrize(
+    "plan",
+    [
+        RecomputePlan(),
+        RecomputePlan(excluded_layers=frozenset({1, 3})),
+        RecomputePlan(saved_regions={"flash_attn": -1, "mlp_row_ln": 2}),
+        RecomputePlan(offloads_inputs=True),
+        RecomputePlan("full_attn"),
+        RecomputePlan("core_attn"),
+    ],
+    ids=["full", "some_layers", "saved_regions", "offloaded", "full_attn", "core_attn"],
+)
+@pytest.mark.parametrize("freeze", [False, True], ids=["trained", "frozen_but_q_proj"])
+def test_decoder_recompute_of_layers_that_exchange_tensors_leaves_gradients_unchanged(plan, freeze):
+    model, ids, labels = make_model(**GEMMA_4_E), random_ids(1, 50), random_ids(1, 50, seed=1)
+    model.train()
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient |= freeze and "q_proj" not in name
+    loss_sum(model, ids, labels, [[20, 30]]).backward()
+    plain = gradients(model)
+    model.enable_recompute(plan)
+    loss_sum(model, ids, labels, [[20, 30]]).backward()
+    again = gradients(model)
+    assert len(plain) == (5 if freeze else 78)
+    for name, gradient in plain.items():
+        largest = np.abs(gradient).max()
+        assert largest > 0, name
+        np.testing.assert_allclose(again[name], gradient, rtol=0, atol=4 * FLOAT32_ROUNDING * largest, err_msg=name)
+
+
+@pytest.mark.parametrize(
     ("make", "changes"),
     [
         (make_model, {}),
@@ -163,8 +215,9 @@ def test_decoder_recompute_leaves_gradients_unchanged(freeze_embedding):
         (make_model, {"model_type": "qwen3", "head_dim": 12}),
         (make_model_with_sinks, WINDOWED),
         (make_model, GEMMA_4),
+        (make_model, GEMMA_4_E),
     ],
-    ids=["llama", "window", "qwen3", "sinks", "gemma4"],
+    ids=["llama", "window", "qwen3", "sinks", "gemma4", "gemma4_e"],
 )
 def test_decoder_with_cache_matches_full_forward(make, changes):
     """Test rows of 20 and 13 tokens, the second left-padded; prefill of 15, then 2 positions, then one at a time."""

@@ -6,8 +6,11 @@ import pytest
 
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.layer_shape import LayerShape
+from paddlenlp_ext.parallel.pipeline.stages import plan_stages
 from paddlenlp_ext.parallel.tensor_parallel import check_sizes
+from paddlenlp_ext.peft.methods.p_tuning import PTuningConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
+from paddlenlp_ext.peft.methods.prompt_tuning import PromptTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.trainer.optimizers.adamw_mini import head_dim_of
 from tests.models.tiny_model import TINY, make_model
@@ -79,3 +82,54 @@ def test_tensor_parallel_checks_the_heads_of_every_layer_and_refuses_experts_bes
     experts = {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12}
     with pytest.raises(ValueError, match="tensor_parallel_degree 2 is not supported for models with experts beside"):
         check_sizes(DecoderConfig.from_dict({**TINY, **GEMMA_4, **experts}), 2)
+
+
+SHARED = {
+    "num_hidden_layers": 6,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] * 2,
+    "num_kv_shared_layers": 3,
+}
+
+
+def test_layer_shapes_with_shared_keys_name_the_last_earlier_layer_with_the_same_window():
+    assert [shape.source for shape in shapes_of(**SHARED)] == [None, None, None, 2, 1, 1]
+    assert [shape.projected_size for shape in shapes_of(**SHARED, **SIZES)] == [32, 48, 32, 0, 0, 0]
+    assert [shape.key_size + shape.value_size for shape in shapes_of(**SHARED)][3:] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("is_wide", [False, True])
+def test_layer_shapes_with_double_wide_mlp_widen_only_the_layers_with_shared_keys(is_wide):
+    inner = TINY["intermediate_size"]
+    wide = 2 * inner if is_wide else inner
+    shapes = shapes_of(**SHARED, use_double_wide_mlp=is_wide)
+    assert [shape.intermediate_size for shape in shapes] == [inner] * 3 + [wide] * 3
+
+
+def test_mixer_weights_with_shared_keys_are_the_mean_over_the_layers():
+    model = make_model(**GEMMA_4 | SIZES | SHARED, attention_k_eq_v=True)
+    matrices = [p for name, p in model.named_parameters() if ".self_attn." in name and len(p.shape) == 2]
+    assert model.config.mixer_weights == pytest.approx(sum(p.size for p in matrices) / 6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        (SHARED, "shared keys and values"),
+        ({"hidden_size_per_layer_input": 4}, "layer embeddings"),
+        ({**SHARED, "hidden_size_per_layer_input": 4}, "layer embeddings and shared keys and values"),
+    ],
+)
+def test_parallelism_of_layers_that_exchange_tensors_is_refused_by_name(changes, names):
+    config = DecoderConfig.from_dict({**TINY, **GEMMA_4, **changes})
+    with pytest.raises(ValueError, match=f"tensor_parallel_degree 2 is not supported for models with {names};"):
+        check_sizes(config, 2)
+    with pytest.raises(ValueError, match=f"pipeline_parallel_degree 2 is not supported for models with {names}, be"):
+        plan_stages(config, 2)
+    check_sizes(config, 1)
+
+
+@pytest.mark.parametrize("method", [PromptTuningConfig(), PTuningConfig()], ids=["prompt_tuning", "p_tuning"])
+def test_prompt_tuning_of_layer_embeddings_raises(method):
+    model = make_model(**GEMMA_4 | {"hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": TINY["vocab_size"]})
+    with pytest.raises(ValueError, match=r"layers of this model read embeddings of token ids.*; use LoRA"):
+        get_peft_model(model, method)

@@ -32,7 +32,18 @@ FIRST_IS_BEST = {
     "load_best_model_at_end": True,
     "greater_is_better": True,  # with a falling loss, the first evaluation is the best
 }
+LAYER_EMBEDDINGS = {
+    "model_type": "gemma4_text",
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "global_head_dim": 12,
+    "hidden_size_per_layer_input": 16,
+    "vocab_size_per_layer_input": 64,
+    "num_kv_shared_layers": 2,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 ONLY_STAGE3 = [
+    Case("sft-layer-embeddings", {"recompute": True}, LAYER_EMBEDDINGS),
     Case("sft-back", FIRST_IS_BEST),
     Case("vera", switch="vera", peft={"rank": 8}),
     Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),

@@ -1,7 +1,8 @@
 """Requirements of every PEFT method, tested for the registry, so that a new method needs no edit here.
 
 The models have plain linear layers, biases and tied embeddings (qwen2), experts, latent attention, or both. One model
-has short convolutions, and one has layers of different sizes with experts beside the feed-forward block.
+has short convolutions, one has layers of different sizes with experts beside the feed-forward block, and one has layer
+embeddings and layers that read the keys and values of other layers.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ CASES = [
     ),
     *case_keys(
         {name: each for name, each in METHODS_OF_EXPERTS.items() if name != "prefix_tuning"}, ["experts_beside"]
+    ),
+    *case_keys(
+        {name: each for name, each in EVERY_METHOD.items() if name not in CHANGES_LOGITS_AT_START}, ["layer_embeddings"]
     ),
 ]
 SAME_START_FOR_EVERY_SEED = (

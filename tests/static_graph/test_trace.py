@@ -25,6 +25,7 @@ DIFFERENT = (
     "deepseek_v2_experts",
     "gemma2_softcaps",
     "gemma4_keys_as_values",
+    "gemma4_e_shared_keys",
     "glm4_partial_interleaved",
     "gpt_oss_sinks",
     "qwen3_qk_norm",

@@ -24,11 +24,17 @@ class RenamedTensors(FileLayout):
         tensors: dotted name of a tensor in memory -> name in files. A name applies only to the tensor itself.
         in_adapters: whether adapter files have the names of the files, as in Hugging Face PEFT; False: the names in
             memory.
+        unused: regular expression for the names in memory of stored tensors that are not read; None: read all tensors.
     """
 
     def __init__(
-        self, names: Mapping[str, str], in_adapters: bool = False, tensors: Mapping[str, str] = MappingProxyType({})
+        self,
+        names: Mapping[str, str],
+        in_adapters: bool = False,
+        tensors: Mapping[str, str] = MappingProxyType({}),
+        unused: str | None = None,
     ) -> None:
+        self._unused = None if unused is None else re.compile(unused)
         self._to_files = [*_patterns(tensors, "$"), *_patterns(names)]
         self._to_memory = [*_patterns(_inverse(tensors), "$"), *_patterns(_inverse(names))]
         # Parts of names in memory and in files, such as {"down_proj": "w2"}, to rename entries of `target_modules`.
@@ -39,7 +45,10 @@ class RenamedTensors(FileLayout):
         assert len(self._parts) == len(self._stored_parts), "parts of names in adapters must be unique"
 
     def open(self, source: WeightSource) -> WeightSource:
-        return _RenamedWeights(source, {self.name_in_memory(name): name for name in source.names()})
+        stored = {self.name_in_memory(name): name for name in source.names()}
+        if self._unused is not None:
+            stored = {name: each for name, each in stored.items() if not self._unused.fullmatch(name)}
+        return _RenamedWeights(source, stored)
 
     def stored(self, source: WeightSource) -> WeightSource:
         """Rename tensors from the names of the parameters to the names in files."""

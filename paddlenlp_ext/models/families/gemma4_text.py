@@ -1,18 +1,19 @@
 """Gemma 4, text only: value norms, heads of another size in layers with full attention, scaled layers. Google 2026.
 
 Layers with full attention apply RoPE to a share of the channel pairs (rope type "proportional"), and in most models
-compute values from the key projection.
+compute values from the key projection. E2B and E4B have layer embeddings, and their last layers read the keys and
+values of earlier layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.models.families.gemma2 import soft_cap
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
-from paddlenlp_ext.models.layer_shape import layer_shapes
+from paddlenlp_ext.models.layer_shape import LayerShape, layer_embedding_shape, layer_shapes
 from paddlenlp_ext.models.moe_config import expert_differences
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family, require
 from paddlenlp_ext.models.sliding_windows import layer_types_of_pattern, windows_by_type
@@ -35,25 +36,18 @@ _ROPES = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10_000.0},
 }
 _PATTERN = 6
-_PARTS_OF_E_MODELS = {
-    "hidden_size_per_layer_input": "embeddings for each layer",
-    "num_kv_shared_layers": "layers without keys and values of their own",
-}
 _LAYER = "model.layers.*"
-_FILES = RenamedTensors(
-    {
-        f"{_LAYER}.moe.experts": f"{_LAYER}.experts",
-        f"{_LAYER}.moe.norm": f"{_LAYER}.pre_feedforward_layernorm_2",
-        f"{_LAYER}.moe.gate": f"{_LAYER}.router.proj",
-    },
-    in_adapters=True,
-    tensors={
-        f"{_LAYER}.moe.experts.gate_up_proj.weight": f"{_LAYER}.experts.gate_up_proj",
-        f"{_LAYER}.moe.experts.down_proj.weight": f"{_LAYER}.experts.down_proj",
-        f"{_LAYER}.moe.router_scale": f"{_LAYER}.router.scale",
-        f"{_LAYER}.moe.per_expert_scale": f"{_LAYER}.router.per_expert_scale",
-    },
-)
+_EXPERT_LAYERS = {
+    f"{_LAYER}.moe.experts": f"{_LAYER}.experts",
+    f"{_LAYER}.moe.norm": f"{_LAYER}.pre_feedforward_layernorm_2",
+    f"{_LAYER}.moe.gate": f"{_LAYER}.router.proj",
+}
+_EXPERT_TENSORS = {
+    f"{_LAYER}.moe.experts.gate_up_proj.weight": f"{_LAYER}.experts.gate_up_proj",
+    f"{_LAYER}.moe.experts.down_proj.weight": f"{_LAYER}.experts.down_proj",
+    f"{_LAYER}.moe.router_scale": f"{_LAYER}.router.scale",
+    f"{_LAYER}.moe.per_expert_scale": f"{_LAYER}.router.per_expert_scale",
+}
 
 
 def complete_gemma4(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -67,15 +61,9 @@ def gemma4_differences(config: ConfigReader) -> dict[str, Any]:
     """Return the `DecoderConfig` attributes of a Gemma 4 model.
 
     Raises:
-        ValueError: see `windows_by_type` and `layer_shapes`; or the model has parts that are not supported.
+        ValueError: see `windows_by_type` and `layer_shapes`; or all positions attend to each other.
     """
     require(config, "use_bidirectional_attention", None, False, "vision")
-    for key, part in _PARTS_OF_E_MODELS.items():
-        if config.value(key):
-            raise ValueError(
-                f"{key} {config.value(key)!r} in config.json: {part} (models E2B and E4B) are not supported; use "
-                "a larger model of the family, such as 12B"
-            )
     bias, windows = bool(config.value("attention_bias")), windows_by_type(config, ())
     shapes = layer_shapes(config, windows)
     has_values = any(shape.has_v_proj for shape in shapes)
@@ -92,11 +80,18 @@ def gemma4_differences(config: ConfigReader) -> dict[str, Any]:
         "shapes": shapes,
         "tensor_plan": plan,
         "windows": windows,
-        **(_experts(config, plan) if config.value("enable_moe_block") else {}),
+        "layer_embeddings": layer_embedding_shape(config),
+        **_files_and_experts(config, plan, shapes),
     }
 
 
-def _experts(config: ConfigReader, plan: TensorPlan) -> dict[str, Any]:
+def _files_and_experts(config: ConfigReader, plan: TensorPlan, shapes: Sequence[LayerShape]) -> dict[str, Any]:
+    """Return the file layout, and the attributes of a model with experts. Files may store keys that no layer reads."""
+    readers = "|".join(str(layer) for layer, shape in enumerate(shapes) if shape.source is not None)
+    unused = rf"model\.layers\.({readers})\.self_attn\.(k_proj|v_proj|k_norm|v_norm)\..+" if readers else None
+    if not config.value("enable_moe_block"):
+        return {} if unused is None else {"file_layout": RenamedTensors({}, unused=unused)}
+    layout = RenamedTensors(_EXPERT_LAYERS, in_adapters=True, tensors=_EXPERT_TENSORS, unused=unused)
     shape = ExpertShape(
         num_experts=config.size("num_experts"),
         intermediate_size=config.size("moe_intermediate_size"),
@@ -105,7 +100,7 @@ def _experts(config: ConfigReader, plan: TensorPlan) -> dict[str, Any]:
         shared_name=None,
         activation="gelu_tanh",
     )
-    return {**expert_differences(config, plan, shape, file_layout=_FILES), "layer": "expert_sandwich"}
+    return {**expert_differences(config, plan, shape, file_layout=layout), "layer": "expert_sandwich"}
 
 
 FAMILIES.register("gemma4_text")(
@@ -113,7 +108,7 @@ FAMILIES.register("gemma4_text")(
         "Gemma4ForCausalLM",
         gemma4_differences,
         QWEN3_TENSOR_PLAN,
-        {**GEMMA4_DEFAULTS, "hidden_size_per_layer_input": 256, "enable_moe_block": False},
+        {**GEMMA4_DEFAULTS, "hidden_size_per_layer_input": 256, "vocab_size_per_layer_input": 262_144},
         activation_key="hidden_activation",
         complete=complete_gemma4,
     )

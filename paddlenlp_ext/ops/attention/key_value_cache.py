@@ -58,6 +58,12 @@ class KeyValueCache(ABC):
         Layers with latent attention (nn/latent_attention.py) append latents and rotated keys instead, each as one head.
         """
 
+    @abstractmethod
+    def contents(
+        self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
+    ) -> CachedLayer:
+        """Return the contents of the cache of a layer that has appended these keys and values in this pass."""
+
     def new_documents(self) -> AttentionLayout:
         """Return the documents of the new positions; the padding of a row is a separate document before its tokens."""
         raise NotImplementedError(f"{type(self).__name__} stores no states")
@@ -99,12 +105,15 @@ class KeyValueCache(ABC):
         scale: float,
         implementation: str | None = None,
         options: ScoreOptions = PLAIN,
+        is_stored: bool = False,
     ) -> paddle.Tensor:
         """Append the keys and values of a layer; return the attention of the new queries over all keys, [B, S, N, E].
 
-        If the cache was empty, attention is computed as in training, with the backend `implementation`.
+        If the cache was empty, attention is computed as in training, with the backend `implementation`. With
+        `is_stored`, the layer has already appended the keys and values in this pass, and another layer reads them.
         """
-        cached = self.append(layer_index, k_BSKH, v_BSKE, window)
+        read = self.contents if is_stored else self.append
+        cached = read(layer_index, k_BSKH, v_BSKE, window)
         if cached.layout is not None:
             rest = (scale, implementation, cached.prefix, options)
             return attention(q_BSNH, k_BSKH, v_BSKE, cached.layout, *rest)

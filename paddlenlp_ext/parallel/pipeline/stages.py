@@ -17,6 +17,7 @@ import paddle
 import paddle.distributed as dist
 from paddle import nn
 
+from paddlenlp_ext.models.layer_shape import exchanged_tensors
 from paddlenlp_ext.paddle_compat import free_storage, has_storage
 from paddlenlp_ext.parallel.collectives import sum_gradients, zero_gradient
 from paddlenlp_ext.parallel.mesh import ProcessAxis
@@ -95,8 +96,14 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
         work: estimate of the cost per token; by default all weights are trained and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks.
+        ValueError: there are fewer layers than chunks, or layers exchange other tensors than hidden states.
     """
+    exchanged = exchanged_tensors(config)
+    if degree > 1 and exchanged is not None:
+        raise ValueError(
+            f"pipeline_parallel_degree {degree} is not supported for models with {exchanged}, because "
+            "stages exchange only hidden states; set pipeline_parallel_degree to 1"
+        )
     work, num_layers, num_chunks = work or FlopEstimate(), config.num_hidden_layers, degree * chunks_each
     if num_chunks > num_layers:
         works = max(1, num_layers // degree)

@@ -153,6 +153,11 @@ class PromptConfig(PeftConfig):
     num_virtual_tokens: int
 
     def targets(self, model: TrainableModel) -> list[str]:
+        if model.config.layer_embeddings is not None:
+            raise ValueError(
+                "prompt tuning: the layers of this model read embeddings of token ids, and prompt vectors have no ids; "
+                "use LoRA"
+            )
         return [EMBEDDING]
 
 

@@ -35,7 +35,7 @@ def quantize_decoder_layer(
     layer: nn.Layer,
     names: Mapping[str, str],
     mappings: Sequence[SmoothingMapping],
-    run: Callable[[], None],
+    run: Callable[[], object],
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:

@@ -31,7 +31,7 @@ _STATISTICS_BYTES = 1 << 30
 def quantize_experts(
     experts: Experts,
     names: Mapping[str, str],
-    run: Callable[[], None],
+    run: Callable[[], object],
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:

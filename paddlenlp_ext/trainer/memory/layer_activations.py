@@ -73,6 +73,7 @@ class SavedInputs:
         feed_forward: bytes per element of the input of gate and up.
         gated: bytes per element of the input of down_proj.
         latents: bytes per element of the latents of multi-head latent attention, the input of linear layers.
+        embedding: bytes per element of the gated layer embedding, the input of a linear layer.
         adapters: bytes per token of other tensors that adapters save.
         exchanged: bytes per token of the hidden states received from other expert-parallel processes.
         norms: number of norms and scales that save hidden states.
@@ -83,6 +84,7 @@ class SavedInputs:
     feed_forward: float
     gated: float
     latents: float = 0.0
+    embedding: float = 0.0
     adapters: float = 0.0
     exchanged: float = 0.0
     norms: float = 2.0
@@ -92,7 +94,9 @@ def all_inputs(numerics: Numerics) -> SavedInputs:
     """Return the saved inputs of a decoder layer in full training, where every linear layer trains."""
     attention, feed_forward = (3, 2) if numerics.autocast else (1, 1)
     product = numerics.product
-    return SavedInputs(attention * product, numerics.result, feed_forward * product, numerics.gated, product)
+    return SavedInputs(
+        attention * product, numerics.result, feed_forward * product, numerics.gated, product, numerics.gated
+    )
 
 
 @dataclass(frozen=True)
@@ -133,6 +137,11 @@ class ActivationModel:
         return self.numerics.attention * saved + self.result
 
     @property
+    def embedding(self) -> float:
+        """Bytes per token of a layer's embedding, and of the input of the norm of its context part."""
+        return self._num_embedded * (self.numerics.product + self.numerics.hidden)
+
+    @property
     def inner(self) -> float:
         """Bytes per token of one output with the inner size: gate, up, or act(gate) * up."""
         return self.numerics.attention * self._num_inner
@@ -151,6 +160,7 @@ class ActivationModel:
         linears += self.config.latent_size * inputs.latents
         gate = self.gate + self._num_inner * inputs.gated
         others = self._unfused + inputs.adapters + inputs.exchanged
+        others += self.embedding + self._num_embedded * (self.numerics.product + inputs.embedding)
         return inputs.norms * self.hidden + linears + self.attention + gate + others
 
     @property
@@ -165,6 +175,11 @@ class ActivationModel:
         # embedding saves its input in float32 twice, once with the halves swapped. silu saves its output.
         norms = 2 * self.hidden * 4.0 / self.numerics.hidden
         return norms + 2 * normed + 8.0 * rotated + self.numerics.product * self._num_inner
+
+    @property
+    def _num_embedded(self) -> int:
+        """Size of a layer embedding; 0 without layer embeddings."""
+        return 0 if self.config.layer_embeddings is None else self.config.layer_embeddings.size
 
     @property
     def _num_heads(self) -> float:
@@ -229,5 +244,5 @@ class ActivationModel:
             "mlp_column_ln": hidden + 2 * self.inner,
             "mlp_row_ln": self.inner + hidden,
         }
-        saved_input = 0.0 if plan.offloads_inputs else self.hidden
+        saved_input = self.embedding + (0.0 if plan.offloads_inputs else self.hidden)
         return saved_input + sum(size for region, size in region_bytes.items() if plan.saves(region, index))

@@ -71,6 +71,11 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
     is_gated = isinstance(feed_forward, FeedForward)  # only a gate op recomputes the input of down_proj
     as_product = numerics.gated if is_gated else numerics.product
     gated = _bytes_of_input(out_of_feed_forward, numerics, numerics.attention, as_product)
+    of_embedding = 0.0
+    if hasattr(layer, "per_layer_input_gate"):
+        gate, projection = (getattr(layer, f"per_layer_{name}") for name in ("input_gate", "projection"))
+        normed += _bytes_of_input([gate], numerics, numerics.attention, numerics.product)
+        of_embedding = _bytes_of_input([projection], numerics, numerics.attention, numerics.gated)
     return SavedInputs(
         attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
         result=_bytes_of_input([mixer.output_layer], numerics, 0.0, numerics.result),
@@ -78,6 +83,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         feed_forward=normed,
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),
         adapters=sum(_bytes_of_adapter(adapter, numerics) * _rows_per_token(adapter, parts) for adapter in adapters),
+        embedding=of_embedding,
         exchanged=0.0 if experts is None else _bytes_of_exchanged_rows(experts, hidden_size, numerics),
         norms=_num_norms(layer) + isinstance(layer, ScaledSandwichLayer),
     )

@@ -34,7 +34,7 @@ from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOpt
 GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
 """Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
 
-_TABLES = frozenset({"embed_tokens", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
+_TABLES = frozenset({"embed_tokens", "embed_tokens_per_layer", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
 """Components in the names of two-dimensional parameters that are not linear maps: embeddings, angles, directions."""
 _NUM_STEPS = 5
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)

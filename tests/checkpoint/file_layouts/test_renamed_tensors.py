@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from tests.common.golden import ArrayWeights
 
 LAYER = "model.layers.*"
 LAYOUT = RenamedTensors(
@@ -29,6 +31,13 @@ STORED = {
 def test_renamed_tensors_rename_layers_with_their_parts_and_single_tensors_alone():
     assert list(LAYOUT.to_files(dict.fromkeys(STORED))) == list(STORED.values())
     assert [LAYOUT.name_in_memory(name) for name in STORED.values()] == list(STORED)
+
+
+def test_renamed_tensors_leave_out_unused_tensors():
+    layout = RenamedTensors({f"{LAYER}.moe.gate": f"{LAYER}.router.proj"}, unused=r"model\.layers\.3\.moe\.gate\..+")
+    stored = [f"model.layers.{layer}.router.proj.weight" for layer in (2, 3, 33)]
+    source = layout.open(ArrayWeights({name: np.zeros(1, np.float32) for name in stored}))
+    assert source.names() == [f"model.layers.{layer}.moe.gate.weight" for layer in (2, 33)]
 
 
 @pytest.mark.parametrize(

@@ -608,6 +608,37 @@ CASES: dict[str, dict[str, Any]] = {
         "top_k_experts": 3,
         "moe_intermediate_size": 20,
     },
+    "gemma4_e": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GEMMA_4,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 5,
+        "layer_types": ["sliding_attention", "full_attention", *["sliding_attention"] * 2, "full_attention"],
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": VOCAB,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "final_logit_softcapping": 2.5,
+    },
+    "gemma4_e_experts_biases": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_GEMMA_4,
+        "model_type": "gemma4_text",
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "attention_bias": True,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "hidden_size_per_layer_input": 5,
+        "vocab_size_per_layer_input": VOCAB,
+        "num_kv_shared_layers": 2,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 12,
+    },
     "gemma4_unified_biases": {
         **_SMALL,
         **_NO_PADDING,
@@ -733,6 +764,10 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return 0.07 * noise
     if case.startswith(("qwen3_5", "qwen3_next")) and "norm" in name and "linear_attn" not in name:  # scales 1 + w
         return 0.2 * noise
+    if case in ("gemma4_e", "gemma4_e_experts_biases") and name.endswith(("q_norm.weight", "k_norm.weight")):
+        return np.asarray(0.5 + 0.1 * noise, np.float32)  # large scores, which have no scale, enlarge rounding
+    if "per_layer_input_gate" in name:  # gelu of large negative gates loses digits, which a norm enlarges
+        return 0.03 * noise
     around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "mamba.D"))
     return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)
 

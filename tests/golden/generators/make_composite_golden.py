@@ -36,6 +36,17 @@ TEXT = {
     "initializer_range": 0.2,
     "pad_token_id": None,
 }
+GEMMA_4_TEXT = {
+    **TEXT,
+    "model_type": "gemma4_text",
+    "pad_token_id": 0,
+    "attention_k_eq_v": True,
+    "global_head_dim": 20,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 4,
+    "vocab_size_per_layer_input": VOCAB,
+}
 VISION = {
     "hidden_size": 8,
     "intermediate_size": 12,
@@ -61,17 +72,7 @@ def main() -> None:
         image_token_index=7,
     )
     gemma_4 = Gemma4Config(
-        text_config={
-            **TEXT,
-            "model_type": "gemma4_text",
-            "pad_token_id": 0,
-            "attention_k_eq_v": True,
-            "global_head_dim": 20,
-            "hidden_size_per_layer_input": 0,
-            "layer_types": ["sliding_attention", "full_attention"],
-            "sliding_window": 4,
-            "vocab_size_per_layer_input": VOCAB,
-        },
+        text_config=GEMMA_4_TEXT,
         vision_config={**VISION, "head_dim": 4, "num_key_value_heads": 2, "position_embedding_size": 16},
         image_token_id=7,
         video_token_id=6,
@@ -112,6 +113,16 @@ def main() -> None:
     write("gemma3", Gemma3ForConditionalGeneration(gemma))
     write("gemma4", Gemma4ForConditionalGeneration(gemma_4))
     write("qwen3_5", Qwen3_5ForConditionalGeneration(qwen))
+    e_model = {
+        "num_hidden_layers": 4,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "hidden_size_per_layer_input": 24,
+        "num_kv_shared_layers": 2,
+        "use_double_wide_mlp": True,
+        "attention_k_eq_v": False,
+    }
+    gemma_4.text_config = type(gemma_4.text_config)(**{**GEMMA_4_TEXT, **e_model})
+    write("gemma4_e", Gemma4ForConditionalGeneration(gemma_4))
 
 
 def write(name: str, model: PreTrainedModel) -> None:

@@ -31,6 +31,7 @@ OP_BY_OP |= {
     "lfm2_convolutions",
     "lfm2_without_attention",
     "gemma4_keys_as_values",
+    "gemma4_e_shared_keys",
     "qwen3_next_fused_delta",
     "granite_4_mamba2",
     "granite_4_mamba2_experts",

@@ -48,6 +48,7 @@ GEMMA_4 = {
     "values": {},
     "keys as values": {"attention_k_eq_v": True},
     "experts": {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 48},
+    "layer embeddings": {"hidden_size_per_layer_input": 24, "vocab_size_per_layer_input": VOCABULARY},
 }
 _DELTA = {"model_type": "qwen3_5_text", "head_dim": 16, "layer_types": ["linear_attention"] * 2}
 _MAMBA = {
