@@ -128,7 +128,8 @@ def architecture_for(config: DecoderConfig) -> Architecture:
         raise ValueError(
             f"model_type {config.model_type!r} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES.names())}"
         )
-    architecture = ARCHITECTURES.get(config.model_type)
+    main = ARCHITECTURES.get(config.model_type)
+    architecture = next((layout for layout in main.variants if layout.writes(config)), main)
     kinds = sorted({mixer.kind for mixer in config.other_mixers}.difference(architecture.mixers))
     if any(config.experts or ()) and not architecture.has_experts:
         kinds.append("experts")

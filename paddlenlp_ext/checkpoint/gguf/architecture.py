@@ -94,6 +94,8 @@ class Architecture:
         has_dense_layers: whether layers may have a dense feed-forward layer; other families' files may lack
             `feed_forward_length`.
         reads: function that recognizes the files of this family among files with the same `general.architecture`.
+        writes: function that returns whether a model (`DecoderConfig`) of the family has this layout.
+        variants: layouts of other models of the family, which have another `general.architecture`.
         permutes: whether the rows of query and key projections are permuted.
         norm_offset: offset that is added to norm weights in files.
         plain_norms: suffixes of the Hugging Face names of norm weights that files store without the offset.
@@ -110,7 +112,7 @@ class Architecture:
         is_latent: whether the family has multi-head latent attention (MLA).
         mixers: kinds of token mixers other than attention (`MixerShape.kind`) that files can store.
         has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
-            with a short convolution instead of attention.
+            with a short convolution or Mamba-2 instead of attention.
         squeezed: suffix of the Hugging Face names of tensors -> axis of length 1 that files omit.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
@@ -131,6 +133,8 @@ class Architecture:
     has_experts: bool = False
     has_dense_layers: bool = True
     reads: Callable[[GgufFile], bool] = lambda file: True
+    writes: Callable[[Any], bool] = lambda config: True
+    variants: tuple[Architecture, ...] = ()
     permutes: bool = False
     norm_offset: float = 0.0
     plain_norms: tuple[str, ...] = ()

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paddlenlp_ext.checkpoint.dtypes import cast
-from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, count, kv_heads_by_layer
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile, GgufTensor, open_gguf
 from paddlenlp_ext.checkpoint.gguf.registry import architecture_of, num_layers
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
@@ -95,6 +95,8 @@ class GgufWeights(WeightSource):
         is_query = ".q_proj." in name
         if not self._architecture.permutes or not (is_query or ".k_proj." in name):
             return 0
+        if self._architecture.has_convolutions and not is_query:
+            return max(kv_heads_by_layer(self.file))
         queries, keys = (self.file.architecture_key(f"attention.head_count{end}") for end in ("", "_kv"))
         num_heads = self.file.require(queries, int)
         return num_heads if is_query else self.file.get(keys, int, num_heads)

@@ -16,7 +16,7 @@ def architecture_of(file: GgufFile) -> Architecture:
     Raises:
         ValueError: the architecture of the file is not supported.
     """
-    return ARCHITECTURES.get(model_type_of(file))
+    return _entry_of(file)[1]
 
 
 def model_type_of(file: GgufFile) -> str:
@@ -25,12 +25,21 @@ def model_type_of(file: GgufFile) -> str:
     Raises:
         ValueError: the architecture of the file is not supported.
     """
+    return _entry_of(file)[0]
+
+
+def layouts() -> list[tuple[str, Architecture]]:
+    """Return the `model_type` and the layout of each kind of GGUF files."""
+    return [(kind, each) for kind, layout in ARCHITECTURES.items() for each in (layout, *layout.variants)]
+
+
+def _entry_of(file: GgufFile) -> tuple[str, Architecture]:
     has_experts = bool(file.get(file.architecture_key("expert_count"), int, 0))
-    for model_type, layout in ARCHITECTURES.items():
+    for model_type, layout in layouts():
         if layout.name == file.architecture and layout.has_experts == has_experts and layout.reads(file):
-            return model_type
+            return model_type, layout
     dense, sparse = (
-        ", ".join(sorted({layout.name for _, layout in ARCHITECTURES.items() if layout.has_experts == kind}))
+        ", ".join(sorted({layout.name for _, layout in layouts() if layout.has_experts == kind}))
         for kind in (False, True)
     )
     raise ValueError(

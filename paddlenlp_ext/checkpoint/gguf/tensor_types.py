@@ -4,7 +4,7 @@ As in llama.cpp, some tensors are stored in a format that differs from the reque
 
 | tensor | format |
 | --- | --- |
-| vectors, biases, routers, kernels of short convolutions, RoPE factors | F32 |
+| vectors, biases, norms, routers, kernels of short convolutions, RoPE factors | F32 |
 | requested format is quantized, row width is not a multiple of 32 | F16 |
 | requested format is Q4_0 or Q4_1: output.weight, or token_embd.weight if output.weight is tied | Q8_0 |
 """
@@ -22,7 +22,7 @@ _BLOCK = 32
 _BLOCK_TYPES = ("Q8_0", "Q4_0", "Q4_1")
 _FULL_PRECISION = (
     *("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight"),
-    *("shortconv.conv.weight", "ssm_conv1d.weight"),
+    *("shortconv.conv.weight", "ssm_conv1d.weight", "ssm_norm.weight"),
 )
 _HALF_ULP, _HALF_TINY = 2.0**-11, 2.0**-25
 """Maximum relative error of rounding to float16, and maximum absolute error for subnormal values."""

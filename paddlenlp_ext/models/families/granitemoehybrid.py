@@ -7,12 +7,14 @@ experts beside the feed-forward. Attention layers have RoPE in some of the model
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.joined_rows import JoinedRows, split_rows
+from paddlenlp_ext.checkpoint.gguf.mamba_tensors import with_mamba
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.granite import GRANITE_KEYS, GRANITE_MULTIPLIERS, HYBRID_KEY, granite_differences
 from paddlenlp_ext.models.mamba_config import MAMBA_DEFAULTS, MAMBA_TENSOR_PLAN, layer_types_with_mamba, mamba_mixers
@@ -93,28 +95,26 @@ FAMILIES.register("granitemoehybrid")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
-    has_rope = file.get(file.architecture_key(HYBRID_KEY), bool, True)
     return {
         **attention_bias(file),
         "layer_types": ["attention"] * file.require(file.architecture_key("block_count"), int),
         "num_local_experts": 0,
-        "position_embedding_type": "rope" if has_rope else None,
+        "position_embedding_type": "rope" if file.get(file.architecture_key(HYBRID_KEY), bool, True) else None,
         "shared_intermediate_size": file.require(file.architecture_key("feed_forward_length"), int),
     }
 
 
-ARCHITECTURES.register("granitemoehybrid")(
-    Architecture(
-        "granite",  # the converter of llama.cpp writes models without Mamba layers as granite
-        "GraniteMoeHybridForCausalLM",
-        PRE_NORM,
-        keys={**GRANITE_KEYS, _HAS_ROPE: Key(HYBRID_KEY, bool)},
-        settings=_gguf_settings,
-        reads=lambda file: file.architecture_key(HYBRID_KEY) in file.metadata,
-        permutes=True,
-        restore=lambda source: JoinedRows(_FILES.stored(source), _ROWS),
-        split=lambda tensors, config: {
-            _FILES.name_in_memory(name): tensor for name, tensor in split_rows(tensors, _ROWS).items()
-        },
-    )
+_GGUF = Architecture(
+    "granite",  # the converter of llama.cpp writes models without Mamba layers as granite
+    "GraniteMoeHybridForCausalLM",
+    PRE_NORM,
+    keys={**GRANITE_KEYS, _HAS_ROPE: Key(HYBRID_KEY, bool)},
+    settings=_gguf_settings,
+    reads=lambda file: file.architecture_key(HYBRID_KEY) in file.metadata,
+    permutes=True,
+    restore=lambda source: JoinedRows(_FILES.stored(source), _ROWS),
+    split=lambda tensors, config: {
+        _FILES.name_in_memory(name): tensor for name, tensor in split_rows(tensors, _ROWS).items()
+    },
 )
+ARCHITECTURES.register("granitemoehybrid")(replace(_GGUF, variants=(with_mamba(_GGUF, "granitehybrid"),)))

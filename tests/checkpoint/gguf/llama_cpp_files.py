@@ -95,6 +95,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "layer_types": ["attention"] * 8,
         "position_embedding_type": None,
     },
+    "granitehybrid": {
+        "model_type": "granitemoehybrid",
+        "attention_multiplier": 0.2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.5,
+        "shared_intermediate_size": 96,
+        "num_local_experts": 0,
+        "layer_types": ["mamba", "attention"] * 4,
+        "position_embedding_type": None,
+        "mamba_n_heads": 8,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 2,
+    },
     "mistral3": {
         "model_type": "ministral3",
         "head_dim": 32,
@@ -265,7 +279,7 @@ ARCHITECTURE_OF = {
 """Architecture of the file of a model with another name."""
 END = 3
 """Id of the end token."""
-_PERMUTED = ("llama", "granite", "granitemoehybrid", "smollm3", "mixtral", "mistral3", "arcee")
+_PERMUTED = ("llama", "granite", "granitemoehybrid", "granitehybrid", "smollm3", "mixtral", "mistral3", "arcee")
 _SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
 
 
@@ -301,7 +315,9 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     kv_heads = 1 if config.latent and config.experts else config.num_key_value_heads
     if architecture in ("qwen35", "qwen35moe"):
         _add_delta_nets(writer, config)
-    if architecture in ("lfm2", "lfm2moe"):
+    if architecture == "granitehybrid":
+        _add_mamba(writer, config)
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid"):
         writer.add_head_count_kv([0 if mixer else kv_heads for mixer in config.mixers])
     else:
         writer.add_head_count_kv(kv_heads)
@@ -325,7 +341,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_rope_freq_base(theta)
     if architecture == "ernie4_5-moe":
         writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
-    if architecture == "granitemoehybrid":
+    if architecture in ("granitemoehybrid", "granitehybrid"):
         writer.add_rope_scaling_finetuned(source["position_embedding_type"] == "rope")
     if architecture == "mistral3":
         scaling = source["rope_scaling"]
@@ -437,6 +453,29 @@ def _add_delta_nets(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
     writer.add_rope_dimension_sections([2, 1, 1, 0])
 
 
+def _add_mamba(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
+    """Write the sizes of the Mamba-2 layers."""
+    shape = next(mixer for mixer in config.mixers if mixer is not None)
+    writer.add_ssm_conv_kernel(shape.num_taps)
+    writer.add_ssm_state_size(shape.state_dim)
+    writer.add_ssm_group_count(shape.num_groups)
+    writer.add_ssm_inner_size(shape.num_heads * shape.head_dim)
+    writer.add_ssm_time_step_rank(shape.num_heads)
+
+
+def _mamba_tensor(name: str, values: np.ndarray, config: DecoderConfig) -> tuple[str, np.ndarray]:
+    """Return the converter's name and values of a tensor of a Mamba-2 layer."""
+    if name.endswith("A_log"):
+        values = -np.exp(values.astype(np.float64)).astype(np.float32)[:, None]
+    if name.endswith(".D"):
+        values = values[:, None]
+    if name.endswith("mamba.norm.weight"):
+        values = np.stack(np.split(values, config.source["mamba_n_groups"]))
+    if name.endswith("conv1d.weight"):
+        values = values.squeeze(1)
+    return name.replace("dt_bias", "dt_proj.bias"), values
+
+
 def _add_apertus(writer: gguf.GGUFWriter, model: CausalLM) -> None:
     """Write the activations' parameters of all layers, and the divisors of Llama 3's rotary frequencies."""
     activations = [layer.mlp.act_fn for layer in model.model.layers]
@@ -470,7 +509,7 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
-    fused = {} if architecture == "granitemoehybrid" else config.fused_layers
+    fused = {} if architecture in ("granitemoehybrid", "granitehybrid") else config.fused_layers
     tensors = config.to_files(parameters) if stored in ("qwen", "lfm2") else join_fused(parameters, fused)
     if isinstance(config.file_layout, RenamedExperts):
         tensors = config.file_layout.names.to_files(tensors)
@@ -484,6 +523,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             values = values + 1
         if ".linear_attn." in name:
             name, values = _delta_net_tensor(name, values, config)
+        if ".mamba." in name:
+            name, values = _mamba_tensor(name, values, config)
         if ".act_fn." in name:
             continue
         if name.endswith("conv.conv.weight"):

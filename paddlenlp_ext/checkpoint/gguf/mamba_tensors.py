@@ -1,0 +1,151 @@
+"""GGUF layout of decoders whose layers have Mamba-2 or attention.
+
+in a GGUF file              in the checkpoint
+ssm_a [N, 1]                A_log [N]; the file stores -exp(A_log)
+ssm_d [N, 1]                D [N]
+ssm_norm [G, F / G]         norm [F]
+ssm_conv1d [C, L]           conv1d [C, 1, L]
+
+Shapes: N heads, G groups, F channels of all heads, C channels of the convolution, L taps.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture, Key, count, kv_heads_by_layer
+from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.checkpoint.weight_source import WeightSource
+from paddlenlp_ext.sharding_spec import Shard
+
+_IN_BLOCK = {
+    "ssm_in": "mamba.in_proj",
+    "ssm_conv1d": "mamba.conv1d",
+    "ssm_dt.bias": "mamba.dt_bias",
+    "ssm_a": "mamba.A_log",
+    "ssm_d": "mamba.D",
+    "ssm_norm": "mamba.norm",
+    "ssm_out": "mamba.out_proj",
+}
+_KEYS = {
+    "mamba_d_conv": Key("ssm.conv_kernel"),
+    "mamba_d_state": Key("ssm.state_size"),
+    "mamba_n_groups": Key("ssm.group_count"),
+    "mamba_n_heads": Key("ssm.time_step_rank"),
+}
+_COLUMNS = ("mamba.A_log", "mamba.D")
+_FLAT = (*_COLUMNS, "mamba.norm.weight")
+"""Suffixes of the names of vectors that files store with two axes."""
+
+
+def with_mamba(attention: Architecture, name: str) -> Architecture:
+    """Return the layout of a family's models with Mamba-2 layers, given the layout of its models with attention only.
+
+    Args:
+        attention: the layout of models with attention in every layer.
+        name: `general.architecture` of models with Mamba-2 layers.
+    """
+
+    def split(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
+        shared = tensors if attention.split is None else attention.split(tensors, config)
+        return _with_two_axes(shared, config.other_mixers[0].num_groups)
+
+    return dataclasses.replace(
+        attention,
+        name=name,
+        in_block={**attention.in_block, **_IN_BLOCK},
+        keys={**attention.keys, **_KEYS},
+        settings=lambda file: {**attention.settings(file), **_settings(file)},
+        reads=lambda file: True,
+        writes=lambda config: bool(config.other_mixers),
+        logarithms=("mamba.A_log",),
+        mixers=("Mamba-2",),
+        has_convolutions=True,
+        squeezed={"mamba.conv1d.weight": 1},
+        restore=lambda source: _FlatTensors(attention.restore(source)),
+        split=split,
+        metadata=_metadata,
+        variants=(),
+    )
+
+
+def _settings(file: GgufFile) -> dict[str, Any]:
+    """Return the keys of config.json that the keys of the metadata determine together.
+
+    Raises:
+        ValueError: the channels of the heads are not a multiple of the hidden size and of the number of heads.
+    """
+    inner, hidden, heads = (count(file, key) for key in ("ssm.inner_size", "embedding_length", "ssm.time_step_rank"))
+    if inner % hidden or inner % heads:
+        raise ValueError(
+            f"{file.path}: {file.architecture_key('ssm.inner_size')} {inner} is not a multiple of the hidden size "
+            f"{hidden} and of the {heads} heads; the file is damaged"
+        )
+    types = ["attention" if heads else "mamba" for heads in kv_heads_by_layer(file)]
+    first = types.index("mamba") if "mamba" in types else 0
+    return {
+        "layer_types": types,
+        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
+        "mamba_d_head": inner // heads,
+        "mamba_expand": inner // hidden,
+    }
+
+
+def _metadata(config: Any) -> dict[str, Any]:
+    """Return the metadata without a key of config.json.
+
+    Raises:
+        ValueError: llama.cpp does not compute a part of the layers.
+    """
+    shape = config.other_mixers[0]
+    if shape.bias or shape.step_limits != (0.0, math.inf):
+        raise ValueError(
+            "a GGUF file cannot express biases of the linear layers of Mamba-2 (mamba_proj_bias) and limits of the "
+            "step size (time_step_limit)"
+        )
+    return {"ssm.inner_size": shape.inner_size}
+
+
+def _with_two_axes(tensors: Mapping[str, LazyTensor], num_groups: int) -> dict[str, LazyTensor]:
+    """Return the tensors with the shapes of files; the inverse of `_FlatTensors`."""
+    result = dict(tensors)
+    for name, tensor in tensors.items():
+        if name.endswith(_FLAT):
+            rows = tensor.shape[0] if name.endswith(_COLUMNS) else num_groups
+            shape = (rows, tensor.shape[0] // rows)
+            result[name] = LazyTensor(shape, tensor.dtype, partial(_reshaped, tensor, shape))
+    return result
+
+
+def _reshaped(tensor: LazyTensor, shape: tuple[int, ...]) -> np.ndarray:
+    return tensor.read().reshape(shape)
+
+
+class _FlatTensors(WeightSource):
+    """Tensors of a GGUF file, with one axis where the checkpoint has one."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self.path, self._source = source.path, source
+
+    def names(self) -> list[str]:
+        return self._source.names()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = self._source.shape(name)
+        return (math.prod(shape),) if name.endswith(_FLAT) else shape
+
+    def dtype(self, name: str) -> str:
+        return self._source.dtype(name)
+
+    def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
+        if not name.endswith(_FLAT):
+            return self._source.read(name, dtype, shard)
+        values = self._source.read(name, dtype).reshape(-1)
+        return values if shard is None else values[shard.index]
