@@ -139,7 +139,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
         "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
-        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias",
+        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval",
     ),
     (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
     (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func position_embedding_type"),

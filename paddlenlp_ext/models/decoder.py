@@ -75,8 +75,8 @@ class Decoder(nn.Layer):
         self.has_layer_embeddings = config.layer_embeddings is not None
         if config.layer_embeddings is not None:
             add_layer_embeddings(self, config, config.layer_embeddings)
-        layer_type = DECODER_LAYERS[config.layer]
-        self.layers = nn.LayerList([layer_type(config, index) for index in range(config.num_hidden_layers)])
+        kinds = (config.layer,) * config.num_hidden_layers if isinstance(config.layer, str) else config.layer
+        self.layers = nn.LayerList([DECODER_LAYERS[kind](config, index) for index, kind in enumerate(kinds)])
         self.load_balance = config.load_balance()
         for index, layer in enumerate(self.layers):
             if self.load_balance is not None and layer.mixture is not None:

@@ -71,7 +71,7 @@ class DecoderConfig:
         longest_answer: maximum number of tokens in a prompt and its continuation. Longer sequences need a scaling that
             is not implemented. None: no limit.
         num_labels: number of outputs of a sequence classifier; None for a causal language model.
-        layer: order of norms, attention and feed-forward (models/decoder_layers.py).
+        layer: order of norms, attention and feed-forward (models/decoder_layers.py), of all layers or of each layer.
         pre_norms: names of a pre-norm layer's norms: before attention and before feed-forward.
         sandwich_norms: names of a sandwich layer's norms: before and after attention, before and after feed-forward.
         ropes: rope settings of each layer.
@@ -126,7 +126,7 @@ class DecoderConfig:
     logit_softcap: float | None = None
     longest_answer: int | None = None
     num_labels: int | None = None
-    layer: str = "pre_norm"
+    layer: str | tuple[str, ...] = "pre_norm"
     pre_norms: tuple[str, str] = ("input_layernorm", "post_attention_layernorm")
     sandwich_norms: tuple[str, str, str, str] = (
         "input_layernorm",

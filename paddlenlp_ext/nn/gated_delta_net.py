@@ -14,6 +14,7 @@ E value dimension, C channels of the convolution, L taps, F = N * E.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -44,6 +45,8 @@ class GatedDeltaShape(MixerShape):
         value_dim: E.
         num_taps: L, the number of positions that an output of the convolution depends on, itself included.
         norm_epsilon: epsilon of the norm.
+        beta_scale: factor of beta. With 2, eigenvalues of the transition between positions may be negative
+            (arXiv:2411.12537).
     """
 
     kind = "gated delta net"
@@ -56,6 +59,7 @@ class GatedDeltaShape(MixerShape):
     value_dim: int
     num_taps: int
     norm_epsilon: float = 1e-6
+    beta_scale: float = 1.0
 
     def build(self, layer_index: int) -> GatedDeltaNet:
         return GatedDeltaNet(self, layer_index)
@@ -108,11 +112,13 @@ class GatedDeltaNet(RecurrentMixer):
     Attributes:
         shape: sizes over all ranks.
         key_heads, value_heads: heads on this rank.
+        norm_name: name of the norm.
     """
 
     attribute = "linear_attn"
     input_names = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b")
     output_name = "out_proj"
+    norm_name: ClassVar[str] = "norm"
 
     def __init__(self, shape: GatedDeltaShape, layer_index: int) -> None:
         super().__init__(layer_index)
@@ -125,8 +131,8 @@ class GatedDeltaNet(RecurrentMixer):
         self.A_log = self.create_parameter([heads], dtype="float32", default_initializer=rates)
         ones = nn.initializer.Constant(1.0)
         self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
-        self.norm = RMSNorm(shape.value_dim, shape.norm_epsilon, dtype="float32")
-        self.out_proj = Linear(shape.value_size, shape.hidden_size)
+        self.add_sublayer(self.norm_name, RMSNorm(shape.value_dim, shape.norm_epsilon, dtype="float32"))
+        self.add_sublayer(self.output_name, Linear(shape.value_size, shape.hidden_size))
 
     @staticmethod
     def input_sizes(shape: GatedDeltaShape) -> tuple[int, ...]:
@@ -143,9 +149,10 @@ class GatedDeltaNet(RecurrentMixer):
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
         qkv_BSC, z_BSF, a_BSN, b_BSN = recompute_region("attention_column_ln", self._project, x_BSD)
         decay_BSN = -self.A_log.exp() * F.softplus(a_BSN.astype("float32") + self.dt_bias)
-        o_TNE = self.mix((qkv_BSC, decay_BSN, F.sigmoid(b_BSN.astype("float32"))), inputs)
+        beta_BSN = self.shape.beta_scale * F.sigmoid(b_BSN.astype("float32"))
+        o_TNE = self.mix((qkv_BSC, decay_BSN, beta_BSN), inputs)
         gated_TF = self._gated(o_TNE, z_BSF.flatten(0, 1)).astype(x_BSD.dtype)
-        return recompute_region("attention_row_ln", self.out_proj, gated_TF.reshape(z_BSF.shape))
+        return recompute_region("attention_row_ln", self.output_layer, gated_TF.reshape(z_BSF.shape))
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N]."""
@@ -175,7 +182,7 @@ class GatedDeltaNet(RecurrentMixer):
 
     def _gated(self, o_TNE: paddle.Tensor, z_TF: paddle.Tensor) -> paddle.Tensor:
         """Normalize each value head and multiply it by its gate; return float32 [T, F]."""
-        normed_TNE = self.norm(o_TNE.astype("float32"))
+        normed_TNE = getattr(self, self.norm_name)(o_TNE.astype("float32"))
         return normed_TNE.flatten(1) * F.silu(z_TF.astype("float32"))
 
 
@@ -216,3 +223,28 @@ class FusedGatedDeltaNet(GatedDeltaNet):
         """Return the channels of the value heads on this rank, [B, S, ...]."""
         heads = x_BSG.reshape([*x_BSG.shape[:2], self.shape.num_value_heads, -1])
         return heads[:, :, self.value_heads].flatten(2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitGatedDeltaShape(GatedDeltaShape):
+    """Sizes of a gated delta net with a projection each for queries, keys and values."""
+
+    def build(self, layer_index: int) -> SplitGatedDeltaNet:
+        return SplitGatedDeltaNet(self, layer_index)
+
+
+class SplitGatedDeltaNet(GatedDeltaNet):
+    """Gated delta net with a projection each for queries, keys and values, as in OLMo Hybrid; `g_proj` returns z."""
+
+    input_names = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj")
+    output_name = "o_proj"
+    norm_name = "o_norm"
+
+    @staticmethod
+    def input_sizes(shape: GatedDeltaShape) -> tuple[int, ...]:
+        heads = shape.num_value_heads
+        return shape.key_size, shape.key_size, shape.value_size, shape.value_size, heads, heads
+
+    def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        *qkv, z, a, b = super()._project(x_BSD)
+        return paddle.concat(qkv, axis=-1), z, a, b

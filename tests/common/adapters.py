@@ -14,7 +14,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
-from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA
+from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SPLIT_DELTA
 
 _SIZES = {
     **ODD_SIZES,
@@ -66,6 +66,13 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "linear_num_key_heads": 4,
         "linear_num_value_heads": 12,
         "tie_word_embeddings": True,
+    },
+    "split_delta": {
+        **_SIZES,
+        **TINY_SPLIT_DELTA,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 12,
+        "tie_word_embeddings": False,
     },
     "experts_beside": {
         **_SIZES,

@@ -58,6 +58,15 @@ TINY_DELTA: dict[str, Any] = {
     "linear_value_head_dim": 10,
 }
 """Differences of a tiny model with a gated delta net in its first layer from other tiny models."""
+TINY_SPLIT_DELTA: dict[str, Any] = {
+    "model_type": "olmo_hybrid",
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+}
+"""Differences of a tiny model with a gated delta net in its first layer, and a post-norm layer after it."""
 TINY_MAMBA: dict[str, Any] = {
     "model_type": "granitemoehybrid",
     "layer_types": ["mamba", "attention"],

@@ -80,6 +80,7 @@ def test_shipped_files_exist_for_every_family():
         "ministral3",
         "olmo2",
         "olmo3",
+        "olmo_hybrid",
         "phi3",
         "qwen3",
         "qwen3_5",

@@ -11,7 +11,15 @@ import paddle
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from tests.common.models import TINY_DELTA, TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA, TINY_SIZES, slow_decays
+from tests.common.models import (
+    TINY_DELTA,
+    TINY_LATENT,
+    TINY_LATENT_EXPERTS,
+    TINY_MAMBA,
+    TINY_SIZES,
+    TINY_SPLIT_DELTA,
+    slow_decays,
+)
 from tests.golden.cases.model_cases import CASES, make_weight
 
 SIZES = {**TINY_SIZES, "vocab_size": 97, "max_position_embeddings": 512, "initializer_range": 0.3}
@@ -100,6 +108,7 @@ FAMILIES = {
     },
     "qwen3_5_gated_delta": TINY_DELTA,
     "qwen3_next_fused_delta": {**TINY_DELTA, "model_type": "qwen3_next", "num_experts": 5, "num_experts_per_tok": 2},
+    "olmo_hybrid_split_delta": TINY_SPLIT_DELTA,
     "granite_4_mamba2": TINY_MAMBA,
     "granite_4_mamba2_experts": {**TINY_MAMBA, "num_local_experts": 5},
     "lfm2_without_attention": {"model_type": "lfm2", "full_attn_idxs": [], "block_auto_adjust_ff_dim": False},

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
-from tests.common.models import TINY_DELTA, TINY_MAMBA
+from tests.common.models import TINY_DELTA, TINY_MAMBA, TINY_SPLIT_DELTA
 from tests.models.tiny_model import TINY, make_model, make_model_with_sinks, make_model_with_slow_decays
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
@@ -90,11 +90,12 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model, GEMMA_4),
         (make_model_with_small_scores, GEMMA_4_E),
         (make_model_with_slow_decays, TINY_DELTA),
+        (make_model_with_slow_decays, TINY_SPLIT_DELTA),
         (make_model_with_slow_decays, {**TINY_MAMBA, "num_local_experts": 5}),
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
-        *("convolutions", "scaled_queries", "gemma4", "gemma4_e", "delta", "mamba2"),
+        *("convolutions", "scaled_queries", "gemma4", "gemma4_e", "delta", "split_delta", "mamba2"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
@@ -118,8 +119,18 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, WINDOWED, PARTIAL, CONVOLUTIONS, {**GEMMA_4, "enable_moe_block": False}, GEMMA_4_E, TINY_DELTA, TINY_MAMBA],
-    ids=["full", "window", "partial", "convolutions", "gemma4", "gemma4_e", "delta", "mamba2"],
+    [
+        {},
+        WINDOWED,
+        PARTIAL,
+        CONVOLUTIONS,
+        {**GEMMA_4, "enable_moe_block": False},
+        GEMMA_4_E,
+        TINY_DELTA,
+        TINY_SPLIT_DELTA,
+        TINY_MAMBA,
+    ],
+    ids=["full", "window", "partial", "convolutions", "gemma4", "gemma4_e", "delta", "split_delta", "mamba2"],
 )
 def test_decoder_changed_document_leaves_neighbours_bit_identical(changes):
     model = make_model_with_slow_decays(**changes)

@@ -18,6 +18,7 @@ LAYER_KINDS = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_state": 6},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
+    "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
     "qwen3_next": {"full_attention_interval": 2, "mlp_only_layers": [0]},
@@ -40,6 +41,10 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
             "the most similar supported family is 'lfm2'; supported: ",
         ),
         ({"model_type": "gemma3n_text"}, "lacks alternating updates.* most similar .* 'gemma3_text'"),
+        (
+            {"model_type": "olmo_hybrid", "layer_types": ["linear_attention"] * 2},
+            "layer_types in config.json must have linear_attention and full_attention layers",
+        ),
         (
             {"model_type": "granitemoehybrid", "layer_types": ["mamba", "conv"]},
             "must be mamba or attention for each of the 2 layers, got 2 entries: conv, linear_attention",

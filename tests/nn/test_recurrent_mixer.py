@@ -15,7 +15,11 @@ from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
-MIXERS = {"qwen3_5_gated_delta": "linear_attn", "granite_4_mamba2": "mamba"}
+MIXERS = {
+    "qwen3_5_gated_delta": "linear_attn",
+    "olmo_hybrid_split_delta": "linear_attn",
+    "granite_4_mamba2": "mamba",
+}
 """Family of a model -> name of the mixer in its first layer."""
 LENGTHS = (70, 1, 129, 2, 1, 64)
 each_family = pytest.mark.parametrize("family", MIXERS)
@@ -145,12 +149,12 @@ def test_padding_of_several_passes_leaves_no_trace_in_the_state(family):
 
 @each_family
 def test_prefix_tuning_of_a_recurrent_mixer_raises(family):
-    message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|Mamba2)"
+    message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2)"
     with pytest.raises(ValueError, match=message):
         get_peft_model(new_model(family), PrefixTuningConfig(num_virtual_tokens=3))
 
 
 @each_family
 def test_static_graph_of_a_recurrent_mixer_raises(family):
-    with pytest.raises(ValueError, match=r"layer 0 has a (GatedDeltaNet|Mamba2)"):
+    with pytest.raises(ValueError, match=r"layer 0 has a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2)"):
         cache_shapes(tiny_model(family))

@@ -95,6 +95,11 @@ QWEN3_5 = {
     "linear_value_head_dim": 10,
 }
 QWEN3_NEXT = {**QWEN3_5, "model_type": "qwen3_next", "mlp_only_layers": [0, 1]}  # without experts
+OLMO_HYBRID = {
+    **{key: value for key, value in QWEN3_5.items() if key.startswith("linear")},
+    "model_type": "olmo_hybrid",
+    "layer_types": ["linear_attention", "full_attention"],
+}
 GEMMA_4 = {
     "model_type": "gemma4_text",
     "head_dim": 8,
@@ -122,6 +127,8 @@ FAMILIES = [
     Case("lora-qwen3_5", {**TENSOR, **STABLE}, QWEN3_5, "lora", {"rank": 4}),
     Case("sp-sft-qwen3_next", {**TENSOR, **STABLE, "sequence_parallel": True}, QWEN3_NEXT),
     Case("lora-qwen3_next", {**TENSOR, **STABLE}, QWEN3_NEXT, "lora", {"rank": 4}),
+    Case("sp-sft-olmo_hybrid", {**TENSOR, **STABLE, "sequence_parallel": True}, OLMO_HYBRID),
+    Case("lora-olmo_hybrid", {**TENSOR, **STABLE}, OLMO_HYBRID, "lora", {"rank": 4}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 MIXTRAL = {

@@ -14,7 +14,7 @@ from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build_model as build_model_module
 from paddlenlp_ext.trainer.build_model import build_model, check_float16
 from paddlenlp_ext.trainer.load_data import load_data
-from tests.common.models import TINY_DELTA, TINY_LLAMA, TINY_MAMBA
+from tests.common.models import TINY_DELTA, TINY_LLAMA, TINY_MAMBA, TINY_SPLIT_DELTA
 from tests.common.training import make_config
 
 
@@ -38,7 +38,13 @@ def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_fold
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [(TINY_DELTA, "float16"), (TINY_MAMBA, "float16"), (TINY_DELTA, "bfloat16"), ({}, "float16")],
+    [
+        (TINY_DELTA, "float16"),
+        (TINY_SPLIT_DELTA, "float16"),
+        (TINY_MAMBA, "float16"),
+        (TINY_DELTA, "bfloat16"),
+        ({}, "float16"),
+    ],
 )
 def test_check_float16_refuses_recurrent_mixers(tmp_path, family, dtype):
     config = make_config(tmp_path / "out", fp16=dtype == "float16", bf16=dtype == "bfloat16")

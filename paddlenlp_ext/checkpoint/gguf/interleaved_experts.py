@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.file_layouts.base import split_layer
-from paddlenlp_ext.checkpoint.gguf.joined_tensors import JoinedTensors
+from paddlenlp_ext.checkpoint.file_layouts.joined_tensors import JoinedTensors
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from paddlenlp_ext.checkpoint.file_layouts.joined_rows import JoinedRows, split_rows
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
-from paddlenlp_ext.checkpoint.gguf.joined_rows import JoinedRows, split_rows
 from paddlenlp_ext.checkpoint.gguf.mamba_tensors import with_mamba
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.granite import GRANITE_KEYS, GRANITE_MULTIPLIERS, HYBRID_KEY, granite_differences
@@ -38,7 +38,7 @@ _FILES = RenamedTensors(
         f"{_LAYER}.moe.gate.weight": f"{_LAYER}.block_sparse_moe.router.layer.weight",
     },
 )
-_ROWS = {"shared_mlp.input_linear": ("shared_mlp.gate_proj", "shared_mlp.up_proj")}  # single layers in GGUF files
+_ROWS = {"shared_mlp.input_linear": {"shared_mlp.gate_proj": 1, "shared_mlp.up_proj": 1}}  # single layers in GGUF files
 _HAS_ROPE, _EXPERT_SIZE = "has_rope", "moe_intermediate_size"
 """Keys of completed configs: presence of RoPE, which GGUF files store, and intermediate size of an expert."""
 

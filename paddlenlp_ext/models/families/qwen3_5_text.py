@@ -12,6 +12,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.gguf.gated_delta_nets import delta_net_architecture
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
+from paddlenlp_ext.models.gated_delta_config import delta_net_mixers
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, Family
 from paddlenlp_ext.models.sliding_windows import full_attention
 from paddlenlp_ext.nn.attention import QKNorm
@@ -59,33 +60,12 @@ def qwen3_5_differences(config: ConfigReader, make: type[GatedDeltaShape] = Gate
         make: class of the sizes of the gated delta nets.
 
     Raises:
-        ValueError: `layer_types` has an unknown entry, its length is not the number of layers, or the number of value
-            heads is not a multiple of the number of key heads.
+        ValueError: the config of the gated delta nets is invalid (`delta_net_mixers`).
     """
-    layers, types = config.size("num_hidden_layers"), config.value("layer_types")
-    if {*types} - {"full_attention", "linear_attention"} or len(types) != layers:
-        raise ValueError(
-            f"layer_types in config.json must be full_attention or linear_attention for each of the {layers} layers, "
-            f"got {len(types)} entries: {', '.join(sorted({*types}))}"
-        )
-    shape = make(
-        hidden_size=config.size("hidden_size"),
-        num_key_heads=config.size("linear_num_key_heads"),
-        num_value_heads=config.size("linear_num_value_heads"),
-        key_dim=config.size("linear_key_head_dim"),
-        value_dim=config.size("linear_value_head_dim"),
-        num_taps=config.size("linear_conv_kernel_dim"),
-        norm_epsilon=float(config.value("rms_norm_eps")),
-    )
-    if shape.num_value_heads % shape.num_key_heads:
-        raise ValueError(
-            f"linear_num_value_heads {shape.num_value_heads} in config.json is not a multiple of linear_num_key_heads "
-            f"{shape.num_key_heads}"
-        )
     bias = bool(config.value("attention_bias"))
     return {
         "attention_gate": "q_proj",
-        "mixers": tuple(shape if kind == "linear_attention" else None for kind in types),
+        "mixers": delta_net_mixers(config, make, float(config.value("rms_norm_eps"))),
         "norm_offset": 1.0,
         "output_bias": bias,
         "qk_norm": QKNorm(),

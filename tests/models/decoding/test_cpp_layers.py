@@ -33,6 +33,7 @@ OP_BY_OP |= {
     "gemma4_keys_as_values",
     "gemma4_e_shared_keys",
     "qwen3_next_fused_delta",
+    "olmo_hybrid_split_delta",
     "granite_4_mamba2",
     "granite_4_mamba2_experts",
 }

@@ -1,4 +1,4 @@
-"""Base class for joining GGUF tensors to the tensors of the Hugging Face checkpoint."""
+"""Base class for joining several stored tensors to one tensor."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ class JoinedTensors(WeightSource):
         self.path, self._source, self._parts = source.path, source, parts
         missing = {part for names in parts.values() for part in names}.difference(source.names())
         if missing:
-            raise ValueError(
-                f"{self.path}: the tensor for {min(missing)} is missing; use a GGUF file with all tensors of the model"
-            )
+            raise ValueError(f"{self.path}: the tensor for {min(missing)} is missing; copy or download the model again")
 
     def names(self) -> list[str]:
         return list(self._parts)

@@ -1,41 +1,46 @@
-"""Convert layers that checkpoints store fused, and GGUF files separately: the rows of the fused weight, in order."""
+"""Convert between fused tensors and their parts in files: the rows of the fused tensor, in order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import numpy as np
 
 from paddlenlp_ext.checkpoint.file_layouts.base import split_layer
-from paddlenlp_ext.checkpoint.gguf.joined_tensors import JoinedTensors
-from paddlenlp_ext.checkpoint.safetensors import LazyTensor
+from paddlenlp_ext.checkpoint.file_layouts.joined_tensors import JoinedTensors
+from paddlenlp_ext.checkpoint.safetensors import LazyTensor, as_lazy
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
-FusedRows = Mapping[str, Sequence[str]]
-"""Fused layer -> its layers, which have the same size; names start after "model.layers.N."."""
+FusedRows = Mapping[str, Mapping[str, int]]
+"""Fused layer -> name of a part -> its share of the rows, relative to the other parts.
+
+Names start after "model.layers.N.".
+"""
 
 
-def split_rows(tensors: Mapping[str, LazyTensor], fused: FusedRows) -> dict[str, LazyTensor]:
+def split_rows(tensors: Mapping[str, Any], fused: FusedRows) -> dict[str, Any]:
     """Split the tensors of fused layers; the inverse of `JoinedRows`.
 
     Args:
-        tensors: Hugging Face name -> tensor.
+        tensors: name -> tensor.
         fused: the fused layers.
     """
-    result: dict[str, LazyTensor] = {}
+    result: dict[str, Any] = {}
     for name, tensor in tensors.items():
         prefix, local_name = split_layer(name)
         layer, _, kind = local_name.rpartition(".")
         if layer not in fused:
             result[name] = tensor
             continue
-        parts = fused[layer]
-        rows = tensor.shape[0] // len(parts)
-        for index, part in enumerate(parts):
-            read = partial(_read_rows, tensor, slice(index * rows, (index + 1) * rows))
-            result[f"{prefix}{part}.{kind}"] = LazyTensor((rows, *tensor.shape[1:]), tensor.dtype, read)
+        whole, start = as_lazy(tensor), 0
+        for part, share in fused[layer].items():
+            rows = whole.shape[0] * share // sum(fused[layer].values())
+            read = partial(_read_rows, whole, slice(start, start + rows))
+            result[f"{prefix}{part}.{kind}"] = LazyTensor((rows, *whole.shape[1:]), whole.dtype, read)
+            start += rows
     return result
 
 
@@ -44,10 +49,10 @@ def _read_rows(tensor: LazyTensor, rows: slice) -> np.ndarray:
 
 
 class JoinedRows(JoinedTensors):
-    """Tensors of a GGUF file, with the layers of a fused layer joined as in the Hugging Face checkpoint.
+    """Stored tensors, with the parts of each fused layer joined.
 
     Raises:
-        ValueError: a layer of a fused layer is missing.
+        ValueError: a part of a fused layer is missing.
     """
 
     def __init__(self, source: WeightSource, fused: FusedRows) -> None:
