@@ -30,7 +30,11 @@ _INHERITED = (
 _PREFIXES = (
     (re.compile(r"^(language_model\.model|model\.language_model)\."), "model."),
     (re.compile(r"^(language_model\.)?lm_head\."), "lm_head."),
-    (re.compile(r"^model\.(?=(layers|embed_tokens|norm|embed_tokens_per_layer|per_layer_\w+)\.)"), "model."),
+    (
+        re.compile(r"^model\.(?=(layers|embed_tokens|embeddings|norm|norm_f|embed_tokens_per_layer|per_layer_\w+)\.)"),
+        "model.",
+    ),
+    (re.compile(r"^backbone\."), "backbone."),
 )
 _OTHER_NAMES = re.compile(r"^(language_model\.model|model\.language_model|model\.visual|mtp)\.")
 """Names of tensors in composite models."""

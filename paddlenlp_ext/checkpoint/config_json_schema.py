@@ -80,7 +80,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (whole(0, 2**20).or_null(), "hidden_size q_lora_rank kv_lora_rank"),
     (
         whole(0, 2**24).or_null(),
-        "intermediate_size shared_expert_intermediate_size shared_intermediate_size block_ff_dim",
+        "intermediate_size shared_expert_intermediate_size shared_intermediate_size block_ff_dim "
+        "moe_shared_expert_intermediate_size moe_latent_size",
     ),
     (either(_WIDTH, list_of(_WIDTH)).or_null(), "moe_intermediate_size"),
     (
@@ -89,7 +90,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "n_routed_experts moe_num_experts moe_k n_group topk_group qk_nope_head_dim qk_rope_head_dim v_head_dim "
         "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
         "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
-        "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand",
+        "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand "
+        "mamba_num_heads mamba_head_dim n_groups ssm_state_size",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
@@ -105,7 +107,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (list_of(either(number(above=1), whole(0, 0))).or_null(), "layer_rope_theta"),
     (either(_LAYER, list_of(_LAYER)).or_null(), "moe_layer_freq"),
     (list_of(_LAYER).or_null(), "full_attn_idxs"),
-    (whole(1, 64), "conv_L_cache linear_conv_kernel_dim mamba_d_conv"),
+    (whole(1, 64), "conv_L_cache linear_conv_kernel_dim mamba_d_conv conv_kernel"),
     (either(whole(1, 2**16), one_of("auto")).or_null(), "mamba_d_head"),
     (list_of(either(number(minimum=0), _INFINITY)).or_null(), "time_step_limit"),
     (whole(1, 2**20).or_null(), "block_multiple_of"),
@@ -114,7 +116,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (whole(-1, 1024), "moe_layer_end_index"),
     (list_of(_LAYER).or_null(), "mlp_only_layers"),
     (list_of(either(whole(0, 1), FLAG)).or_null(), "no_rope_layers"),
-    (list_of(TEXT).or_null(), "layer_types mlp_layer_types"),
+    (list_of(TEXT).or_null(), "layer_types mlp_layer_types layers_block_type"),
     # Floating-point values.
     (_FRACTION, "rms_norm_eps layer_norm_eps layer_norm_epsilon norm_eps moe_norm_min"),
     (number(minimum=0, maximum=1e3), "initializer_range"),
@@ -139,11 +141,16 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
         "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
-        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval",
+        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval use_conv_bias",
     ),
     (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
-    (TEXT.or_null(), "hidden_act hidden_activation topk_method scoring_func position_embedding_type"),
+    (
+        TEXT.or_null(),
+        "hidden_act hidden_activation topk_method scoring_func position_embedding_type mlp_hidden_act "
+        "mamba_hidden_act hybrid_override_pattern",
+    ),
     (number(minimum=0, maximum=1e3).or_null(), "query_scale_beta"),
+    (number(minimum=0, maximum=1e3), "time_step_min"),
     # Token ids and labels.
     *_TOKEN_KEYS,
     (whole(1, 10**6).or_null(), "num_labels"),

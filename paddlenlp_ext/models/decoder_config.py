@@ -178,7 +178,8 @@ class DecoderConfig:
             raise ValueError(unsupported_family(source["model_type"]))
         family = FAMILIES.get(source["model_type"])
         for key in _REQUIRED:
-            ConfigJsonReader(source, family).size(key)
+            if key not in family.derived:
+                ConfigJsonReader(source, family).size(key)
         completed = family.complete(source)
         reader = ConfigJsonReader(completed, family)
         activation = reader.value(family.activation_key)
@@ -300,8 +301,8 @@ class DecoderConfig:
         others = sum(mixer.num_weights for mixer in self.other_mixers)
         return self.attention_share * attention_weights(self) + others / self.num_hidden_layers
 
-    def token_mixer(self, layer_index: int) -> TokenMixer:
-        """Build the token mixer of one layer."""
+    def token_mixer(self, layer_index: int) -> TokenMixer | None:
+        """Build the token mixer of one layer; return None for a layer without one."""
         mixer = None if self.mixers is None else self.mixers[layer_index]
         return self.attention(layer_index) if mixer is None else mixer.build(layer_index)
 
@@ -317,14 +318,14 @@ class DecoderConfig:
         attention = Attention if self.attention_gate is None else GATED_ATTENTION[self.attention_gate]
         return attention(shape, layer_index)
 
-    def feed_forward(self, layer_index: int) -> FeedForwardLayer | MixtureOfExperts:
-        """Build the feed-forward block or the experts of one layer."""
+    def feed_forward(self, layer_index: int) -> FeedForwardLayer | MixtureOfExperts | None:
+        """Build the feed-forward block or the experts of one layer; return None for a layer without them."""
         shape = self.expert_shape(layer_index)
         if shape is not None and shape.shared_name is not None:
             return MixtureOfExperts(self.hidden_size, shape)
         feed_forward = FeedForward if self.gated else UngatedFeedForward
         inner = self.layer_shapes[layer_index].intermediate_size
-        return feed_forward(self.hidden_size, inner, self.mlp_bias, self.activation)
+        return feed_forward(self.hidden_size, inner, self.mlp_bias, self.activation) if inner else None
 
     def expert_shape(self, layer_index: int) -> ExpertShape | None:
         """Return the sizes of the experts of one layer; None for a dense layer."""

@@ -12,6 +12,7 @@ The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In
 | scaled sandwich with a layer embedding e | the same, after x = x + norm(projection(gelu(gate(x)) * e)) | Gemma 4 E |
 | expert sandwich | the same with norm(mlp(norm(x))) + norm(experts(x)) in place of mlp(norm(x)) | Gemma 4 26B-A4B |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
+| single block | x = x + attention(norm(x)), or x = x + mlp(norm(x)) | Nemotron H |
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -47,7 +48,8 @@ class DecoderLayer(nn.Layer):
     """Base class of decoder layers: token mixer and feed-forward, each with a residual connection.
 
     Attributes:
-        mixer_name: name of the attribute that holds the token mixer.
+        mixer_name: name of the attribute that holds the token mixer; None without a token mixer.
+        mlp: feed-forward block or experts; None in a layer with a token mixer alone.
         hidden_size: D.
         residual_multiplier: factor of the outputs of attention and feed-forward before the residual addition.
         norm_names: map from norm role (`NORM_ROLES`) to attribute name.
@@ -61,11 +63,12 @@ class DecoderLayer(nn.Layer):
         self.norm_names: dict[str, str] = {}
         self.hidden_size, self.residual_multiplier = config.hidden_size, config.residual_multiplier
         mixer = config.token_mixer(layer_index)
-        self.mixer_name = mixer.attribute
-        self.add_sublayer(self.mixer_name, mixer)
-        self.mlp = config.feed_forward(layer_index)
+        self.mixer_name = None if mixer is None else mixer.attribute
+        if mixer is not None:
+            self.add_sublayer(mixer.attribute, mixer)
+        self.mlp: Any = config.feed_forward(layer_index)
         is_last = layer_index == config.num_hidden_layers - 1
-        self.skips_unread = is_last and self.mixture is None
+        self.skips_unread = is_last and self.mlp is not None and self.mixture is None
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Map hidden states [B, S, D] to [B, S, D]."""
@@ -78,8 +81,8 @@ class DecoderLayer(nn.Layer):
 
     @property
     def mixer(self) -> Any:
-        """Token mixer of the layer, or the adapter around the token mixer."""
-        return getattr(self, self.mixer_name)
+        """Token mixer of the layer, or the adapter around the token mixer; None without a token mixer."""
+        return None if self.mixer_name is None else getattr(self, self.mixer_name)
 
     def norms_by_role(self) -> dict[str, Any]:
         """Return the norms, or the adapters that replaced them, by role."""
@@ -276,6 +279,20 @@ class ParallelLayer(DecoderLayer):
         return x_BSD + self._attend(normed_BSD, inputs) + self._feed_forward(normed_BSD, inputs)
 
 
+class SingleBlockLayer(DecoderLayer):
+    """Layer with a norm and either a token mixer or a feed-forward block (Nemotron H, arXiv:2504.03624)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        assert (self.mixer is None) != (self.mlp is None), "a layer must have one block"
+        self.norm_names = {"mlp_norm" if self.mixer is None else "attention_norm": "norm"}
+        self.norm = config.rms_norm()
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        block = self._feed_forward if self.mixer is None else self._attend
+        return x_BSD + block(self.norm(x_BSD), inputs)
+
+
 DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "pre_norm": PreNormLayer,
     "expert_pre_norm": ExpertPreNormLayer,
@@ -284,4 +301,5 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "scaled_sandwich": ScaledSandwichLayer,
     "expert_sandwich": ExpertSandwichLayer,
     "parallel": ParallelLayer,
+    "single_block": SingleBlockLayer,
 }

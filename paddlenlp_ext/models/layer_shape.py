@@ -19,7 +19,7 @@ class LayerShape:
         value_dim: channels of a value.
         num_kv_heads: number of key-value heads.
         has_v_proj, source: see `AttentionShape`.
-        intermediate_size: output features of the gate and up projections.
+        intermediate_size: output features of the gate and up projections; 0: no feed-forward block.
     """
 
     head_dim: int

@@ -13,7 +13,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddlenlp_ext.models.registry import ConfigReader
@@ -39,7 +39,11 @@ _TYPES = {"mamba": _MAMBA, "attention": _ATTENTION}
 
 def layer_types_with_mamba(config: Mapping[str, Any]) -> list[str]:
     """Return the layer types of a config.json dict as transformers 5 names them."""
-    types = config.get("layer_types") or [_MAMBA] * config["num_hidden_layers"]
+    return transformers_layer_types(config.get("layer_types") or [_MAMBA] * config["num_hidden_layers"])
+
+
+def transformers_layer_types(types: Sequence[str]) -> list[str]:
+    """Rename the layer types of published models as transformers 5 names them; keep other types."""
     return [_TYPES.get(kind, kind) for kind in types]
 
 

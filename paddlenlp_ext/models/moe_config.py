@@ -148,7 +148,11 @@ def _with_experts(plan: TensorPlan, experts: Sequence[ExpertShape | None]) -> Te
     own: TensorPlan = {f"{layer}.experts": "experts", f"{layer}.{shape.router_name}": "replicated"}
     if shape.shared_size and shape.shared_name is not None:
         shared = f"{layer}.{shape.shared_name}"
-        own |= {f"{shared}.gate_proj": "colwise", f"{shared}.up_proj": "colwise", f"{shared}.down_proj": "rowwise"}
+        own |= {f"{shared}.up_proj": "colwise", f"{shared}.down_proj": "rowwise"}
+        if shape.gated:
+            own[f"{shared}.gate_proj"] = "colwise"
+    if shape.latent_size:
+        own |= {f"{layer}.fc1_latent_proj": "replicated", f"{layer}.fc2_latent_proj": "replicated"}
     if shape.gates_shared:
         own[f"{layer}.shared_expert_gate"] = "replicated"
     return {**dense, **own}

@@ -52,6 +52,7 @@ class Family:
         gated: whether the feed-forward has a gate.
         complete: function that converts a config.json dict to common keys, such as older keys to newer keys. The result
             is not saved.
+        derived: required keys of config.json that `complete` derives from other keys.
         fused_layers: fused projection in the checkpoint -> single projections of the decoder
             (file_layouts/fused_projections.py).
         is_translated_by_peft: whether Hugging Face PEFT reads entries of `target_modules` as names of experts
@@ -66,6 +67,7 @@ class Family:
     gated: bool = True
     complete: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda config: config
     fused_layers: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    derived: tuple[str, ...] = ()
     classifier: str | None = None
     is_translated_by_peft: bool = False
 

@@ -6,6 +6,7 @@
 | norm before a convolution | b, c, u | pre-norm, sandwich |
 | c | o | short convolution |
 | norm before the feed-forward block | gate, up; in a parallel layer also q, k, v | without experts |
+| norm of a layer with one block | the linear layers that read it | single block, without experts |
 | v | o; query heads with the same value head share its scales | attention without latents and value norms |
 | norm of a latent | the projection that reads it | latent attention |
 | up | down | feed-forward blocks with a gate, shared experts |
@@ -24,6 +25,7 @@ from paddlenlp_ext.models.decoder_layers import (
     ParallelLayer,
     PreNormLayer,
     SandwichLayer,
+    SingleBlockLayer,
 )
 from paddlenlp_ext.nn.attention import Attention
 from paddlenlp_ext.nn.experts import MixtureOfExperts
@@ -39,8 +41,8 @@ _MLP = "mlp"
 def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
     """Return the smoothing mappings of a decoder layer."""
     mixer, name, mlp = layer.mixer, layer.mixer_name, layer.mlp
-    readers = tuple(f"{name}.{reader}" for reader in mixer.input_names)
-    has_experts = isinstance(mlp, MixtureOfExperts) or isinstance(layer, ExpertPreNormLayer)
+    readers = () if mixer is None else tuple(f"{name}.{reader}" for reader in mixer.input_names)
+    has_experts = mlp is None or isinstance(mlp, MixtureOfExperts) or isinstance(layer, ExpertPreNormLayer)
     inner = () if has_experts else tuple(f"{_MLP}.{reader}" for reader in mlp.input_names)
     mappings = []
     if isinstance(layer, PreNormLayer | SandwichLayer):
@@ -48,6 +50,8 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
             SmoothingMapping(layer.norm_names["attention_norm"], readers),
             SmoothingMapping(layer.norm_names["mlp_norm"], inner),
         ]
+    elif isinstance(layer, SingleBlockLayer):
+        mappings = [SmoothingMapping("norm", (*readers, *inner))]
     elif isinstance(layer, ParallelLayer) and inner:
         mappings = [SmoothingMapping("input_layernorm", (*readers, *inner))]
     if isinstance(mixer, Attention) and not isinstance(mixer, NormedValueAttention):
@@ -61,8 +65,9 @@ def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
             for norm, reader in latents.items()
             if reader in mixer.latent_names
         ]
-    block = f"{_MLP}.{mlp.shape.shared_name}" if isinstance(mlp, MixtureOfExperts) else _MLP
-    if mlp.shape.shared_size if isinstance(mlp, MixtureOfExperts) else isinstance(mlp, FeedForward):
+    shared = mlp.shared_name if isinstance(mlp, MixtureOfExperts) else None
+    block = _MLP if shared is None else f"{_MLP}.{shared}"
+    if isinstance(mlp if shared is None else getattr(mlp, shared), FeedForward):
         mappings.append(SmoothingMapping(f"{block}.up_proj", (f"{block}.down_proj",)))
     return [mapping for mapping in mappings if mapping.consumers]
 

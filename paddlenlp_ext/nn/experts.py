@@ -24,10 +24,13 @@ from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.routers import Router, RouterOptions
+from paddlenlp_ext.nn.ungated_feed_forward import UngatedFeedForward, squared_relu
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.expert_rows import ExpertRows, add_bias, gather_rows, scale_rows, sum_rows
 from paddlenlp_ext.ops.gates import clamped_swiglu
 from paddlenlp_ext.paddle_compat import axis_sizes, is_symbolic
+
+_UNGATED = {"relu2": squared_relu}
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,10 @@ class ExpertShape:
         shared_name: name of the shared expert in the expert layer; None: the feed-forward block of the decoder layer is
             the shared expert.
         gates_shared: whether a sigmoid gate multiplies the output of the shared expert.
-        activation: activation of the gates, a key of `GATES`.
+        latent_size: input and output features of the routed experts, which two linear layers convert from and to the
+            hidden size; 0: the hidden size.
+        gated: whether the experts have gates; False: `down(activation(up(x)))`.
+        activation: activation of the gates, a key of `GATES`; without gates, "relu2".
         clamp: clamped gate that replaces `activation`; None: no clamping.
         bias: whether the experts' linear layers have biases.
     """
@@ -72,6 +78,8 @@ class ExpertShape:
     shared_size: int = 0
     shared_name: str | None = "shared_experts"
     gates_shared: bool = False
+    latent_size: int = 0
+    gated: bool = True
     activation: str = "silu"
     clamp: ClampedGate | None = None
     bias: bool = False
@@ -83,24 +91,34 @@ class ExpertShape:
 
 
 class Experts(nn.Layer):
-    """Gated feed-forward blocks of all experts.
+    """Feed-forward blocks of all experts.
 
     Weights are stacked in transformers' layout: `gate_up_proj.weight` [E, 2F, D], with the rows of gate before the rows
     of up, and `down_proj.weight` [E, D, F]. Optional biases: `gate_up_proj_bias` [E, 2F] and `down_proj_bias` [E, D].
+    Experts without gates have `up_proj.weight` [E, F, D] in place of `gate_up_proj.weight`, and no biases.
 
     Attributes:
+        input_name: name of the layer that reads the hidden states, `gate_up_proj` or `up_proj`.
         first: index of the first expert on this rank.
         num_local: number of experts on this rank.
     """
 
     def __init__(self, hidden_size: int, shape: ExpertShape) -> None:
         super().__init__()
-        self.first, self.gate = 0, shape.clamp or GATES[shape.activation]
+        assert shape.gated or not shape.bias, "experts without gates must have no biases"
+        self.first, self.gate = 0, shape.clamp or (GATES if shape.gated else _UNGATED)[shape.activation]
         self.num_local = shape.num_experts
-        self.gate_up_proj = GroupedLinear(shape.num_experts, hidden_size, 2 * shape.intermediate_size, parts=2)
+        self.input_name, parts = ("gate_up_proj", 2) if shape.gated else ("up_proj", 1)
+        inner = GroupedLinear(shape.num_experts, hidden_size, parts * shape.intermediate_size, parts)
+        self.add_sublayer(self.input_name, inner)
         self.down_proj = GroupedLinear(shape.num_experts, shape.intermediate_size, hidden_size)
         self.gate_up_proj_bias = self._create_bias(2 * shape.intermediate_size) if shape.bias else None
         self.down_proj_bias = self._create_bias(hidden_size) if shape.bias else None
+
+    @property
+    def input_layer(self) -> Any:
+        """Layer that reads the hidden states, or the adapter around the layer."""
+        return getattr(self, self.input_name)
 
     def _create_bias(self, size: int) -> paddle.Tensor:
         dtype = activation_dtype(paddle.get_default_dtype())
@@ -114,8 +132,8 @@ class Experts(nn.Layer):
         choices_N = paddle.to_tensor(rows.choices, place=x_TD.place)
         weights_N = paddle.gather(weights_TK.flatten(), choices_N).astype(x_TD.dtype)
 
-        def gate_and_up(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-            parts = self.gate_up_proj(gather_rows(x_TD, rows), rows.starts)
+        def project(x_TD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+            parts = self.input_layer(gather_rows(x_TD, rows), rows.starts)
             if self.gate_up_proj_bias is None:
                 return parts
             biases = paddle.chunk(self.gate_up_proj_bias, 2, axis=-1)
@@ -127,8 +145,7 @@ class Experts(nn.Layer):
                 rows_ND = add_bias(rows_ND, self.down_proj_bias, rows, weights_N)
             return sum_rows(rows_ND, rows)
 
-        gate_NF, up_NF = recompute_region("mlp_column_ln", gate_and_up, x_TD)
-        inner_NF = scale_rows(self.gate(gate_NF, up_NF), weights_N)
+        inner_NF = scale_rows(self.gate(*recompute_region("mlp_column_ln", project, x_TD)), weights_N)
         return recompute_region("mlp_row_ln", down, inner_NF, weights_N)
 
     def _forward_in_graph(
@@ -140,7 +157,7 @@ class Experts(nn.Layer):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)
             tokens_N = paddle.nonzero(chosen_TK.sum(1)).flatten()
             weights_N1 = paddle.gather((weights_TK * chosen_TK).sum(1), tokens_N).unsqueeze(1).astype(x_TD.dtype)
-            gate_up = self.gate_up_proj.forward_group(paddle.gather(x_TD, tokens_N), expert)
+            gate_up = self.input_layer.forward_group(paddle.gather(x_TD, tokens_N), expert)
             if self.gate_up_proj_bias is not None:
                 biases = paddle.chunk(self.gate_up_proj_bias[expert], 2)
                 gate_up = tuple(part_NF + bias_F for part_NF, bias_F in zip(gate_up, biases, strict=True))
@@ -159,10 +176,13 @@ class MixtureOfExperts(nn.Layer):
         super().__init__()
         self.shape = shape
         self.add_sublayer(shape.router_name, Router(hidden_size, shape.num_experts, shape.router))
-        self.experts = Experts(hidden_size, shape)
+        self.experts = Experts(shape.latent_size or hidden_size, shape)
+        self.fc1_latent_proj = Linear(hidden_size, shape.latent_size) if shape.latent_size else None
+        self.fc2_latent_proj = Linear(shape.latent_size, hidden_size) if shape.latent_size else None
         self.shared_name = shape.shared_name if shape.shared_size else None
         if self.shared_name is not None:
-            shared = FeedForward(hidden_size, shape.shared_size, activation=shape.activation)
+            feed_forward = FeedForward if shape.gated else UngatedFeedForward
+            shared = feed_forward(hidden_size, shape.shared_size, False, shape.activation)
             self.add_sublayer(self.shared_name, shared)
         self.shared_expert_gate = Linear(hidden_size, 1) if shape.gates_shared else None
 
@@ -174,7 +194,11 @@ class MixtureOfExperts(nn.Layer):
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
         """Map [..., D] to [..., D]."""
         x_TD = x.reshape([-1, x.shape[-1]])
-        y_TD = self.experts(x_TD, *self.router_layer(x_TD))
+        routed = self.router_layer(x_TD)
+        if self.fc1_latent_proj is None or self.fc2_latent_proj is None:
+            y_TD = self.experts(x_TD, *routed)
+        else:
+            y_TD = self.fc2_latent_proj(self.experts(self.fc1_latent_proj(x_TD), *routed))
         if self.shared_name is not None:
             shared_TD = getattr(self, self.shared_name)(x_TD)
             if self.shared_expert_gate is not None:

@@ -55,8 +55,8 @@ class MixerShape(ABC):
     supports_tensor_parallel: ClassVar[bool] = True
 
     @abstractmethod
-    def build(self, layer_index: int) -> TokenMixer:
-        """Build the mixer of one layer."""
+    def build(self, layer_index: int) -> TokenMixer | None:
+        """Build the mixer of one layer; return None for a layer without a mixer."""
 
     @property
     @abstractmethod
@@ -82,3 +82,17 @@ class MixerShape(ABC):
     def sharded_sizes(self) -> dict[str, int]:
         """Sizes that the tensor-parallel degree must divide, by key of config.json."""
         return {}
+
+
+class NoMixer(MixerShape):
+    """Sizes of a layer without a token mixer."""
+
+    kind = "feed-forward without a token mixer"
+    num_weights = 0
+    output_size = 0
+
+    def build(self, layer_index: int) -> None:
+        return None
+
+    def saved_size(self, in_cpp: bool) -> float:
+        return 0.0

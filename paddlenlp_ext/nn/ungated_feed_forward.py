@@ -12,12 +12,17 @@ from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
 
+def squared_relu(x: paddle.Tensor) -> paddle.Tensor:
+    """Return the squared ReLU of a tensor, `relu(x)**2`."""
+    positive = F.relu(x)
+    return positive * positive
+
+
 class SquaredReLU(nn.Layer):
     """Squared ReLU activation, `relu(x)**2`."""
 
     def forward(self, x: paddle.Tensor) -> paddle.Tensor:
-        positive = F.relu(x)
-        return positive * positive
+        return squared_relu(x)
 
 
 class XIELU(nn.Layer):

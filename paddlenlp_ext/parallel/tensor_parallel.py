@@ -361,7 +361,7 @@ def _shard_experts(model: CausalLM, name: str, axis: ProcessAxis, collectives: _
     """Shard the experts of a layer; one all-reduce after the layer sums the outputs of routed and shared experts."""
     experts, mixture = layer_at(model, name), layer_at(model, name.rpartition(".")[0])
     assert isinstance(experts, Experts)
-    for outermost in (experts.gate_up_proj, experts.down_proj):
+    for outermost in (experts.input_layer, experts.down_proj):
         adapters, base = _unwrap(outermost)
         for tensor in own_tensors(base):
             shard = shard_parameter(base, tensor, 0, axis)

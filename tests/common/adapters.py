@@ -14,7 +14,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
-from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SPLIT_DELTA
+from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
 
 _SIZES = {
     **ODD_SIZES,
@@ -107,6 +107,15 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "mamba2": {**_SIZES, **TINY_MAMBA, "mamba_n_heads": 6, "tie_word_embeddings": True},
+    "single_blocks": {
+        **_SIZES,
+        **TINY_SINGLE_BLOCKS,
+        "head_dim": 6,
+        "mamba_head_dim": 9,
+        "moe_intermediate_size": 36,
+        "moe_shared_expert_intermediate_size": 36,
+        "tie_word_embeddings": False,
+    },
     "parallel": {**_SIZES, "model_type": "cohere2", "sliding_window": 5, "layer_norm_eps": 1e-5, "logit_scale": 0.3},
     "sinks": {
         **_SIZES,

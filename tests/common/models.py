@@ -77,6 +77,20 @@ TINY_MAMBA: dict[str, Any] = {
     "mamba_d_state": 6,
 }
 """Differences of a tiny model with Mamba-2 in its first layer from other tiny models."""
+TINY_SINGLE_BLOCKS: dict[str, Any] = {
+    "model_type": "nemotron_h",
+    "hybrid_override_pattern": "ME*-",
+    "head_dim": 8,
+    "mamba_num_heads": 4,
+    "mamba_head_dim": 6,
+    "n_groups": 2,
+    "ssm_state_size": 6,
+    "n_routed_experts": 5,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+    "time_step_min": 0.2,
+}
+"""Differences of a tiny model with one block per layer: Mamba-2, experts, attention, feed-forward."""
 ODD_SIZES: dict[str, Any] = {
     "vocab_size": 61,
     "hidden_size": 36,

@@ -78,6 +78,7 @@ def test_shipped_files_exist_for_every_family():
         "lfm2",
         "minicpm3",
         "ministral3",
+        "nemotron_h",
         "olmo2",
         "olmo3",
         "olmo_hybrid",

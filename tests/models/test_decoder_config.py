@@ -18,6 +18,7 @@ LAYER_KINDS = {
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_state": 6},
     "lfm2": {"full_attn_idxs": [1]},
     "lfm2_moe": {"full_attn_idxs": [1], "num_dense_layers": 1},
+    "nemotron_h": {"mamba_num_heads": 4, "n_groups": 2, "ssm_state_size": 6, "moe_latent_size": 6},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
     "qwen3_5_text": {"full_attention_interval": 2},
@@ -41,6 +42,16 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
             "the most similar supported family is 'lfm2'; supported: ",
         ),
         ({"model_type": "gemma3n_text"}, "lacks alternating updates.* most similar .* 'gemma3_text'"),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M*F"},
+            r"each layer in config.json must be mamba \(M\), attention \(\*\), mlp \(-\) or moe \(E\), got F, full_att",
+        ),
+        (
+            {"model_type": "nemotron_h", "mamba_num_heads": 4, "n_groups": 3},
+            r"3 groups of Mamba-2 \(n_groups\) must divide the 4 heads",
+        ),
+        ({"model_type": "nemotron_h", "mlp_bias": True}, "mlp_bias True in config.json is not supported"),
+        ({"model_type": "nemotron_h", "mlp_hidden_act": "xielu"}, "mlp_hidden_act 'xielu' in config.json is not supp"),
         (
             {"model_type": "olmo_hybrid", "layer_types": ["linear_attention"] * 2},
             "layer_types in config.json must have linear_attention and full_attention layers",

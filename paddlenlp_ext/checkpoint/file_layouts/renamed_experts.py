@@ -10,29 +10,35 @@ from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
+_SAME = RenamedTensors({})
+
 
 class RenamedExperts(FileLayout):
     """Layout that combines two layouts.
 
     Attributes:
-        names: names of the layers in files.
+        names: names of the layers in files and adapters.
         experts: tensors of the experts, below the names of the layers in memory.
+        prefixes: prefixes in files of the names in adapters.
     """
 
-    def __init__(self, names: RenamedTensors, experts: StackedExperts) -> None:
-        self.names, self.experts = names, experts
+    def __init__(self, names: RenamedTensors, experts: StackedExperts, prefixes: RenamedTensors = _SAME) -> None:
+        self.names, self.experts, self.prefixes = names, experts, prefixes
 
     def open(self, source: WeightSource) -> WeightSource:
-        return self.experts.open(self.names.open(source))
+        return self.experts.open(self.names.open(self.prefixes.open(source)))
 
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        return self.names.to_files(self.experts.to_files(tensors))
+        return self.prefixes.to_files(self.names.to_files(self.experts.to_files(tensors)))
 
     def locate(self, name: str) -> ExpertPlace | None:
-        return self.experts.locate(self.names.name_in_memory(name))
+        return self.experts.locate(self._layer_in_memory(name))
 
     def name_in_memory(self, name: str) -> str:
-        return self.experts.name_in_memory(self.names.name_in_memory(name))
+        return self.experts.name_in_memory(self._layer_in_memory(name))
+
+    def _layer_in_memory(self, name: str) -> str:
+        return self.names.name_in_memory(self.prefixes.name_in_memory(name))
 
     @property
     def renames_adapters(self) -> bool:
@@ -42,7 +48,7 @@ class RenamedExperts(FileLayout):
         return self.names.name_in_adapters(name)
 
     def name_from_adapters(self, name: str) -> str:
-        return self.names.name_from_adapters(name)
+        return self.names.name_from_adapters(self.prefixes.name_in_memory(name))
 
     def target_in_adapters(self, target: str) -> str:
         return self.names.target_in_adapters(target)

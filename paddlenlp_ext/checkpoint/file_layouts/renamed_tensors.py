@@ -40,7 +40,7 @@ class RenamedTensors(FileLayout):
         # Parts of names in memory and in files, such as {"down_proj": "w2"}, to rename entries of `target_modules`.
         self._parts: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
-            self._parts |= _different_parts(memory, file)
+            self._parts |= _different_parts(memory, file, names)
         self._stored_parts = {stored: own for own, stored in self._parts.items()}
         assert len(self._parts) == len(self._stored_parts), "parts of names in adapters must be unique"
 
@@ -109,13 +109,22 @@ def _patterns(names: Mapping[str, str], end: str = r"(?=\.)") -> list[tuple[re.P
     ]
 
 
-def _different_parts(memory: str, file: str) -> dict[str, str]:
-    """Return the components that differ between two dotted names; the last two components if the lengths differ."""
+def _different_parts(memory: str, file: str, names: Mapping[str, str]) -> dict[str, str]:
+    """Return the components that differ between two dotted names.
+
+    The result has the last two components if the lengths differ, or if several names in memory have the same parent in
+    files: `mamba.in_proj` and `mlp.up_proj` are `mixer.in_proj` and `mixer.up_proj`.
+    """
     own, stored = memory.split("."), file.split(".")
-    if len(own) != len(stored):
+    parents = {_parent(name) for name, other in names.items() if _parent(other) == _parent(file)}
+    if len(own) != len(stored) or (own[:-1] != stored[:-1] and len(parents) > 1):
         common = len(own) - 2
         return {".".join(own[common:]): ".".join(stored[common:])}
     return {left: right for left, right in zip(own, stored, strict=True) if left != right}
+
+
+def _parent(name: str) -> str:
+    return name.rpartition(".")[0]
 
 
 def _with_parts(target: str, parts: Mapping[str, str]) -> str:

@@ -30,7 +30,7 @@ import paddle
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.lora.expert_layers import shortest_parameters
 
-_WEIGHTS = ("gate_up_proj", "down_proj")
+_WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 """Names of stacked expert weights, in the order in which PEFT wraps them."""
 _OWN = re.compile(r"(?P<experts>.+\.experts)\.(?P<weight>\w+)\.(?P<factor>lora_[AB]\.weight)")
 _STORED = re.compile(r"(?P<experts>.+\.experts)(?P<wrappers>(\.base_layer)*)\.(?P<factor>lora_[AB]\.weight)")

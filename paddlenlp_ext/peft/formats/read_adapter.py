@@ -180,7 +180,7 @@ def adapter_of_tensors(
     # (lora/expert_layers.py).
     wrapper = r"(?<!\.experts)(?<!\.base_layer)\.(?:token_adapter|base_layer)(?=\.)"
     named = {re.sub(wrapper, "", name): value for name, value in named.items()}
-    named = {re.sub(r"(\.experts\.(?:gate_up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
+    named = {re.sub(r"(\.experts\.(?:(?:gate_)?up|down)_proj)$", r"\1.weight", name): v for name, v in named.items()}
     named = {without_composite_prefix(name): value for name, value in named.items()}
     config = with_targets(config, without_composite_prefix)
     if fields.get(SPLIT_FIELD):

@@ -35,7 +35,7 @@ def quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize the weights of all experts; `names` maps `gate_up_proj`, `down_proj` or both to names in the model."""
+    """Quantize the weights of all experts; `names` maps the names of some of their layers to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts must not be quantized already"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())
@@ -53,8 +53,8 @@ def quantize_experts(
             matrices = {part: stack.weight[expert].astype("float32").numpy() for part, stack in stacks.items()}
             own = {part: each[expert - first] for part, each in inputs.items()}
             inner = own.get("down_proj")
-            can_scale = options.method == "awq" and len(stacks) == 2 and not isinstance(experts.gate, ClampedGate)
-            if can_scale and inner is not None and inner.rows:
+            is_linear = "gate_up_proj" in stacks and "down_proj" in stacks and not isinstance(experts.gate, ClampedGate)
+            if options.method == "awq" and is_linear and inner is not None and inner.rows:
                 with prefix_errors(f"{names['down_proj']}, expert {expert}"):
                     own["down_proj"] = _scale_expert(matrices, inner, options)
             for part, weight in matrices.items():
@@ -70,7 +70,8 @@ def _scale_expert(
 ) -> InputStatistics:
     """Scale down_proj, and divide up_proj by the scales; return the input statistics of the scaled down_proj.
 
-    Experts with a clamped gate cannot be scaled, because their output is not linear in the output of up_proj.
+    Experts without a gate or with a clamped gate cannot be scaled, because their output is not linear in the output of
+    up_proj.
     """
     down = matrices["down_proj"]
     inner = down.shape[1]

@@ -54,10 +54,11 @@ def has_separate_adapters(model: Any) -> bool:
 
 def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
-    mixer = next(part for part in parts if isinstance(part, TokenMixer))
+    mixer = next((part for part in parts if isinstance(part, TokenMixer)), None)
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = _readers(mixer)
-    of_latents = [getattr(mixer, name) for name in mixer.latent_names]
+    into_attention = [] if mixer is None else _readers(mixer)
+    of_latents = [] if mixer is None else [getattr(mixer, name) for name in mixer.latent_names]
+    out_of_attention = [] if mixer is None else [mixer.output_layer]
     experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
     feed_forward = next((part for part in parts if isinstance(part, FeedForwardLayer)), None)
     into_feed_forward = () if feed_forward is None else _readers(feed_forward)
@@ -78,7 +79,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         of_embedding = _bytes_of_input([projection], numerics, numerics.attention, numerics.gated)
     return SavedInputs(
         attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
-        result=_bytes_of_input([mixer.output_layer], numerics, 0.0, numerics.result),
+        result=_bytes_of_input(out_of_attention, numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,
         gated=gated if experts is None else _bytes_of_gated(experts, gated, numerics),

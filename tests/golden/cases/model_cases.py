@@ -48,6 +48,21 @@ _GRANITE_4_H = {
     "mamba_d_state": 10,
     "mamba_chunk_size": 16,
 }
+_NEMOTRON_H = {
+    **{key: value for key, value in _SMALL.items() if key not in ("num_hidden_layers", "rms_norm_eps", "hidden_act")},
+    **_NO_PADDING,
+    "model_type": "nemotron_h",
+    "head_dim": 12,
+    "layer_norm_epsilon": 1e-4,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 14,
+    "n_groups": 2,
+    "ssm_state_size": 10,
+    "chunk_size": 16,
+    "time_step_min": 0.2,
+    "moe_intermediate_size": 20,
+    "moe_shared_expert_intermediate_size": 28,
+}
 _EXPERTS = {"num_experts_per_tok": 2}
 _LLAMA31 = {
     "rope_type": "llama3",
@@ -90,7 +105,7 @@ _GEMMA_4 = {
     "sliding_window": 7,
     "tie_word_embeddings": True,
 }
-_LENGTHS = dict.fromkeys(("qwen3_5", "granite_4_h", "olmo_hybrid"), 131)  # more than two chunks
+_LENGTHS = dict.fromkeys(("qwen3_5", "granite_4_h", "olmo_hybrid", "nemotron_h"), 131)  # more than two chunks
 _DELTA_HEADS = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -482,6 +497,25 @@ CASES: dict[str, dict[str, Any]] = {
         "attention_bias": True,
         "linear_allow_neg_eigval": False,
     },
+    "nemotron_h": {**_NEMOTRON_H, "layers_block_type": ["mamba", "attention", "mlp", "mamba"]},
+    "nemotron_h_experts": {
+        **_NEMOTRON_H,
+        "hybrid_override_pattern": "EM*E",
+        "use_bias": True,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 3,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.7,
+    },
+    "nemotron_h_latents": {
+        **_NEMOTRON_H,
+        "hybrid_override_pattern": "ME*-",
+        "use_conv_bias": False,
+        "n_routed_experts": 5,
+        "moe_latent_size": 20,
+        "norm_topk_prob": False,
+    },
     "mixtral": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 5},
     "mixtral_ties": {**_SMALL, **_NO_PADDING, **_EXPERTS, "model_type": "mixtral", "num_local_experts": 8},
     "mixtral_idle_expert": {
@@ -762,7 +796,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 _ROUTERS = (
     *("mlp.gate.weight", "mlp.router.gate.weight", "mlp.gate.wg.weight", "feed_forward.gate.weight"),
-    *("router.proj.weight", "block_sparse_moe.router.weight"),
+    *("router.proj.weight", "block_sparse_moe.router.weight", "mixer.gate.weight"),
 )
 
 
@@ -792,7 +826,7 @@ def make_weight(case: str, name: str, shape: tuple[int, ...]) -> np.ndarray:
         return np.asarray(0.5 + 0.1 * noise, np.float32)  # large scores, which have no scale, enlarge rounding
     if "per_layer_input_gate" in name:  # gelu of large negative gates loses digits, which a norm enlarges
         return 0.03 * noise
-    around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale", "mamba.D"))
+    around_1 = "norm" in name or name.endswith(("layer_scalar", "router.scale", "per_expert_scale", ".D"))
     return np.asarray(1 + 0.2 * noise if around_1 else 0.15 * noise, np.float32)
 
 

@@ -127,7 +127,11 @@ def of_experts(model: CausalLM) -> dict[str, LoRAConfig]:
     mixtures = ((name, each) for name, each in model.named_sublayers() if isinstance(each, MixtureOfExperts))
     name, mixture = next(mixtures)
     block, router = name.rpartition(".")[2], mixture.shape.router_name
-    experts = [f"{block}.experts.gate_up_proj", f"{block}.experts.down_proj", f"{block}.{router}.weight"]
+    experts = [
+        f"{block}.experts.{mixture.experts.input_name}",
+        f"{block}.experts.down_proj",
+        f"{block}.{router}.weight",
+    ]
     return {
         **OF_ATTENTION,
         "experts": LoRAConfig(
@@ -167,6 +171,8 @@ def main() -> None:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
         chosen = {**EVERYWHERE, **(of_fused_layers(model) if model.config.fused_layers else {})}
+        if case.startswith("nemotron_h"):  # PEFT refuses LoRA on this layer of Mamba-2
+            chosen = {"without_out_proj": LoRAConfig(rank=4, exclude_modules=["out_proj"])}
         if model.config.experts is not None:
             shape = next(filter(None, model.config.experts), None)
             chosen = {

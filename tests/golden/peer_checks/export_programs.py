@@ -34,7 +34,7 @@ LENGTHS, LENGTHS_BFLOAT16 = (5, 11, 1), (4, 1)  # from nine positions on, the mo
 STEPS = 4
 WITHOUT_PROGRAM = {
     *("lfm2_convolutions", "lfm2_without_attention", "qwen3_5_gated_delta", "qwen3_next_fused_delta"),
-    *("olmo_hybrid_split_delta", "granite_4_mamba2", "granite_4_mamba2_experts"),
+    *("olmo_hybrid_split_delta", "granite_4_mamba2", "granite_4_mamba2_experts", "nemotron_h_single_blocks"),
 }
 """Models with layers without attention, which static graphs do not support."""
 
