@@ -49,9 +49,10 @@ struct Saved {
         const i64 rank = block.q->rank + block.k->rank + block.v->rank;
         normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
         rounded = nullptr;
+        const bool reads_attended = std::is_same_v<Value, float> && !block.has_gates;
+        if (!reads_attended && block.o->rank > 0) rounded = arrays.take<Value>(rows * block.o->in);
         if constexpr (std::is_same_v<Value, float>)
-            if (!block.has_gates) rounded = attended;
-        if (rounded == nullptr && block.o->rank > 0) rounded = arrays.take<Value>(rows * block.o->in);
+            if (reads_attended) rounded = attended;
         inner = arrays.take<Value>(rows * rank);
         o_inner = arrays.take<Value>(rows * block.o->rank);
     }
