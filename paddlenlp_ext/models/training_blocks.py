@@ -113,7 +113,7 @@ def _delta_net_options(net: GatedDeltaNet, inputs: AttentionInputs) -> BlockDelt
         (shape.num_key_heads, shape.num_value_heads),
         (shape.key_dim, shape.value_dim),
         inputs.layouts[None],
-        _norm(net.norm),
+        _norm(net.head_norm),
         net.conv1d.weight.squeeze(1),
         -net.A_log.exp(),
         net.dt_bias,
@@ -185,7 +185,7 @@ def _delta_net_reason(net: GatedDeltaNet) -> str | None:
         return "the convolution or the decays are trained"
     if any(each.dtype != paddle.float32 for each in weights):
         return "the convolution or the decays are not float32"
-    return "the convolution has hooks" if has_forward_hooks(net.conv1d) else _norm_reason(net.norm)
+    return "the convolution has hooks" if has_forward_hooks(net.conv1d) else _norm_reason(net.head_norm)
 
 
 def _feed_forward_reason(mlp: Any) -> str | None:

@@ -180,9 +180,14 @@ class GatedDeltaNet(RecurrentMixer):
             *(decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1), layout, initial_RNHE, overwrites),
         )
 
+    @property
+    def head_norm(self) -> RMSNorm:
+        """Norm of each value head."""
+        return getattr(self, self.norm_name)
+
     def _gated(self, o_TNE: paddle.Tensor, z_TF: paddle.Tensor) -> paddle.Tensor:
         """Normalize each value head and multiply it by its gate; return float32 [T, F]."""
-        normed_TNE = getattr(self, self.norm_name)(o_TNE.astype("float32"))
+        normed_TNE = self.head_norm(o_TNE.astype("float32"))
         return normed_TNE.flatten(1) * F.silu(z_TF.astype("float32"))
 
 

@@ -39,7 +39,7 @@ class CppDeltaNet:
             "kernel": contiguous(net.conv1d.weight.squeeze(1).transpose([1, 0])),
             "rates": -net.A_log.exp(),
             "dt_bias": net.dt_bias,
-            "head_norm": net.norm.weight,
+            "head_norm": net.head_norm.weight,
         }
         self._weights = weights  # keeps alive the memory that the struct points to
         self._struct = struct("DecodeDeltaNet")(
