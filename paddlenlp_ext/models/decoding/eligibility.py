@@ -135,7 +135,7 @@ def layers_reason(layers: Iterable[Any]) -> str | None:
     """Return why one of the decoder layers cannot run in C++, or None if all layers can."""
     layers = list(layers)
     reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
-    if not any(isinstance(layer.mixer, Attention) for layer in layers):
+    if not any(isinstance(layer.mixer, AttentionLayer) for layer in layers):
         return "no layer has attention"
     return next(reasons, None) or library.products_unavailable_reason()
 

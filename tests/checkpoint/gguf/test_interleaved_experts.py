@@ -28,5 +28,5 @@ def test_gguf_weights_of_gpt_oss_interleave_quantized_gates(write_gguf):
 
 def test_gguf_weights_of_gpt_oss_without_a_part_name_it(write_gguf):
     path = write_gguf(METADATA, {"blk.1.ffn_gate_exps.weight": np.zeros((3, 5, 64), np.float32)}, "gpt-oss")
-    with pytest.raises(ValueError, match=r"the tensor for model\.layers\.1\.mlp\.experts\.up_proj is missing; use"):
+    with pytest.raises(ValueError, match=r"the tensor for model\.layers\.1\.mlp\.experts\.up_proj is missing; copy"):
         open_weights(path)

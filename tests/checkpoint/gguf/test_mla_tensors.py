@@ -57,7 +57,7 @@ def test_gguf_weights_of_latents_prefer_the_joined_matrix(write_gguf):
 
 def test_gguf_weights_of_latents_without_values_name_them(write_gguf):
     tensors = {"blk.1.attn_k_b.weight": np.zeros((2, 20, 3), np.float32)}
-    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.v_b_proj\.weight is missing; use"):
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn\.v_b_proj\.weight is missing; copy"):
         open_weights(write_gguf(METADATA, tensors, "deepseek2"))
 
 

@@ -61,6 +61,7 @@ def test_prefix_packed_documents_match_single_documents(options: dict):
 
 
 def test_prefix_recompute_with_dropout_keeps_gradients():
+    """Allow for other rounding: a recomputed layer may run its feed-forward in another backend than a stored one."""
     gradients = []
     for recompute in (False, True):
         model = prefixed(**PROJECTED, dropout=0.3).train()
@@ -71,7 +72,7 @@ def test_prefix_recompute_with_dropout_keeps_gradients():
         gradients.append({name: tensor.grad.numpy() for name, tensor in model.adapter_state().items()})
     for name, gradient in gradients[0].items():
         assert np.abs(gradient).max() > 0, name
-        np.testing.assert_allclose(gradients[1][name], gradient, rtol=1e-5, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(gradients[1][name], gradient, rtol=1e-5, atol=3e-6, err_msg=name)
 
 
 def test_prefix_projection_files_hold_network_and_result(tmp_path: Path):
