@@ -14,7 +14,7 @@ import pytest
 
 from paddlenlp_ext.doctor.devices_and_dtypes import paddle_dtype
 from paddlenlp_ext.ops.attention import AttentionLayout
-from tests.common.marks import needs_cpp
+from tests.common.marks import backends_of
 from tests.ops.gated_delta_rule import stepwise as gated_delta_rule
 from tests.ops.state_space_duality import stepwise as state_space_duality
 
@@ -34,15 +34,10 @@ LAYOUTS = {
 }
 
 
-def backends_of(definition: ModuleType) -> list[Any]:
-    """Return the names of the backends of an op as parameters of a test."""
-    return [pytest.param(name, marks=needs_cpp if name == "cpp" else ()) for name in definition.op.backends]
-
-
 BACKENDS = [
     pytest.param(definition, *backend.values, marks=backend.marks, id=f"{name}, {backend.values[0]}")
     for name, definition in DEFINITIONS.items()
-    for backend in backends_of(definition)
+    for backend in backends_of(definition.op)
 ]
 """Definition and name of each backend of each op, as parameters of a test."""
 

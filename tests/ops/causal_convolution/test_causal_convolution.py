@@ -10,9 +10,10 @@ import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.causal_convolution import causal_convolution_op, document_taps
+from tests.common.marks import backends_of
 
 CHANNELS = 5
-each_backend = pytest.mark.parametrize("backend", causal_convolution_op.backends)
+each_backend = pytest.mark.parametrize("backend", backends_of(causal_convolution_op))
 
 
 def convolved(x_TD: np.ndarray, weight_DL: np.ndarray) -> np.ndarray:

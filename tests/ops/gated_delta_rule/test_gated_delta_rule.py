@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout
-from tests.common.recurrences import backends_of, output_gradients, relative_error, run
+from tests.common.marks import backends_of
+from tests.common.recurrences import output_gradients, relative_error, run
 from tests.ops.gated_delta_rule import stepwise
 
 
-@pytest.mark.parametrize("backend", backends_of(stepwise))
+@pytest.mark.parametrize("backend", backends_of(stepwise.op))
 @pytest.mark.parametrize("lengths", [[70], [1]])
 def test_gated_delta_rule_does_not_depend_on_the_norms_of_queries_and_keys(backend, lengths):
     layout = AttentionLayout.from_documents([lengths])

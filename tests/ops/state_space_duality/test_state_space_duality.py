@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.ops.attention import AttentionLayout
-from tests.common.recurrences import backends_of, output_gradients, relative_error, run
+from tests.common.marks import backends_of
+from tests.common.recurrences import output_gradients, relative_error, run
 from tests.ops.state_space_duality import stepwise
 
 
-@pytest.mark.parametrize("backend", backends_of(stepwise))
+@pytest.mark.parametrize("backend", backends_of(stepwise.op))
 @pytest.mark.parametrize("heads", [3, 5, 9])
 def test_heads_of_a_group_equal_heads_with_copies_of_b_and_c(backend, heads):
     """Test numbers of heads that one task of the C++ backend computes, and more."""
