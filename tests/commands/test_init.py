@@ -62,7 +62,7 @@ def test_init_on_a_cpu_sets_bf16_if_the_processor_has_bf16_arithmetic(has_bf16, 
 def test_init_on_a_cpu_without_the_cpp_library_does_not_set_bf16(written, monkeypatch):
     monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_gpu", lambda: False)
     monkeypatch.setattr("paddlenlp_ext.commands.suggest_config.has_bf16_arithmetic", lambda: True)
-    monkeypatch.setattr("paddlenlp_ext.ops.cpp.bf16.unavailable_reason", lambda: "there is no compiler")
+    monkeypatch.setattr("paddlenlp_ext.ops.cpp.bf16.unavailable_reason", lambda: "a compiler is missing")
     assert "bf16" not in written("--yes", "--memory", "8")
 
 

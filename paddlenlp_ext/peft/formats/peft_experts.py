@@ -51,7 +51,7 @@ def layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> 
 
 
 def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableModel) -> str | None:
-    """Describe the layers that PEFT would drop or reject, and the remedy; return None if there are no such layers."""
+    """Describe the layers that PEFT would drop or reject, and the remedy; return None if PEFT reads all layers."""
     dropped = layers_read_as_experts(fields, model)
     if not dropped:
         return None
