@@ -5,6 +5,7 @@ Shapes: in/out features of the base, k rank of a low-rank update.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -18,7 +19,6 @@ from paddlenlp_ext.nn.submodules import replace_layer
 from paddlenlp_ext.paddle_compat import has_storage
 from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 from paddlenlp_ext.sharding_spec import ShardGroup, Style
-from paddlenlp_ext.utils.seeds import generator_for
 
 
 class AdapterLayer(nn.Layer):
@@ -295,6 +295,15 @@ def attach_adapters(model: nn.Layer, layers: Mapping[str, AdapterLayer]) -> None
     """Put detached adapter layers (the result of `detach_adapters`) back into the model; no tensor is copied."""
     for name, layer in layers.items():
         replace_layer(model, name, layer)
+
+
+def generator_for(seed: int, name: str) -> np.random.Generator:
+    """Return a random generator that depends only on `seed` and the parameter's `name`.
+
+    Initial values therefore do not depend on the order of the layers or on the number of devices.
+    """
+    key = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    return np.random.default_rng([seed, key])
 
 
 def kaiming_uniform(shape: tuple[int, int], seed: int, name: str) -> np.ndarray:

@@ -12,7 +12,13 @@ Tensor = TypeVar("Tensor", bound=Any)
 
 
 class FileLayout:
-    """Layout of a model's files; in the base class, tensors in files and parameters have the same names and shapes."""
+    """Layout of a model's files; in the base class, tensors in files and parameters have the same names and shapes.
+
+    Attributes:
+        renames_adapters: whether the layers of adapters have other names in files than in memory.
+    """
+
+    renames_adapters: bool = False
 
     def open(self, source: WeightSource) -> WeightSource:
         """Return the stored tensors with the names and shapes of the parameters."""
@@ -60,11 +66,6 @@ class FileLayout:
     def target_from_adapters(self, target: str) -> str:
         """Return an entry of `target_modules` in memory, given the entry in adapter files."""
         return target
-
-    @property
-    def renames_adapters(self) -> bool:
-        """True if the layers of adapters have other names in files than in memory."""
-        return False
 
 
 class ExpertPlace(NamedTuple):

@@ -24,6 +24,7 @@ class RenamedExperts(FileLayout):
 
     def __init__(self, names: RenamedTensors, experts: StackedExperts, prefixes: RenamedTensors = _SAME) -> None:
         self.names, self.experts, self.prefixes = names, experts, prefixes
+        self.renames_adapters = names.renames_adapters
 
     def open(self, source: WeightSource) -> WeightSource:
         return self.experts.open(self.names.open(self.prefixes.open(source)))
@@ -39,10 +40,6 @@ class RenamedExperts(FileLayout):
 
     def _layer_in_memory(self, name: str) -> str:
         return self.names.name_in_memory(self.prefixes.name_in_memory(name))
-
-    @property
-    def renames_adapters(self) -> bool:
-        return self.names.renames_adapters
 
     def name_in_adapters(self, name: str) -> str:
         return self.names.name_in_adapters(name)

@@ -41,6 +41,7 @@ class RenamedTensors(FileLayout):
         self._parts: dict[str, str] = {}
         for memory, file in names.items() if in_adapters else ():
             self._parts |= _different_parts(memory, file, names)
+        self.renames_adapters = bool(self._parts)
         self._stored_parts = {stored: own for own, stored in self._parts.items()}
         assert len(self._parts) == len(self._stored_parts), "parts of names in adapters must be unique"
 
@@ -59,10 +60,6 @@ class RenamedTensors(FileLayout):
 
     def name_in_memory(self, name: str) -> str:
         return _renamed(name, self._to_memory)
-
-    @property
-    def renames_adapters(self) -> bool:
-        return bool(self._parts)
 
     def name_in_adapters(self, name: str) -> str:
         return _renamed(name, self._to_files) if self.renames_adapters else name

@@ -22,11 +22,10 @@ from paddle import nn
 from paddlenlp_ext.nn.routers import Router
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.ops.grouped_linear import grouped_linear
-from paddlenlp_ext.peft.layers import Factor, WeightAdapter, kaiming_uniform
+from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaiming_uniform
 from paddlenlp_ext.peft.target_modules import linear_names
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
-from paddlenlp_ext.utils.seeds import generator_for
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 

@@ -32,11 +32,11 @@ from paddlenlp_ext.peft.layers import (
     LinearAdapter,
     WeightAdapter,
     factor_axes,
+    generator_for,
     kaiming_uniform,
     new_parameter,
 )
 from paddlenlp_ext.sharding_spec import Style
-from paddlenlp_ext.utils.seeds import generator_for
 
 LoRALinearT = TypeVar("LoRALinearT", bound="LoRALinear")
 

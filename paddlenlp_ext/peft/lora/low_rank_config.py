@@ -22,13 +22,12 @@ import numpy as np
 from paddlenlp_ext.config.dataclass_options import option
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.config import BIASES, PeftConfig, field_or, refuse_unread_fields
-from paddlenlp_ext.peft.layers import Factor, adapter_layers
+from paddlenlp_ext.peft.layers import Factor, adapter_layers, generator_for
 from paddlenlp_ext.peft.linear_method_config import LayerRanksConfig, dropout_option
 from paddlenlp_ext.peft.lora.layers import LoRALinearT
 from paddlenlp_ext.peft.lora.stack_single_experts import stack_single_experts
 from paddlenlp_ext.peft.target_modules import by_pattern, shortest_targets, targets_from_peft
 from paddlenlp_ext.peft.trainable_token_indices import TrainableTokens, token_indices
-from paddlenlp_ext.utils.seeds import generator_for
 
 IGNORED_PEFT_FIELDS = frozenset(
     {*("corda_config", "eva_config", "lora_ga_config", "megatron_core", "qalora_group_size", "runtime_config")}

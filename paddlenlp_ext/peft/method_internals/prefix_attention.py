@@ -17,9 +17,8 @@ from paddle.nn import functional as F
 from paddlenlp_ext.generation.padded_kv_cache import CachePrefix, KVCache
 from paddlenlp_ext.nn.attention import AttentionInputs, AttentionLayer
 from paddlenlp_ext.ops.attention import KeyValuePrefix
-from paddlenlp_ext.peft.layers import AdapterLayer, kaiming_uniform, new_parameter
+from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, kaiming_uniform, new_parameter
 from paddlenlp_ext.sharding_spec import ShardGroup, Style, set_placement
-from paddlenlp_ext.utils.seeds import generator_for
 
 _INIT_STD = (
     0.02  # standard deviation of random initial keys and values, much smaller than the keys and values of a model

@@ -33,6 +33,7 @@ from paddlenlp_ext.peft.layers import (
     adapter_layers,
     adapter_layers_of,
     factor_axes,
+    generator_for,
     take_ranks,
 )
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, dropout_option
@@ -48,7 +49,6 @@ from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_pef
 from paddlenlp_ext.sharding_spec import Style, set_placement, shard_of
 from paddlenlp_ext.utils.json_schema import check_values
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.seeds import generator_for
 
 logger = get_logger("paddlenlp_ext.peft")
 

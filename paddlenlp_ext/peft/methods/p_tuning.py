@@ -34,7 +34,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import new_parameter
+from paddlenlp_ext.peft.layers import generator_for, new_parameter
 from paddlenlp_ext.peft.methods.prompt_tuning import (
     EMBEDDING,
     STORED,
@@ -46,7 +46,7 @@ from paddlenlp_ext.peft.methods.prompt_tuning import (
     shape_fields_read,
 )
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.seeds import generator_for, seed_of
+from paddlenlp_ext.utils.seeds import seed_of
 
 ENCODERS = ("mlp", "lstm", "none")
 _PEFT_ENCODERS = {"MLP": "mlp", "LSTM": "lstm"}

@@ -39,7 +39,7 @@ from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
 from paddlenlp_ext.peft.formats.adapter_config import PaddleNLPFiles
-from paddlenlp_ext.peft.layers import adapter_layers_of, has_values
+from paddlenlp_ext.peft.layers import adapter_layers_of, generator_for, has_values
 from paddlenlp_ext.peft.method_internals.prefix_attention import (
     PrefixAttention,
     PrefixEncoder,
@@ -48,7 +48,6 @@ from paddlenlp_ext.peft.method_internals.prefix_attention import (
     project,
 )
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.seeds import generator_for
 
 STORED = "prompt_embeddings"
 INIT_CHOICES = ("vocab", "random")

@@ -34,10 +34,9 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields, required_field
-from paddlenlp_ext.peft.layers import AdapterLayer, has_values
+from paddlenlp_ext.peft.layers import AdapterLayer, generator_for, has_values
 from paddlenlp_ext.peft.method_internals.prefix_attention import decoder_prefix
 from paddlenlp_ext.peft.registry import PEFT_METHODS
-from paddlenlp_ext.utils.seeds import generator_for
 
 STORED = "prompt_embeddings"
 INIT_CHOICES = ("vocab", "random", "text")

@@ -24,13 +24,12 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, first_features
+from paddlenlp_ext.peft.layers import LinearAdapter, adapter_layers, adapter_layers_of, first_features, generator_for
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig, rank_option
 from paddlenlp_ext.peft.recomputed_delta import product_with_update
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
-from paddlenlp_ext.utils.seeds import generator_for
 
 
 class SHiRAAdapter(Adapter):

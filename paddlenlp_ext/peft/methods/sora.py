@@ -33,7 +33,7 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig, refuse_unread_fields
-from paddlenlp_ext.peft.layers import adapter_layers, adapter_layers_of, new_parameter, take_ranks
+from paddlenlp_ext.peft.layers import adapter_layers, adapter_layers_of, generator_for, new_parameter, take_ranks
 from paddlenlp_ext.peft.linear_method_config import LinearTargetsConfig
 from paddlenlp_ext.peft.lora.layers import LoRALinear
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -41,7 +41,6 @@ from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.peft.target_modules import shortest_targets, targets_from_peft
 from paddlenlp_ext.sharding_spec import Style
 from paddlenlp_ext.utils.logging import get_logger
-from paddlenlp_ext.utils.seeds import generator_for
 
 logger = get_logger("paddlenlp_ext.peft")
 
