@@ -80,14 +80,14 @@ class ActiveAdapterFiles(PushToHub):
         """Load the tensors of a saved adapter with the same method and shapes, to resume training.
 
         Raises:
-            ValueError: the folder has no adapter; the stored adapter has another method, or another value of an option
-                that affects the computed function; a tensor is missing, unexpected or of another shape; or the base
-                model has another quantization or config.
+            ValueError: the folder has no adapter; the stored adapter has a different method, or a different value of an
+                option that affects the computed function; a tensor is missing, unexpected or has the wrong shape; or
+                the base model has a different quantization or config.
         """
         self.resume_from(read_adapter(folder))
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; raises the errors of `load_weights`."""
+        """Load the tensors of a stored adapter, to resume training; raises the same errors as `load_weights`."""
         self.adapters.require_unmerged("loading an adapter")
         self.adapters.active.resume_from(stored)
 
@@ -99,7 +99,7 @@ class ActiveAdapterFiles(PushToHub):
             where: source of the tensors, for error messages.
 
         Raises:
-            ValueError: tensors are missing, unexpected or of another shape.
+            ValueError: tensors are missing, unexpected or have the wrong shape.
         """
         self.adapters.require_unmerged("loading an adapter")
         self.adapters.active.load_tensors(tensors, where)

@@ -49,7 +49,7 @@ class Adapter(TrainingHooks):
 
     # -- forward pass -------------------------------------------------------------------------------------------------
     def hidden_states(self, *args: Any, **kwargs: Any) -> paddle.Tensor:
-        """Return the hidden states [B, S, D] after the final norm; takes the arguments of `CausalLM.hidden_states`."""
+        """Return the hidden states [B, S, D] after the final norm; arguments as in `CausalLM.hidden_states`."""
         return self.base_model.hidden_states(*args, **kwargs)
 
     def hidden_states_shape(self, batch: int, length: int) -> list[int]:
@@ -118,19 +118,19 @@ class Adapter(TrainingHooks):
             where: source of the tensors, for error messages.
 
         Raises:
-            ValueError: tensors are missing, unexpected or of another shape; the message lists the tensors.
+            ValueError: tensors are missing, unexpected or have the wrong shape; the message lists the tensors.
         """
         tensors = without_tied_copies(self.base_model, tensors, where)
         assign_tensors(self.adapter_state(), tensors, where)
         self.replaced.are_loaded = True
 
     def resume_from(self, stored: AdapterFiles) -> None:
-        """Load the tensors of a stored adapter, to resume training; warn if the base model has another name.
+        """Load the tensors of a stored adapter, to resume training; warn if the base model has a different name.
 
         Raises:
-            ValueError: the stored adapter has another method, or another value of an option that affects the computed
-                function; a tensor is missing, unexpected or of another shape; or the base model has another
-                quantization or config.
+            ValueError: the stored adapter has a different method, or a different value of an option that affects the
+                computed function; a tensor is missing, unexpected or has the wrong shape; or the base model has a
+                different quantization or config.
         """
         model = self.base_model
         stored = stored.for_base(model.config)

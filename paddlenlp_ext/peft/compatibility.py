@@ -75,8 +75,8 @@ def require_same_function(where: str, stored: PeftConfig, config: PeftConfig) ->
     ]
     if differences:
         raise ValueError(
-            f"{where}: {'; '.join(differences)}. With the new values, the stored tensors would compute another "
-            "function. Restore the options, or start a new run from this adapter."
+            f"{where}: {'; '.join(differences)}. With the new values, the stored tensors would define a "
+            "different function. Restore the options, or start a new run from this adapter."
         )
 
 
@@ -89,7 +89,7 @@ def _key(attribute: str, config: PeftConfig) -> str:
 
 
 def require_same_base(stored: AdapterFiles, config: Any, quantization: QuantizationConfig | None) -> None:
-    """Check that a resumed adapter was trained on the same base model; warn if the adapter stores another model name.
+    """Check that a resumed adapter was trained on the same base model; warn if the adapter names a different model.
 
     Args:
         stored: stored adapter.
@@ -97,14 +97,14 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
         quantization: quantization of the base model; None if it is not quantized.
 
     Raises:
-        ValueError: the base model has another quantization, or its config is overridden differently.
+        ValueError: the base model has a different quantization, or its config is overridden differently.
     """
     require_same_config(stored, config, is_resumed=True)
     base_model = config.name_or_path
     before = stored.base_model
     if before is not None and base_model is not None and os.path.realpath(before) != os.path.realpath(base_model):
         logger.warning(
-            "%s was trained on %s and resumes on %s; the training continues correctly only if both bases have the same "
+            "%s was trained on %s and resumes on %s; training continues correctly only if both models have the same "
             "weights",
             stored.folder,
             before,
@@ -119,7 +119,7 @@ def require_same_base(stored: AdapterFiles, config: Any, quantization: Quantizat
 
 
 def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = False) -> None:
-    """Check that keys of the base's config, such as `rope_scaling`, have the same values as in the adapter's training.
+    """Check that keys of the base's config, such as `rope_scaling`, have the values that the adapter was trained with.
 
     Args:
         stored: stored adapter.
@@ -127,7 +127,7 @@ def require_same_config(stored: AdapterFiles, config: Any, is_resumed: bool = Fa
         is_resumed: also raise the error if this run overrides keys of the base's config that training did not override.
 
     Raises:
-        ValueError: a key of the config has another value than in training.
+        ValueError: the value of a config key differs from training.
     """
     trained, now = stored.base_overrides(config.source), config.source
     different = {key for key, value in trained.items() if now.get(key) != value}
@@ -147,8 +147,8 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
     """Check that a base model has the config that the adapter was trained with, and the same task.
 
     Raises:
-        ValueError: a key of the config has another value than in training; only the adapter or only the base model has
-            a score head; or the adapter corrects the errors of a quantization that the base model does not have.
+        ValueError: the value of a config key differs from training; only the adapter or only the base model has a
+            score head; or the adapter corrects the errors of a quantization that the base model does not have.
     """
     require_same_config(stored, model.config)
     if stored.config.corrects_quantization and stored.quantization not in (None, model.quantization):
@@ -172,7 +172,7 @@ def require_same_model(stored: AdapterFiles, model: TrainableModel) -> None:
 
 
 def warn_of_other_quantization(stored: AdapterFiles, quantization: QuantizationConfig | None) -> None:
-    """Warn if the adapter was trained on weights in another quantized format; do nothing if no format is recorded."""
+    """Warn if the adapter was trained on weights in a different quantized format; no warning if none is recorded."""
     if stored.quantization not in (None, quantization):
         logger.warning(
             "%s was trained on weights in %s and is used with weights in %s; outputs will differ from training",

@@ -115,7 +115,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     )
 
     trainable_token_indices: ClassVar[object | None] = None
-    """Tokens whose rows of the embedding and lm_head are trained with the adapter; an option of LoRA."""
+    """Tokens whose embedding and lm_head rows are trained with the adapter; a LoRA option."""
     adapts_tables: ClassVar[bool] = False
     """Whether the embedding and lm_head can be targets."""
 
@@ -250,8 +250,8 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
     def decays(self, parameter_name: str) -> bool:
         """Return whether weight decay applies to an adapter parameter.
 
-        Weight decay pulls parameters to 0. Parameters whose neutral value is not 0 are therefore excluded, such as
-        trained token rows, which start as rows of the base.
+        Weight decay pulls parameters toward 0. Parameters whose neutral value is not 0 are therefore excluded, such as
+        trained token rows, which are initialized with rows of the base.
         """
         return not parameter_name.endswith(".trainable_tokens_delta")
 

@@ -114,7 +114,7 @@ class ConfigType(type):
 
 
 def _translate(method: type, arguments: Mapping[str, Any]) -> tuple[type, dict[str, Any]]:
-    """Return the config class that the arguments select, and the arguments by the names of the class's fields."""
+    """Return the config class that the arguments select, and the arguments keyed by the class's field names."""
     method, arguments = _variant(method, arguments)
     names = argument_names(method)
     values: dict[str, Any] = {}

@@ -259,7 +259,7 @@ def factor_axes(style: Style) -> tuple[int | None, int | None]:
         "rowwise": (1, None),
         "replicated": (None, None),
     }
-    assert style in axes, f"a linear cannot be sharded {style}"
+    assert style in axes, f"a linear layer cannot be sharded {style}"
     return axes[style]
 
 

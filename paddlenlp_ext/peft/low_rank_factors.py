@@ -75,7 +75,7 @@ def factors_of(model: AdaptedModel, without_replaced: bool = False) -> dict[str,
         if getattr(layer, "base_is_residual", False):
             raise ValueError(
                 f"{name}: the initial factors of this adapter (such as PiSSA) were subtracted from the weight before "
-                "quantization, so its current factors fit only the quantized base; save the adapter and load it over "
+                "quantization, so its current factors fit only the quantized base; save the adapter and load it with "
                 "the original model, or merge it"
             )
         pair = layer.low_rank_factors() if isinstance(layer, LinearAdapter) else None

@@ -183,7 +183,7 @@ def matching_modules(model: TrainableModel, entries: Collection[str]) -> tuple[s
 
 
 def _trained_names(model: TrainableModel, config: PeftConfig) -> list[str]:
-    """Return the names of the base parameters to train; raises the errors of `replace_parameters`."""
+    """Return the names of the base parameters to train; raises the same errors as `replace_parameters`."""
     names = list(base_parameters(model))
     adapted = {f"{name}.bias" for name, _ in adapter_layers(model)}
     biases = {name for name in names if name.endswith(".bias") and (config.bias == "all" or name in adapted)}

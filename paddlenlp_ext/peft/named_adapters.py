@@ -60,7 +60,7 @@ class NamedAdapters:
             self.active.attach()
 
     def switch(self, name: str) -> None:
-        """Make another adapter active.
+        """Activate another adapter.
 
         Raises:
             ValueError: no adapter has this name, or the active adapter is merged.
@@ -84,7 +84,7 @@ class NamedAdapters:
 
     # -- merging in place ---------------------------------------------------------------------------------------------
     def merge(self, names: Sequence[str] | None, safe_merge: bool) -> None:
-        """Merge the active adapter in place; takes the arguments of `PeftModel.merge_adapter`."""
+        """Merge the active adapter in place; arguments as in `PeftModel.merge_adapter`."""
         self.require_unmerged("merge_adapter")
         if names is not None and list(names) != [self.active_name]:
             raise ValueError(

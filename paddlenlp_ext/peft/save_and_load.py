@@ -59,8 +59,8 @@ def set_peft_model_state_dict(
         adapter_name: name of the adapter to load into.
 
     Raises:
-        ValueError: no adapter has this name, the active adapter is merged, or tensors are missing, unexpected or of
-            another shape; the adapter is unchanged.
+        ValueError: no adapter has this name, the active adapter is merged, or tensors are missing, unexpected or
+            have the wrong shape; the adapter is unchanged.
 
     Examples:
         >>> from paddlenlp_ext import AutoModelForCausalLM, LoRAConfig, get_peft_model

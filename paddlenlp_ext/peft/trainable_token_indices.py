@@ -82,7 +82,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
     """Parse `trainable_token_indices` into a dict from layer names (embedding, lm_head) to trained token ids.
 
     Raises:
-        ValueError: `value` has the name of another layer, or is neither JSON nor a list of token ids.
+        ValueError: `value` names a different layer, or is neither JSON nor a list of token ids.
     """
     indices = token_indices(value)
     by_name = indices if isinstance(indices, dict) else {EMBEDDING: indices} if indices else {}

@@ -16,7 +16,7 @@ from paddlenlp_ext.utils.files import read_json_object, write_text
 
 CONFIG_FILE = "adapter_config.json"
 SPLIT_FIELD = "split_layers"
-"""Field with the sizes and original fields of separate projections; this package adds it to fused adapters."""
+"""Field that this package adds to fused adapters, with the sizes and original fields of the separate projections."""
 _PICKLES = (".bin", ".pt", ".pth", ".pdparams")
 
 
@@ -117,7 +117,7 @@ def missing_weights(folder: Path, expected: str) -> ValueError:
     pickles = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(_PICKLES))
     if pickles:
         return ValueError(
-            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Pickles are refused, because "
+            f"{folder}: the adapter's weights are pickled ({', '.join(pickles[:3])}). Pickles are rejected, because "
             "reading a pickle can run arbitrary code; save the adapter as safetensors in the library that trained it. "
             "With --allow_pickle, the merge commands read the arrays of a single .pdparams file of PaddleNLP, or of "
             "adapter_model.bin of Hugging Face PEFT."

@@ -44,7 +44,7 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json that contain layer names: names of projections in memory, fused layers in files."""
+"""Fields of adapter_config.json with layer names, which are projections in memory and fused layers in files."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]
@@ -202,7 +202,7 @@ def _fused_target(target: str, layers: FusedLayers) -> str:
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `rank_pattern` or `alpha_pattern`, keyed by last components of names if these determine all values."""
+    """Return a `rank_pattern` or `alpha_pattern`, with short keys ("q_proj") if each has a single value."""
     by_leaf: dict[str, set[Any]] = {}
     for name, value in values.items():
         by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)

@@ -59,7 +59,7 @@ def export_gguf_adapter(path: Path, model: AdaptedModel, architecture: Architect
 
 
 def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str, np.ndarray]:
-    """Return a dict from names in the GGUF adapter to low-rank factors; raises the errors of `export_gguf_adapter`."""
+    """Return a dict from names in the GGUF file to low-rank factors; raises the errors of `export_gguf_adapter`."""
     config: Any = model.base_model.config
     factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
     tensors: dict[str, np.ndarray] = {}

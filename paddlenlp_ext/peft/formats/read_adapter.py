@@ -99,14 +99,14 @@ class AdapterFiles:
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the weight to quantize for a layer; takes the arguments of `PeftConfig.before_quantizing`."""
+        """Return the weight to quantize for a layer; arguments as in `PeftConfig.before_quantizing`."""
         return self.config.before_quantizing(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:
         """Return the quantization to apply to a base, given its config.json; None: load the base in its stored format.
 
         Raises:
-            ValueError: the base is stored in another quantized format than in training.
+            ValueError: the base is not stored in the quantized format of training.
         """
         saved = from_quantization_config(base_config.get("quantization_config"))
         if saved is None or self.quantization is None:
@@ -206,7 +206,7 @@ def _num_rows(tensors: Mapping[str, np.ndarray]) -> int | None:
 
 
 def _refuse_unavailable_layers(file: Path, names: Collection[str]) -> None:
-    """Refuse tensors that adapt the embedding or lm_head, which only LoRA can adapt."""
+    """Reject tensors that adapt the embedding or lm_head, which only LoRA can adapt."""
     for layer, found in (
         ("lm_head", [name for name in names if name.startswith("lm_head.") and ".trainable_tokens_" not in name]),
         ("the embedding", [name for name in names if ".lora_embedding_" in name]),
@@ -270,7 +270,7 @@ def assign_tensors(own: Mapping[str, paddle.Tensor], stored: Mapping[str, np.nda
         where: source of `stored`, for error messages.
 
     Raises:
-        ValueError: tensors are missing, unexpected or of another shape; the message lists the tensors.
+        ValueError: tensors are missing, unexpected or have the wrong shape; the message lists the tensors.
     """
     shapes = {name: full_shape(tensor) for name, tensor in own.items()}
     misshapen = [

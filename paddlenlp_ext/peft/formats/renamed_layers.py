@@ -26,14 +26,14 @@ _PREFIX = "base_model.model."
 
 
 def with_targets(config: PeftConfig, rename: Callable[[str], str]) -> PeftConfig:
-    """Return a config whose names of layers are renamed."""
+    """Return a config with renamed layers."""
     values = {name: getattr(config, name, None) for name in _NAMES_OF_LAYERS}
     changes = {name: _renamed(value, rename) for name, value in values.items() if value}
     return config.replace(**changes) if changes else config
 
 
 def renamed_fields(fields: Mapping[str, Any], rename: Callable[[str], str]) -> dict[str, Any]:
-    """Return the fields of adapter_config.json with renamed layers, including the fields of projections."""
+    """Return the fields of adapter_config.json with renamed layers, also in the original fields of fused adapters."""
     renamed = {
         name: _renamed(value, rename) if name in _NAMES_OF_LAYERS and value else value for name, value in fields.items()
     }
@@ -42,7 +42,7 @@ def renamed_fields(fields: Mapping[str, Any], rename: Callable[[str], str]) -> d
 
 
 def with_plain_targets(fields: Mapping[str, Any], layers: Sequence[str]) -> dict[str, Any]:
-    """Replace `target_modules` by the names of the adapted layers if an entry is a pattern, which cannot be renamed."""
+    """Set `target_modules` to the names of the adapted layers if an entry is a pattern, which cannot be renamed."""
     targets = fields.get("target_modules")
     entries = [targets] if isinstance(targets, str) else targets or []
     is_plain = all(_PLAIN.fullmatch(entry) for entry in entries)

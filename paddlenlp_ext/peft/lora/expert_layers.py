@@ -68,7 +68,7 @@ class LoRAExperts(WeightAdapter):
 
 
 class LoRARouter(WeightAdapter):
-    """Router with a low-rank update; takes the arguments of `LoRAExperts`."""
+    """Router with a low-rank update; arguments as in `LoRAExperts`."""
 
     base: Router
 
@@ -143,7 +143,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
 
 
 def shortest_parameters(layers: Collection[str], model: TrainableModel) -> list[str]:
-    """Return short values of `target_parameters` that match exactly the parameters of `layers`."""
+    """Return short values of `target_parameters` that match the parameters of `layers` and no others."""
     names = _adaptable_parameters(model)
     chosen = [name for name, layer in names.items() if layer in layers]
     others = {_within_layer(name) for name in names if name not in chosen}

@@ -103,9 +103,9 @@ class LoRALinear(LinearAdapter):
         return None if self.dropout and self.training else self.base.as_frozen_linear()
 
     def as_adapted_linear(self) -> AdaptedLinear | None:
-        """Return the layer as an operand of a training block, or None if the block does not cover the layer.
+        """Return the layer as an operand of a fused training block, or None if the block does not support the layer.
 
-        Subclasses compute other updates, which the block does not cover.
+        The block does not support subclasses, which compute different updates.
         """
         if not self.enabled:
             return self.base.as_adapted_linear()
@@ -135,7 +135,7 @@ class LoRALinear(LinearAdapter):
 
 
 class LoRAHead(LoRALinear, AdaptedHead):
-    """The lm_head with a low-rank update; takes the arguments of `LoRALinear`."""
+    """The lm_head with a low-rank update; arguments as in `LoRALinear`."""
 
     @property
     def weight(self) -> paddle.Tensor:

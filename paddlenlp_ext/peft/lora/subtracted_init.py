@@ -10,7 +10,7 @@ the layer subtracts s (x A0^T) B0^T. The subtraction costs one more product of r
 - Loading an adapter does not recompute A0 and B0.
 - Half-precision weights are not rounded again.
 
-Files contain a plain LoRA of rank 2r, which every LoRA reader can load:
+Files contain a plain LoRA of rank 2r, which any program with LoRA support can load:
 
     s (B A - B0 A0) = s [B, -B0] [A; A0]
 
@@ -213,7 +213,7 @@ def to_rank_2r_fields(variant: str, fields: Mapping[str, Any], recorded_fields: 
     Args:
         variant: JSON key that enables the method.
         fields: LoRA's fields for rank r; the options are also saved under `METADATA_FIELD`.
-        recorded_fields: further fields to save under `METADATA_FIELD`.
+        recorded_fields: additional fields to save under `METADATA_FIELD`.
     """
     alpha_factor = 2**0.5 if fields["use_rslora"] else 2  # s = alpha / sqrt(r) or alpha / r
     return {

@@ -62,7 +62,7 @@ class MergedAdapter:
             )
         self._adapter = adapter
         self._values: dict[str, dict[str, paddle.Tensor]] = {}
-        """Layer -> name -> parameter outside the model: the original while merged, the merged one after `undo`."""
+        """Layer -> parameter name -> unused parameter: the original one while merged, the merged one after `undo`."""
         for name, layer in adapter_layers_of(adapter.base_model, WeightAdapter):
             self._values[name] = _merged_parameters(layer)
             if safe_merge and not all(bool(paddle.isfinite(each).all()) for each in self._values[name].values()):

@@ -84,8 +84,8 @@ def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, d
 def common_dtype(base: Path, source: WeightSource) -> str | None:
     """Return the dtype of all merged tensors if the base mixes dtypes; None if each tensor keeps its dtype.
 
-    GGUF files store norms in F32 and matrices in another type. In quantized folders, dequantized weights get the dtype
-    of their scales, which may differ from the dtype of the other tensors.
+    GGUF files store norms in F32 and matrices in a different type. In quantized folders, dequantized weights get the
+    dtype of their scales, which may differ from the dtype of the other tensors.
 
     Args:
         base: folder or .gguf file of the base model.

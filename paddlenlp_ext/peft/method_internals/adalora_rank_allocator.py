@@ -48,9 +48,9 @@ class BudgetSchedule:
     def __post_init__(self) -> None:
         if self.warmup >= self.last_update_step:
             raise ValueError(
-                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave no step of "
-                f"{self.total_steps} for pruning ranks; lower both values, leave them out (defaults: 10 % and 30 % of "
-                "the run), or train longer"
+                f"adalora_tinit={self.warmup} and adalora_tfinal={self.final} leave none of the "
+                f"{self.total_steps} steps for pruning ranks; lower both values, leave them out (defaults: 10 % and "
+                "30 % of the run), or train longer"
             )
 
     @property

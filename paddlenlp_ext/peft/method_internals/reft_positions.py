@@ -48,7 +48,7 @@ def parse_positions(text: str) -> PositionSpec:
     """Parse the option `position`: "f7+l7", "f7" or "l3".
 
     Raises:
-        ValueError: the text has another format, or selects no position.
+        ValueError: the text does not have one of these formats, or selects no position.
     """
     counts: dict[str, int] = {}
     for part in text.replace(" ", "").split("+"):

@@ -122,7 +122,7 @@ class BOFTConfig(LinearTargetsConfig):
         return BOFTLinear(base, block_size, self.boft_n_butterfly_factor, self.boft_dropout)
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False for the scales, whose neutral value is 1: weight decay would pull them to 0."""
+        """Return False for the scales, whose neutral value is 1: weight decay would pull them toward 0."""
         return not parameter_name.endswith("boft_s")
 
     # -- files --------------------------------------------------------------------------------------------------------
@@ -193,7 +193,7 @@ class BOFTLinear(LinearAdapter):
         return rotated * self.boft_s.astype("float32") - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear layer cannot be sharded {style}"
         return {"boft_R": 1 if style == "rowwise" else None, "boft_s": 0 if style == "colwise" else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:

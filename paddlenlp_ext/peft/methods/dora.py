@@ -61,7 +61,7 @@ class DoRAConfig(RandomInitConfig):
 class DoRALinear(LoRALinear):
     """Linear layer with a trained magnitude and a low-rank update of the direction of each row.
 
-    Takes the arguments of `LoRALinear`.
+    The arguments are the same as for `LoRALinear`.
     """
 
     base_squared_norms: paddle.Tensor

@@ -155,5 +155,5 @@ class HRALinear(LinearAdapter):
         return u.T, -moved
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear layer cannot be sharded {style}"
         return {"hra_u": 0 if style == "rowwise" else None}

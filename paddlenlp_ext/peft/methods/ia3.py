@@ -70,7 +70,7 @@ class IA3Config(PeftConfig):
         return IA3Linear(base, any(matches(entry, name, "ia3_feedforward_modules") for entry in entries))
 
     def decays(self, parameter_name: str) -> bool:
-        """Return False: weight decay would pull the scales to 0, but their neutral value is 1."""
+        """Return False: weight decay would pull the scales toward 0, but their neutral value is 1."""
         return False
 
     def to_adapter_config(self, model: TrainableModel) -> dict[str, Any]:
@@ -132,5 +132,5 @@ class IA3Linear(LinearAdapter):
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
         axes: dict[str, int | None] = {"colwise": 0, "rowwise": 1, "replicated": None}
-        assert style in axes, f"a linear cannot be sharded {style}"
+        assert style in axes, f"a linear layer cannot be sharded {style}"
         return {"ia3_l": axes[style] if axes[style] == int(self.scales_input) else None}

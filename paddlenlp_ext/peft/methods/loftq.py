@@ -3,7 +3,7 @@
     A_0 = B_0 = 0;   for t = 1 ... T:   Q_t = Q(W - s B_{t-1} A_{t-1}),   s B_t A_t = the r leading triplets of W - Q_t
     y = x Q_T^T + s (dropout(x) A^T) B^T,   A = A_T, B = B_T at the start
 
-LoftQ is a LoRA over a quantized base. A and B start as the leading singular triplets of the quantization error, so the
+LoftQ is a LoRA on a quantized base. A and B start as the leading singular triplets of the quantization error, so the
 initial model is closer to the full-precision model than the quantized base is. As in Hugging Face PEFT, A and B are
 both multiplied by the square roots of the singular values.
 
@@ -13,7 +13,7 @@ both multiplied by the square roots of the singular values.
 | quantized, T > 1 | the base is Q(W - s B_{T-1} A_{T-1}); the adapter stores A_{T-1} and B_{T-1} |
 | full precision | there is no quantization error, so A and B start as in LoRA |
 
-Files contain a plain LoRA of rank 2r (`lora/subtracted_init.py`): over the quantized base if T = 1, over the original
+Files contain a plain LoRA of rank 2r (`lora/subtracted_init.py`) for the quantized base if T = 1, and for the original
 base if T > 1.
 
 Shapes: r rank, in/out features of the adapted linear.
@@ -44,7 +44,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 @PEFT_METHODS.register("loftq")
 @dataclass(kw_only=True)
 class LoftQConfig(InitBeforeQuantizationConfig):
-    """Options of LoftQ: LoRA over a quantized base, initialized with the quantization error.
+    """Options of LoftQ: LoRA on a quantized base, initialized with the quantization error.
 
     >>> LoftQConfig(r=8, iters=3).svd
     'fast'

@@ -147,7 +147,7 @@ class LoKrLinear(LinearAdapter):
         return paddle.kron(w1, w2) * self.scaling
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear layer cannot be sharded {style}"
         axes = {
             "colwise": {"lokr_w1": 0, "lokr_w1_a": 0},
             "rowwise": {"lokr_w1": 1, "lokr_w1_b": 1},

@@ -10,7 +10,7 @@ f is the paper's scale for stable activations (theorem 3.2).
 
 `before_training` sums the gradients of the first batches, layer by layer in host memory during the backward pass. The
 weights need no gradient tensors. Training uses these batches again. Before `before_training`, A and B have the initial
-values of LoRA. Files contain a plain LoRA of rank 2r over the original base.
+values of LoRA. Files contain a plain LoRA of rank 2r for the original base.
 
 Shapes: r rank, in/out features of the adapted linear.
 """
@@ -125,7 +125,7 @@ class GradientSum:
 
 
 class LoRAGALinear(LoRALinearWithInit):
-    """Linear layer with a low-rank update initialized from a gradient; takes the arguments of `LoRALinearWithInit`.
+    """Linear layer with a low-rank update initialized from a gradient; arguments as in `LoRALinearWithInit`.
 
     Attributes:
         gradient: sum of dL/dW while `before_training` runs; otherwise None.
@@ -157,7 +157,7 @@ def gradient_factors(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return A0 [r, in] and B0 [out, r] for a gradient [out, in].
 
-    If the gradient has fewer than 2r singular triplets (few key-value heads, or a large rank), B0 uses the last r ones.
+    If the gradient has fewer than 2r singular triplets (few key-value heads, or a large rank), B0 uses the last r.
 
     Args:
         gradient: float32 [out, in].

@@ -86,7 +86,7 @@ class MoSLoRAConfig(RandomInitConfig):
 
 
 class MoSLoRALinear(LoRALinear):
-    """Linear layer with a low-rank update and a mixer; takes the arguments of `LoRALinear`."""
+    """Linear layer with a low-rank update and a mixer; arguments as in `LoRALinear`."""
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)

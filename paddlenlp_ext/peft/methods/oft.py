@@ -208,7 +208,7 @@ class OFTLinear(LinearAdapter):
         return rotate_blocks(weight, self.rotation().transpose([0, 2, 1])) - weight
 
     def sharding_axes(self, style: Style) -> dict[str, int | None]:
-        assert style in ("colwise", "rowwise", "replicated"), f"a linear cannot be sharded {style}"
+        assert style in ("colwise", "rowwise", "replicated"), f"a linear layer cannot be sharded {style}"
         return {"oft_R.weight": 0 if style == "rowwise" and self.oft_R.weight.shape[0] > 1 else None}
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:

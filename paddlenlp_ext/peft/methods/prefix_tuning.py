@@ -77,7 +77,7 @@ class PrefixAdapter(Adapter):
                 layer.encoder = (encoder,)
 
     def _layers_with_values(self) -> list[PrefixAttention]:
-        """Return the layers of this pipeline stage, or no layers in a dry run, where the base has no values."""
+        """Return the layers of this pipeline stage; an empty list in a dry run, where the base has no values."""
         return [
             layer
             for _, layer in adapter_layers_of(self.base_model, PrefixAttention)
@@ -141,7 +141,7 @@ class PrefixAdapter(Adapter):
                 converted[f"{name}.prefix"] = part.reshape(len(part), *layer.base.prefix_shape)
         for name in [name for name in converted if name.endswith(self.UNSHIFTED)]:
             attention, value = layers[name.rpartition(".")[0]].base, converted.pop(name)
-            # The check of shapes in `super().load_tensors` rejects a prefix of another size.
+            # The shape check in `super().load_tensors` rejects a prefix of a different size.
             has_size = isinstance(attention, Attention) and value.shape[-1] == attention.head_dim
             converted[name.replace(self.UNSHIFTED, "prefix")] = (
                 self._shift_keys(value, attention) if has_size else value
@@ -236,7 +236,7 @@ class PrefixTuningConfig(PeftConfig):
         for name, layer in model.named_sublayers():
             if isinstance(layer, TokenMixer) and not isinstance(layer, AttentionLayer):
                 raise ValueError(
-                    f"prefix_tuning: {name} is a {type(layer).__name__}, which has no keys and values to precede; use "
+                    f"prefix_tuning: {name} is a {type(layer).__name__}, which has no keys and values to extend; use "
                     "prompt_tuning, p_tuning or LoRA"
                 )
         if len({*model.config.layer_shapes}) > 1:
@@ -312,7 +312,7 @@ class PrefixTuningConfig(PeftConfig):
         """Convert PaddleNLP's `pre_caches.npy` [layers, 2, K, P, H], which was trained with document positions from 0.
 
         Raises:
-            ValueError: the array has another shape.
+            ValueError: the array has the wrong shape.
         """
         value = tensors[PADDLENLP_ARRAY]
         if value.ndim != 5 or value.shape[1] != 2:

@@ -58,7 +58,7 @@ class PromptAdapter(Adapter):
         document_parents: Any = None,
         loss_positions: paddle.Tensor | None = None,
     ) -> paddle.Tensor:
-        """Return the last hidden states of the tokens [B, S, D]; takes the arguments of `CausalLM.hidden_states`.
+        """Return the last hidden states of the tokens [B, S, D]; arguments as in `CausalLM.hidden_states`.
 
         Raises:
             ValueError: the sum of the document lengths differs from the row length.

@@ -4,7 +4,7 @@
     U S V^T = (W - Q(W)) R^(1/2)
     s B0 A0 = U_r S_r V_r^T R^(-1/2)        y = x Q(W)^T + s (x A0^T) B0^T + s (dropout(x) A^T) B^T
 
-QERA is a LoRA over a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
+QERA is a LoRA on a quantized base with a frozen correction s B0 A0 of the quantization error. Among all corrections
 of rank r, s B0 A0 minimizes the error of the layer's *output* (theorem 1). LoftQ minimizes the error of the weight.
 With `inputs` "independent", only the diagonal of R is used (theorem 2). The diagonal costs less time than R, but
 corrects less of the error.
@@ -108,7 +108,7 @@ class QERAAdapter(Adapter):
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
 class QERAConfig(SubtractedInitConfig):
-    """Options of QERA: LoRA over a quantized base, with a frozen correction of the base's output error.
+    """Options of QERA: LoRA on a quantized base, with a frozen correction of the base's output error.
 
     >>> QERAConfig(r=8, inputs="independent").batches
     8
@@ -218,7 +218,7 @@ class InputRecorder:
 
 
 class QERALinear(LoRALinearWithInit):
-    """Linear layer with a low-rank update and a frozen low-rank correction; takes the arguments of `LoRALinear`.
+    """Linear layer with a low-rank update and a frozen low-rank correction; arguments as in `LoRALinear`.
 
     Attributes:
         recorder: recorder of the inputs while `before_training` runs the first batches; otherwise None.

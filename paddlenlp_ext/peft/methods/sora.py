@@ -182,7 +182,7 @@ class SoRAConfig(LinearTargetsConfig):
 
 
 class SoRALinear(LoRALinear):
-    """Linear layer with a gated low-rank update; takes the arguments of `LoRALinear`."""
+    """Linear layer with a gated low-rank update; arguments as in `LoRALinear`."""
 
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)

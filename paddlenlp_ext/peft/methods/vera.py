@@ -61,7 +61,7 @@ class Projections:
         self.a, self.b = self._draw(rank, widest_in, widest_out)
 
     def redraw(self, key: int) -> None:
-        """Draw `a` and `b` again with another key, in place."""
+        """Draw `a` and `b` again with a different key, in place."""
         self.key = key
         rank, widest_in = self.a.shape
         for old, new in zip((self.a, self.b), self._draw(rank, widest_in, self.b.shape[0]), strict=True):
@@ -94,7 +94,7 @@ class TorchUniform:
 
 
 class VeRAAdapter(Adapter):
-    """Adapter that resumes with the shared matrices of the checkpoint, even if the run sets another key."""
+    """Adapter that resumes with the shared matrices of the checkpoint, even if the run sets a different key."""
 
     peft_config: VeRAConfig
 

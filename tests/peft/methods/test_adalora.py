@@ -236,7 +236,7 @@ def test_after_step_last_selection_uses_the_averages_before_it():
 
 def test_plan_steps_schedule_too_long_raises_before_first_step():
     model = get_peft_model(tiny_model(), AdaLoRAConfig(tinit=10, tfinal=20))
-    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30 for pruning"):
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of the 30 steps"):
         model.hooks.plan_steps(30)
 
 
@@ -245,7 +245,7 @@ def test_adalora_run_too_short_raises_in_dry_run_and_training(run_folders: Path,
     (tmp_path / "run.json").write_text(json.dumps(keys))
     config = load_run_config([str(tmp_path / "run.json")], peft_methods())
     data = load_data(config)
-    message = "adalora_tinit=3 and adalora_tfinal=0 leave no step of 3 for pruning"
+    message = "adalora_tinit=3 and adalora_tfinal=0 leave none of the 3 steps for"
     with pytest.raises(ValueError, match=message):
         describe_run(config, data)
     trainer = build_trainer(config, data)
@@ -267,7 +267,7 @@ def test_budget_schedule_follows_cubic_formula():
         48, 48, int(32 * (69 / 70) ** 3 + 16), 20, 16, 16, 16, 16,
     ]  # fmt: skip
     assert [step for step in range(1, 101) if schedule.updates_ranks(step)] == list(range(15, 81, 5))
-    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave no step of 30 for pruning"):
+    with pytest.raises(ValueError, match=r"adalora_tinit=10 and adalora_tfinal=20 leave none of the 30 steps"):
         BudgetSchedule(initial=48, target=16, warmup=10, final=20, interval=5, total_steps=30)
 
 
