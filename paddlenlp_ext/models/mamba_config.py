@@ -30,7 +30,10 @@ MAMBA_DEFAULTS: dict[str, Any] = {
     "mamba_proj_bias": False,
 }
 MAMBA_TENSOR_PLAN: TensorPlan = {
-    f"model.layers.*.mamba.{name}": "replicated" for name in ("in_proj", "conv1d", "norm", "out_proj")
+    "model.layers.*.mamba.in_proj": "replicated",
+    "model.layers.*.mamba.conv1d": "replicated",
+    "model.layers.*.mamba.norm": "norm",
+    "model.layers.*.mamba.out_proj": "rowwise",
 }
 _MAMBA, _ATTENTION = "linear_attention", "full_attention"
 _TYPES = {"mamba": _MAMBA, "attention": _ATTENTION}

@@ -140,7 +140,6 @@ class GatedDeltaNet(RecurrentMixer):
         return shape.num_channels, shape.value_size, shape.num_value_heads, shape.num_value_heads
 
     def keep_heads(self, index: int, num_parts: int) -> None:
-        """Keep only the heads of tensor-parallel shard `index` of `num_parts`."""
         keys, values = self.shape.num_key_heads // num_parts, self.shape.num_value_heads // num_parts
         self.key_heads = slice(index * keys, (index + 1) * keys)
         self.value_heads = slice(index * values, (index + 1) * values)

@@ -14,7 +14,9 @@ E head dimension, C channels of the convolution, L taps, F = N * E.
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +55,6 @@ class Mamba2Shape(MixerShape):
 
     kind = "Mamba-2"
     supports_float16 = False
-    supports_tensor_parallel = False
 
     hidden_size: int
     num_heads: int
@@ -105,9 +106,17 @@ class Mamba2Shape(MixerShape):
         states = self.num_heads * self.state_dim * self.head_dim / CHUNK  # one state per chunk
         return saved + 2 * self.num_heads * self.state_dim + states
 
+    @property
+    def sharded_sizes(self) -> dict[str, int]:
+        groups = {"number of Mamba-2 groups": self.num_groups} if self.num_groups > 1 else {}
+        return {"number of Mamba-2 heads": self.num_heads, **groups}
+
 
 class GroupedRMSNorm(RMSNorm):
-    """RMS normalization of each of `num_groups` equal parts of the last axis; the weight is float32."""
+    """RMS normalization of each of `num_groups` equal parts of the last axis; the weight is float32.
+
+    Each tensor-parallel rank holds whole groups, or a part of the only group.
+    """
 
     def __init__(self, size: int, epsilon: float, num_groups: int) -> None:
         super().__init__(size, epsilon, dtype="float32")
@@ -115,17 +124,30 @@ class GroupedRMSNorm(RMSNorm):
 
     def normalize(self, x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
         """Map [..., size] to [..., size] with `weight` [size] in place of the layer's weight."""
-        grouped = x.reshape([*x.shape[:-1], self.num_groups, -1])
+        if self.shards is not None and self.num_groups == 1:
+            return self._norm_sharded(x, weight, self.shards)
+        num_groups = self.num_groups // (1 if self.shards is None else self.shards.size)
+        grouped = x.reshape([*x.shape[:-1], num_groups, -1])
         inverse = (grouped.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
         return (grouped * inverse).flatten(-2) * weight
 
 
 class Mamba2(RecurrentMixer):
-    """Mamba-2 mixer of one decoder layer."""
+    """Mamba-2 mixer of one decoder layer.
+
+    Under tensor parallelism, every rank computes the input projection of all heads, and continues with its own heads
+    and their groups.
+
+    Attributes:
+        shape: sizes on this rank.
+        outputs: slices of the outputs of `in_proj` that this rank reads, z, x, B, C and dt; None: all outputs.
+    """
 
     attribute = "mamba"
     input_names = ("in_proj",)
     output_name = "out_proj"
+    head_parameters = ("A_log", "D", "dt_bias")
+    outputs: Sequence[slice] | None = None
 
     def __init__(self, shape: Mamba2Shape, layer_index: int) -> None:
         super().__init__(layer_index)
@@ -140,10 +162,36 @@ class Mamba2(RecurrentMixer):
         self.norm = GroupedRMSNorm(inner, shape.norm_epsilon, shape.num_groups)
         self.out_proj = Linear(inner, shape.hidden_size, shape.bias)
 
+    def keep_heads(self, index: int, num_parts: int) -> None:
+        shape = self.shape
+        group_parts = num_parts if shape.num_groups > 1 else 1  # all ranks read the B and C of a single group
+        heads, groups = shape.num_heads // num_parts, shape.num_groups // group_parts
+        self.shape = dataclasses.replace(shape, num_heads=heads, num_groups=groups)
+        sections = [
+            *((shape.inner_size, num_parts), (shape.inner_size, num_parts)),
+            *((shape.group_size, group_parts), (shape.group_size, group_parts)),
+            (shape.num_heads, num_parts),
+        ]
+        self.outputs, first = [], 0
+        for size, parts in sections:
+            length = size // parts
+            start = first + index % parts * length
+            self.outputs.append(slice(start, start + length))
+            first += size
+        inner = shape.inner_size
+        self.conv1d.channels = [slice(own.start - inner, own.stop - inner) for own in self.outputs[1:4]]
+
+    def _project(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
+        """Return z, x, B, C and dt of the heads on this rank."""
+        projected = self.in_proj(x_BSD)
+        if self.outputs is None:
+            return projected
+        return paddle.concat([projected[..., own] for own in self.outputs], axis=-1)
+
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
         shape = self.shape
-        projected = recompute_region("attention_column_ln", self.in_proj, x_BSD)
+        projected = recompute_region("attention_column_ln", self._project, x_BSD)
         z_BSF, xbc_BSC, dt_BSN = paddle.split(
             projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1
         )

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import paddle
@@ -29,9 +30,15 @@ class RecurrentMixer(TokenMixer):
 
     Attributes:
         conv1d: convolution before the recurrence.
+        head_parameters: names of the parameters with one value for each head.
     """
 
     conv1d: DepthwiseKernel
+    head_parameters: ClassVar[tuple[str, ...]] = ("A_log", "dt_bias")
+
+    @abstractmethod
+    def keep_heads(self, index: int, num_parts: int) -> None:
+        """Keep only the heads of tensor-parallel shard `index` of `num_parts`."""
 
     @property
     @abstractmethod
@@ -93,7 +100,7 @@ class RecurrentMixer(TokenMixer):
         Args:
             dtype: dtype of the inputs of the convolution.
         """
-        window = self.conv1d.window_length, self.conv1d.weight.shape[0]
+        window = self.conv1d.window_length, self.conv1d.num_channels
         return [(window, dtype), (self.matrix_shape, paddle.float32)]
 
     def _continue(

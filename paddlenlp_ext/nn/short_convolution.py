@@ -10,6 +10,7 @@ Shapes: B batch, S sequence, P positions of a shared prompt, L taps, W = L - 1 p
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,7 +66,12 @@ class DepthwiseKernel(nn.Layer):
         num_channels: D.
         num_taps: L.
         has_bias: whether the convolution has a bias.
+
+    Attributes:
+        channels: slices of the channels that this tensor-parallel rank convolves; None: all channels.
     """
+
+    channels: Sequence[slice] | None = None
 
     def __init__(self, num_channels: int, num_taps: int, has_bias: bool = False) -> None:
         super().__init__()
@@ -77,6 +83,13 @@ class DepthwiseKernel(nn.Layer):
     def window_length(self) -> int:
         """W, the number of earlier positions that an output depends on."""
         return self.weight.shape[2] - 1
+
+    @property
+    def num_channels(self) -> int:
+        """Number of channels on this rank."""
+        if self.channels is None:
+            return self.weight.shape[0]
+        return sum(channels.stop - channels.start for channels in self.channels)
 
     def forward(self, x_BSD: paddle.Tensor, layout: AttentionLayout) -> paddle.Tensor:
         """Convolve each document; map [B, S, D] to [B, S, D]."""
@@ -97,8 +110,15 @@ class DepthwiseKernel(nn.Layer):
         return self._convolve(rows_ND, taps_TL).reshape(x_BSD.shape), after_BWD
 
     def _convolve(self, rows_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
-        bias = None if self.bias is None else self.bias.astype(rows_ND.dtype)
-        return causal_convolution(rows_ND, self.weight.squeeze(1).astype(rows_ND.dtype), taps_TL, bias)
+        bias = None if self.bias is None else self._own(self.bias).astype(rows_ND.dtype)
+        weight_DL = self._own(self.weight.squeeze(1)).astype(rows_ND.dtype)
+        return causal_convolution(rows_ND, weight_DL, taps_TL, bias)
+
+    def _own(self, parameter: paddle.Tensor) -> paddle.Tensor:
+        """Return the rows of a parameter for the channels on this rank."""
+        if self.channels is None:
+            return parameter
+        return paddle.concat([parameter[channels] for channels in self.channels])
 
     def _taps(self, layout: AttentionLayout, has_windows: bool) -> np.ndarray:
         num_taps = self.weight.shape[2]

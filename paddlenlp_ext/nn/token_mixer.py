@@ -47,12 +47,10 @@ class MixerShape(ABC):
     Attributes:
         kind: name of the kind of layers in messages.
         supports_float16: whether the mixer can be trained in float16.
-        supports_tensor_parallel: whether tensor parallelism can shard the mixer.
     """
 
     kind: ClassVar[str]
     supports_float16: ClassVar[bool] = True
-    supports_tensor_parallel: ClassVar[bool] = True
 
     @abstractmethod
     def build(self, layer_index: int) -> TokenMixer | None:
@@ -80,7 +78,7 @@ class MixerShape(ABC):
 
     @property
     def sharded_sizes(self) -> dict[str, int]:
-        """Sizes that the tensor-parallel degree must divide, by key of config.json."""
+        """Sizes that the tensor-parallel degree must divide, by name in messages."""
         return {}
 
 

@@ -5,7 +5,8 @@
     inner_colwise   outputs               -                   -
     rowwise         inputs                -                   all-reduce; only rank 0 holds the bias
     vocab           vocabulary            see vocab_parallel.py
-    norm            features              -                   -; an all-reduce in the norm adds the sums of squares
+    norm            features              -                   -; an all-reduce in the norm adds the sums of squares,
+                                                              except for norms of groups that are not divided
     replicated      none                  copy_to_group       -
     experts         experts               copy_to_group       all-reduce
 
@@ -33,9 +34,9 @@ from paddlenlp_ext.models.layer_shape import exchanged_tensors
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.experts import Experts
-from paddlenlp_ext.nn.gated_delta_net import GatedDeltaNet
 from paddlenlp_ext.nn.grouped_linear import GroupedLinear
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.nn.recurrent_mixer import RecurrentMixer
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.nn.submodules import layer_at, replace_layer
@@ -119,9 +120,9 @@ def apply_tensor_plan(model: TrainableModel, axis: ProcessAxis, sequence: Sequen
         elif isinstance(layer, ShortConvolution):
             for name in own_tensors(layer.conv):
                 shard_parameter(layer.conv, name, 0, axis)
-        elif isinstance(layer, GatedDeltaNet):
+        elif isinstance(layer, RecurrentMixer):
             layer.keep_heads(axis.index, axis.size)
-            for name in ("A_log", "dt_bias"):
+            for name in layer.head_parameters:
                 shard_parameter(layer, name, 0, axis)
     _shard_lm_head(decoder, axis)
     if sequence is not None:
@@ -179,12 +180,6 @@ def check_sizes(config: Any, degree: int) -> None:
     if degree > 1 and any(shape is not None and shape.shared_name is None for shape in config.experts or ()):
         raise ValueError(
             f"tensor_parallel_degree {degree} is not supported for models with experts beside the feed-forward block; "
-            "set tensor_parallel_degree to 1"
-        )
-    whole = sorted({mixer.kind for mixer in config.other_mixers if not mixer.supports_tensor_parallel})
-    if degree > 1 and whole:
-        raise ValueError(
-            f"tensor_parallel_degree {degree} is not supported for models with layers of the kind {', '.join(whole)}; "
             "set tensor_parallel_degree to 1"
         )
     sizes = [("num_attention_heads", config.num_attention_heads)]

@@ -17,7 +17,6 @@ from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.mamba2 import Mamba2
 from paddlenlp_ext.nn.ungated_feed_forward import UngatedFeedForward
-from paddlenlp_ext.parallel.tensor_parallel import check_sizes
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.arrays import normal
@@ -166,8 +165,3 @@ def test_smoothing_mappings_scale_the_readers_of_the_norm():
     assert second == []  # squared ReLU is not linear in the output of up_proj
     assert [each.producer for each in third] == ["norm", "self_attn.v_proj"]
     assert [(each.producer, each.consumers) for each in fourth] == [("norm", ("mlp.up_proj",))]
-
-
-def test_tensor_parallelism_raises():
-    with pytest.raises(ValueError, match=r"tensor_parallel_degree 2 is not supported .* layers of the kind Mamba-2"):
-        check_sizes(DecoderConfig.from_dict(CONFIG), 2)

@@ -11,6 +11,7 @@ import pytest
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.gguf_export import architecture_for
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.mamba2 import GroupedRMSNorm, Mamba2
@@ -18,7 +19,7 @@ from paddlenlp_ext.parallel.tensor_parallel import check_sizes
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from tests.common.arrays import normal
-from tests.common.models import slow_decays
+from tests.common.models import TINY_LLAMA, TINY_MAMBA, slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 FAMILY, EXPERTS = "granite_4_mamba2", "granite_4_mamba2_experts"
@@ -104,9 +105,16 @@ def test_lora_of_experts_beside_mamba2_has_the_names_of_peft(tmp_path):
     assert names >= {f"{start}lora_A.weight", f"{start}lora_B.weight"}
 
 
-def test_tensor_parallel_and_gguf_export_of_mamba2_raise():
-    with pytest.raises(ValueError, match=r"tensor_parallel_degree 2 is not supported .* layers of the kind Mamba-2"):
-        check_sizes(tiny_model(FAMILY).config, 2)
+def test_check_sizes_requires_whole_groups_unless_there_is_one():
+    sizes = {**TINY_LLAMA, **TINY_MAMBA, "num_key_value_heads": 4}
+    with pytest.raises(ValueError, match=r"degree 4 does not divide number of Mamba-2 groups 2 of the model; .* is 2$"):
+        check_sizes(DecoderConfig.from_dict(sizes), 4)
+    check_sizes(DecoderConfig.from_dict({**sizes, "mamba_n_groups": 1}), 4)
+    with pytest.raises(ValueError, match=r"degree 4 does not divide number of Mamba-2 heads 2 of the model"):
+        check_sizes(DecoderConfig.from_dict({**sizes, "mamba_n_groups": 1, "mamba_n_heads": 2}), 4)
+
+
+def test_gguf_export_of_mamba2_with_experts_raises():
     with pytest.raises(
         ValueError, match=r"layers of the kind experts cannot be written as GGUF for .* 'granitemoehybrid'"
     ):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS
+from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA, TINY_SINGLE_BLOCKS
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -100,6 +100,9 @@ OLMO_HYBRID = {
     "model_type": "olmo_hybrid",
     "layer_types": ["linear_attention", "full_attention"],
 }
+MAMBA_GROUPS = {**TINY_MAMBA, "mamba_proj_bias": True}
+GRANITE_4_H = {**TINY_MAMBA, "mamba_n_groups": 1}
+NEMOTRON_H = {**TINY_SINGLE_BLOCKS, "n_routed_experts": 6}
 GEMMA_4 = {
     "model_type": "gemma4_text",
     "head_dim": 8,
@@ -129,6 +132,12 @@ FAMILIES = [
     Case("lora-qwen3_next", {**TENSOR, **STABLE}, QWEN3_NEXT, "lora", {"rank": 4}),
     Case("sp-sft-olmo_hybrid", {**TENSOR, **STABLE, "sequence_parallel": True}, OLMO_HYBRID),
     Case("lora-olmo_hybrid", {**TENSOR, **STABLE}, OLMO_HYBRID, "lora", {"rank": 4}),
+    Case("sp-sft-granite_4_h", {**TENSOR, "sequence_parallel": True}, GRANITE_4_H),
+    Case("lora-granite_4_h", TENSOR, GRANITE_4_H, "lora", {"rank": 4}),
+    Case("sft-mamba-groups-recomputed", {**TENSOR, "recompute": True}, MAMBA_GROUPS),
+    Case("sp-lora-mamba-groups", {**TENSOR, "sequence_parallel": True}, MAMBA_GROUPS, "lora", {"rank": 4}),
+    Case("sp-sft-nemotron_h", {**TENSOR, "sequence_parallel": True}, NEMOTRON_H),
+    Case("lora-nemotron_h", TENSOR, NEMOTRON_H, "lora", {"rank": 4}),
     Case("sft-smollm3", TENSOR, {"model_type": "smollm3", "no_rope_layer_interval": 2}),
 ]
 MIXTRAL = {
