@@ -37,7 +37,7 @@ class EvaluationArguments(ModelArguments):
         4096,
         minimum=2,
         aliases=("max_total_length",),
-        help="maximum tokens of prompt plus answer, limited by the context length of the model",
+        help="maximum number of tokens of prompt plus answer; at most the context length of the model",
     )
     batch_size: int = option(8, minimum=1, help="number of rows per batch")
     num_examples: int = option(3, minimum=0, help="number of example rows in the report")

@@ -11,15 +11,15 @@ from paddlenlp_ext.evaluation.task import Task
 from paddlenlp_ext.evaluation.task_options import GENERATION, MULTIPLE_CHOICE, PERPLEXITY, TaskOptions
 
 KINDS: dict[str, type[Task]] = {MULTIPLE_CHOICE: MultipleChoice, GENERATION: Generation, PERPLEXITY: Perplexity}
-"""Kind of a task (`TaskOptions.task`) -> its class."""
+"""Class of each kind of task (`TaskOptions.task`)."""
 
 
 def build_tasks(options: Sequence[TaskOptions]) -> list[Task]:
     """Create all tasks; each task reads and checks its rows.
 
     Raises:
-        ValueError: two tasks have the same name, a data file is missing or has invalid rows, or the library of a
-            metric is not installed.
+        ValueError: two tasks have the same name, a data file is missing or has invalid rows, or a library that a metric
+            requires is not installed.
     """
     titles = [each.title for each in options]
     twice = next((title for title in titles if titles.count(title) > 1), None)

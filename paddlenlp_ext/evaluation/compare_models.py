@@ -75,7 +75,7 @@ def find_candidates(arguments: EvaluationArguments, base: str, adapter: str | No
     labels = [each.label for each in found]
     if len(set(labels)) < len(labels):
         raise ValueError(
-            f"--compare {','.join(labels)} has two models of the same name; remove one, or rename its folder"
+            f"--compare {','.join(labels)} lists two models with the same name; remove one, or rename its folder"
         )
     return found
 
@@ -100,8 +100,8 @@ def measure(
         candidate: the model to score.
         tasks: tasks with their rows.
         arguments: the command line.
-        folders: folders to search for the run_config.json of the training run. The chat template of the training run
-            renders the prompts for all compared models, so that the prompts are equal.
+        folders: folders to search for the run_config.json of the training run. All compared models use the chat
+            template of this run, so their prompts are equal.
     """
     base, adapter = candidate.base, candidate.adapter
     tokenizer = load_tokenizer(base, adapter)

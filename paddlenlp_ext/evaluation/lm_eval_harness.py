@@ -40,10 +40,10 @@ def register_lm_eval_model() -> type:
 
 
 class LMEvalModel:
-    """Methods of `lm_eval.api.model.LM`. `register_lm_eval_model` derives a class from `LMEvalModel` and `LM`.
+    """Implementation of the interface `lm_eval.api.model.LM`; `register_lm_eval_model` derives a class from both.
 
     Args:
-        pretrained: name or folder of a model, same as `model_name_or_path` of the predictor.
+        pretrained: name or folder of a model, like `model_name_or_path` of the predictor.
         lora_path: folder of an adapter, trained with any adapter method.
         batch_size: prompts per batch; auto: 8.
         max_length: maximum number of tokens of a prompt plus its continuation; None: the model's context length.
@@ -121,7 +121,7 @@ class LMEvalModel:
 
     # -- requests -----------------------------------------------------------------------------------------------------
     def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
-        """Return, for each continuation, the log-likelihood and whether greedy decoding would generate it.
+        """Return the log-likelihood of each continuation, and whether greedy decoding would generate the continuation.
 
         Args:
             requests: requests with `args` (context, continuation).

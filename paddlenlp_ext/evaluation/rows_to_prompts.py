@@ -35,7 +35,7 @@ def prompt_text(prompt: Prompt | str) -> str:
 def read_answers(row: dict[str, Any], options: TaskOptions) -> list[str]:
     """Return the reference answers of a row as texts.
 
-    The field `options.answer` has a text, a number, or a list of texts and numbers.
+    The field `options.answer` contains a text, a number, or a list of texts and numbers.
 
     Raises:
         InvalidRowError: the field is missing, is empty, has a blank answer or has a value of another type.

@@ -118,8 +118,8 @@ def compare_ratios(
 ) -> Comparison:
     """Compare the scores transform(sum(values) / sum(weights)) of two models, with the paired bootstrap.
 
-    Let k be the count of resampled differences <= 0, or the count of differences >= 0 if that is smaller. The p-value
-    is 2 (k + 1) / (R + 1), at most 1; the added 1 keeps the p-value above 0.
+    Let k be the smaller of two counts: resampled differences <= 0, and resampled differences >= 0. The p-value is 2 (k
+    + 1) / (R + 1), at most 1; the added 1 keeps the p-value above 0.
 
     Args:
         first: values and weights of the first model, float64 [N] each.

@@ -22,7 +22,7 @@ METRICS: Mapping[str, tuple[str, ...]] = {
     GENERATION: ("exact_match", "contains", "number", "f1", "rouge1", "rouge2", "rougel", "bleu4"),
     PERPLEXITY: ("perplexity", "bits_per_byte"),
 }
-"""Kind of a task -> metrics that the kind supports."""
+"""Metrics that each kind of task supports."""
 DEFAULT_METRICS: Mapping[str, tuple[str, ...]] = {
     MULTIPLE_CHOICE: ("acc", "acc_norm"),
     GENERATION: ("exact_match",),
@@ -69,7 +69,7 @@ class TaskOptions(OptionGroup):
         help="regular expression that extracts the answer from a generated text: the last match, or the first group of "
         "the last match if the expression has groups",
     )
-    max_new_tokens: int = option(256, minimum=1, help="maximum tokens of a generated answer")
+    max_new_tokens: int = option(256, minimum=1, help="maximum number of tokens of a generated answer")
     stop: tuple[str, ...] = option((), help="stop strings")
     text: str | None = option(None, help="field with the plain text of a perplexity task")
 

@@ -125,7 +125,7 @@ def test_run_evaluation_into_the_folder_of_an_active_run_raises(folder, tmp_path
     ("arguments", "message"),
     [
         (["--compare", "base,merged"], "--compare merged needs an adapter; pass --lora_path ADAPTER"),
-        (["--compare", "base,base"], "--compare base,base has two models of the same name"),
+        (["--compare", "base,base"], "--compare base,base lists two models with the same name"),
         (["--output_dir", "{folder}/loss.json"], "loss.json is not a directory"),
         (["--output_dir", "{folder}/loss.json/out"], "loss.json is not a directory"),
         (["--lora_path", "{folder}/prompt", "--compare", "merged"], "cannot be merged, because its method does not"),
