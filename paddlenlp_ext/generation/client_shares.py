@@ -1,4 +1,4 @@
-"""Waiting requests of each client, the room of a client in the queue, and the engine time of each client.
+"""Queue of waiting requests, queue limit and share of the engine time for each client.
 
 Each step of the engine belongs to the client that has used the least weighted time: the time of a client with load N
 is multiplied by sqrt(N). The load is the number of requests; a long prompt counts as several requests until its prefill
@@ -20,7 +20,7 @@ from paddlenlp_ext.generation.request import RunningRow
 
 
 class ClientQueues:
-    """Queues of waiting requests, one for each client. Only `counts` may be called outside the engine's thread."""
+    """Queues of waiting requests, one for each client. Threads other than the engine's may call only `counts`."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[RunningRow]] = {}
@@ -83,7 +83,7 @@ class TimeShares:
         self._used: dict[str, float] = {}
 
     def choose(self, loads: Mapping[str, int]) -> str:
-        """Return the client of the next step: the client with the least weighted time; a tie selects the smallest load.
+        """Return the client of the next step: the client with the least weighted time; ties go to the smallest load.
 
         A new client starts with the least weighted time of the other clients.
 

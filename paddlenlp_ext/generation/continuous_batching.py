@@ -223,7 +223,7 @@ class Engine:
     def _run_prompt(self, client: str, budget: int) -> int:
         """Prefill prompt tokens of the client at a cost of up to `budget`, and return the cost.
 
-        After the prefill, the row joins the rows that are decoded unless it has ended.
+        If the row has not ended after the prefill, it joins the batch for decoding.
         """
         prompt = self._prompts[client]
         (row,), (start,) = prompt.rows, prompt.cache.lengths

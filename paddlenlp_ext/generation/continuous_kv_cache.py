@@ -1,4 +1,4 @@
-"""Key-value cache of continuous batching, whose rows join and leave between forward passes.
+"""Key-value cache for continuous batching: rows join and leave between forward passes.
 
 Every row starts in column 0, and the rows have different lengths. The rows in use precede the free rows, so that a
 forward pass reads its rows as a slice of the stored tensors, without a copy. When a row leaves, the last row moves to
@@ -151,7 +151,7 @@ class SlotCache:
             self.states = self.states.emptied()
 
     def rows(self, first: int, num_rows: int, prompt_lengths: Sequence[int]) -> RowsOfCache:
-        """Return a view of `num_rows` rows from index `first` on, for one forward pass.
+        """Return a view of `num_rows` rows, starting at index `first`, for one forward pass.
 
         Args:
             first: index of the first row.
@@ -180,7 +180,7 @@ class RowsOfCache(ReservingCache):
 
     @property
     def key_starts(self) -> paddle.Tensor:
-        """Column of the first token of each row, int64 [B]: minus the number of stored tokens."""
+        """Column of the first token of each row, int64 [B]: the negative number of stored tokens."""
         return paddle.to_tensor(-self._lengths_B)
 
     @property
@@ -244,7 +244,7 @@ class RowsOfCache(ReservingCache):
     def contents(
         self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
     ) -> CachedLayer:
-        """Return the contents of a layer that has appended these keys and values in this pass."""
+        """Return the contents of a layer after these keys and values were appended in this pass."""
         layer = self._cache.layers[layer_index]
         assert layer.stored is not None, "the layer is empty"
         views = layer.stored[0][self._rows], layer.stored[1][self._rows]
@@ -265,7 +265,7 @@ class RowsOfCache(ReservingCache):
         return self._cache.states.read(layer_index, shapes, self._rows.start, self._lengths_B == 0)
 
     def owns_state(self, layer_index: int) -> bool:
-        """Return whether no rows other than the rows of this pass refer to the tensors of `state`."""
+        """Return whether only the rows of this pass refer to the tensors of `state`."""
         return self._cache.states.owns(layer_index, self._rows.start, self._lengths_B == 0)
 
     @paddle.no_grad()
@@ -274,7 +274,7 @@ class RowsOfCache(ReservingCache):
         self._cache.states.keep(layer_index, state, self._rows.start)
 
     def has_positions(self, layer_index: int) -> bool:
-        """Return whether a layer has stored positions or states, so that `reserve` works."""
+        """Return whether a layer has stored positions or states, which `reserve` requires."""
         return bool(self._lengths_B.any())
 
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:

@@ -152,8 +152,8 @@ def _make_rows(prompts: Sequence[Sequence[int]], first_row: int, options: Decodi
             )
         if longest is not None and len(prompt) + limit > longest:
             raise ValueError(
-                f"prompt {number} has {len(prompt)} tokens and may get {limit} new tokens, but beyond {longest} tokens "
-                f"{config.model_type} models need a scaling that is not implemented; pass "
+                f"prompt {number} has {len(prompt)} tokens and may get {limit} new tokens, but beyond {longest} "
+                f"tokens, {config.model_type} models need a RoPE scaling that is not implemented; pass "
                 f"max_total_length={longest}, or shorten the prompt"
             )
         rows.append(Row(number, [int(token) for token in prompt], limit))

@@ -33,7 +33,7 @@ _MAX_MULTIPLE = 10_000
 _STEP = Fraction(1, 10**9)
 """Relative distance from an exclusive bound to the inclusive bound that replaces it; absolute if the bound is 0.
 
-llguidance 1.9 confuses bounds with 15 digits in common.
+llguidance 1.9 fails to distinguish bounds whose first 15 digits are equal.
 """
 _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 """Keywords whose value maps names to schemas."""
@@ -207,7 +207,7 @@ class GrammarState:
         return GrammarState(self._matcher.deep_copy(), self._end)
 
     def allowed_tokens(self, vocab_size: int, end_tokens: Collection[int]) -> NDArray[np.bool_]:
-        """Return which tokens may come next, bool [V].
+        """Return a mask of the tokens that may come next, bool [V].
 
         Args:
             vocab_size: number of logits, V.

@@ -1,9 +1,9 @@
-"""States of the layers of a model without keys and values, such as short convolutions, for the rows of a cache.
+"""States of layers that do not cache keys and values, such as short convolutions, for the rows of a cache.
 
 The state of a row consists of tensors of fixed size, which summarize all earlier positions of the row. A pass computes
 the states of several rows as tensors [B, ...], and each row refers to its part of these tensors. Rows can therefore be
-moved, repeated and removed without copying tensors; the next pass gathers the rows that it reads. A pass may write over
-tensors to which only its own rows refer.
+moved, repeated and removed without copying tensors; the next pass gathers the rows that it reads. A pass may overwrite
+tensors that only its own rows refer to.
 
 Shapes: B rows of a pass.
 """
@@ -92,7 +92,7 @@ class LayerStates:
         )
 
     def owns(self, layer_index: int, first_row: int, is_empty_B: np.ndarray) -> bool:
-        """Return whether a pass over these rows may write over the tensors that `read` returns for them."""
+        """Return whether a pass over these rows may overwrite the tensors that `read` returns for them."""
         stored = self._rows.get(layer_index, {})
         rows = [stored.get(row) for row in range(first_row, first_row + len(is_empty_B))]
         source = rows[0].source if rows[0] else None
@@ -137,7 +137,7 @@ class LayerStates:
 
 
 def _share(rows: Iterable[_Row]) -> None:
-    """Mark the states of rows to which further rows will refer."""
+    """Mark states as shared before further rows refer to them."""
     for row in rows:
         row.source.is_shared = True
 
@@ -150,7 +150,7 @@ def _gathered(rows: Sequence[_Row]) -> LayerState:
 
 
 def _select(tensors: LayerState, index: list[int]) -> LayerState:
-    """Return the rows `index` of the tensors; all rows in order are not copied."""
+    """Return the rows `index` of the tensors, without a copy if `index` selects all rows in order."""
     if index == list(range(tensors[0].shape[0])):
         return tensors
     return tuple(paddle.index_select(x, paddle.to_tensor(index)) for x in tensors)

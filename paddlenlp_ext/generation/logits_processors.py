@@ -125,7 +125,7 @@ def keep_top_p(logits_BV: Logits, top_p: float) -> Logits:
 
 @dataclass(frozen=True)
 class LogitAdjustments:
-    """Penalties and biases of single tokens, with the definitions of the OpenAI API.
+    """Penalties and biases of single tokens, as defined in the OpenAI API.
 
     Attributes:
         frequency_penalty: value subtracted from the logit of a token for each time that the token was generated.

@@ -216,7 +216,7 @@ class KVCache(ReservingCache):
     def contents(
         self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
     ) -> CachedLayer:
-        """Return the contents of a layer that has appended these keys and values in this pass."""
+        """Return the contents of a layer after these keys and values were appended in this pass."""
         layer = self._layers[layer_index]
         prefix = layer.prefix
         if prefix is not None:
@@ -235,7 +235,7 @@ class KVCache(ReservingCache):
         return self._states.read(layer_index, shapes, 0, self._starts_B >= self._start)
 
     def owns_state(self, layer_index: int) -> bool:
-        """Return whether no rows and saved states other than the rows of this pass refer to the tensors of `state`."""
+        """Return whether only the rows of this pass refer to the tensors of `state`, not saved states or other rows."""
         return self._states.owns(layer_index, 0, self._starts_B >= self._start)
 
     @paddle.no_grad()
@@ -248,7 +248,7 @@ class KVCache(ReservingCache):
         self._saved = self._length, self._states.copy()
 
     def has_positions(self, layer_index: int) -> bool:
-        """Return whether a layer has stored positions or states, so that `reserve` works."""
+        """Return whether a layer has stored positions or states, which `reserve` requires."""
         layer = self._layers.get(layer_index)
         return self._states.has_rows(layer_index) or (layer is not None and not layer.is_empty)
 
@@ -288,8 +288,8 @@ class KVCache(ReservingCache):
     def truncate(self, length: int) -> int:
         """Remove the positions from column `length` on, and return the new length, which can be less than `length`.
 
-        A state cannot be cut back. If a layer has a state, the cache returns to the last `save_states`, or becomes
-        empty if more positions had been saved than `length`.
+        A state cannot be truncated. If a layer has a state, the cache returns to the positions of the last
+        `save_states` call. If these are more than `length` positions, the cache becomes empty.
         """
         if length < self._length and not self._states.is_new:
             if self._saved[0] > length:

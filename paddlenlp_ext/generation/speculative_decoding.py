@@ -10,8 +10,8 @@ these logits in order, up to the first token that differs from the draft. The ge
 without drafts, in greedy search and in sampling. Accepted draft tokens save time, because one forward pass over several
 tokens reads the weights only once.
 
-Rejected draft tokens are removed from the cache. A layer state cannot be cut back, so the cache of a model with states
-returns to the positions before the draft. The next pass then also runs the accepted tokens again.
+Rejected draft tokens are removed from the cache. A layer state cannot be truncated, so the cache of a model with states
+returns to the positions before the draft. The next pass then runs the accepted tokens again.
 
 Shapes: S newest tokens, V vocab.
 """
@@ -64,7 +64,7 @@ def decode_with_drafts(
             if position < len(draft) and token != draft[position]:
                 break
         length = cache.truncate(len(row.tokens) - 1)
-        new = row.tokens[length:]  # the newest token, and before it the tokens that the cache has lost
+        new = row.tokens[length:]  # tokens that are no longer in the cache, and the newest token
         draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens + 1 - len(new)))
         cache.save_states()
         logits_SV = step(model, [[*new, *draft]], cache)[0, len(new) - 1 :]

@@ -43,7 +43,7 @@ _UNAVAILABLE: dict[str, Any] = {
     **dict.fromkeys(("force_words_ids", "forced_bos_token_id", "forced_eos_token_id", "max_time", "sequence_bias")),
     **dict.fromkeys(("prompt_lookup_num_tokens", "stop_strings", "suppress_tokens", "watermarking_config")),
 }
-"""Option of transformers that is not available -> value that has no effect; None has no effect either."""
+"""Unavailable options of transformers, each with the value that has no effect; None has no effect either."""
 _WITHOUT_EFFECT = ("use_cache",)
 
 

@@ -46,8 +46,8 @@ def find_model_and_adapter(arguments: LoadArguments) -> tuple[str, str | None]:
     if not (named / "adapter_config.json").is_file() or (named / "config.json").is_file():
         if (named / "adapter_config.json").is_file() and not arguments.adapter_path:
             raise ValueError(
-                f"--model_name_or_path {named} has a model and an adapter; add --lora_path {named} to use both, or "
-                "move the model or the adapter to another folder"
+                f"--model_name_or_path {named} contains a model and an adapter; add --lora_path {named} to use both, "
+                "or move the model or the adapter to another folder"
             )
         return arguments.model_name_or_path, arguments.adapter_path
     if arguments.adapter_path:

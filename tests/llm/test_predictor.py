@@ -219,7 +219,7 @@ def test_predictor_folder_with_model_and_adapter_needs_the_adapters_argument(bas
     shutil.copytree(base, both)
     for file in adapter.glob("adapter*"):
         shutil.copy(file, both)
-    with pytest.raises(ValueError, match=r"both has a model and an adapter; add --lora_path .*both"):
+    with pytest.raises(ValueError, match=r"both contains a model and an adapter; add --lora_path .*both"):
         answers(both, data_file)
     assert answers(both, data_file, "--lora_path", str(both)) == answers(adapter, data_file)
 
