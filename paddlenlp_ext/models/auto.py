@@ -239,7 +239,7 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
     Under pipeline parallelism, a rank reads only the layers of its stage.
 
     Raises:
-        ValueError: the stored tensors do not match the model, quantization is requested for weights that are stored
+        ValueError: the stored tensors do not match the model, quantization is requested for weights that are already
             quantized, or a weight cannot be quantized.
     """
     if source.quantization is None:

@@ -57,7 +57,7 @@ class DecoderConfig:
         attention_gate: layer that computes the gate of the attention output, "gate_proj" or "q_proj"
             (nn/gated_attention.py); None: no gate.
         norms_values: whether values are normalized (nn/normed_value_attention.py).
-        query_scale: factor of the queries by position; None: no factor.
+        query_scale: factor of the queries, which depends on the position; None: no factor.
         gated: whether the feed-forward has a gate; False: nn/ungated_feed_forward.py.
         activation: activation of the feed-forward gate, "silu" or "gelu_tanh"; without a gate, "relu2" or "xielu".
         experts: experts of each layer, with None for dense layers; None: all layers are dense.

@@ -1,6 +1,7 @@
 """Decoder layers, selected by `DecoderConfig.layer`: order of norms, token mixer and feed-forward.
 
-The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In the formulas, attention stands for all.
+The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In the formulas, attention stands for any
+token mixer.
 
 | layer | formula | families |
 | --- | --- | --- |
@@ -8,7 +9,7 @@ The token mixer of a layer is attention or another mixer (nn/token_mixer.py). In
 | expert pre-norm | the same with mlp(n) + experts(n), n = norm(x), in place of mlp(norm(x)) | Granite 4 with experts |
 | post-norm | x = x + norm(attention(x)); x = x + norm(mlp(x)) | OLMo 2 and 3 |
 | sandwich | x = x + norm(attention(norm(x))); x = x + norm(mlp(norm(x))) | Gemma 2 and 3, GLM-4-0414 |
-| scaled sandwich | the sandwich layer, whose result is multiplied by a stored number | Gemma 4 |
+| scaled sandwich | the sandwich layer, with the result multiplied by a stored scalar | Gemma 4 |
 | scaled sandwich with a layer embedding e | the same, after x = x + norm(projection(gelu(gate(x)) * e)) | Gemma 4 E |
 | expert sandwich | the same with norm(mlp(norm(x))) + norm(experts(x)) in place of mlp(norm(x)) | Gemma 4 26B-A4B |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
@@ -216,14 +217,14 @@ class SandwichLayer(DecoderLayer):
         return x_BSD + after_mlp(self._feed(x_BSD, normed_BSD, inputs))
 
     def _feed(self, x_BSD: paddle.Tensor, normed_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Return the input of the last norm, given the hidden states after attention and their norm."""
+        """Return the input of the last norm, given the hidden states after attention and their normalized values."""
         return self._feed_forward(normed_BSD, inputs)
 
 
 class ScaledSandwichLayer(SandwichLayer):
-    """Sandwich layer whose result is multiplied by a stored number, which has no gradient (Gemma 4).
+    """Sandwich layer with an output scale, a stored scalar that is not trained (Gemma 4).
 
-    With layer embeddings (models/layer_embeddings.py), the layer reads its embedding before the multiplication.
+    With layer embeddings (models/layer_embeddings.py), the embedding is applied before the output scale.
     """
 
     def __init__(self, config: DecoderConfig, layer_index: int) -> None:

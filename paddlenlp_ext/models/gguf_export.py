@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _GATING = {"softmax": 1, "sigmoid": 2}
-"""Router kind -> value of the GGUF key `expert_gating_func`."""
+"""Values of the GGUF key `expert_gating_func`, by kind of router."""
 _UNCOMPARED = (
     *("model_type", "initializer_range", "router_loss", "tensor_plan", "fused_layers", "file_layout", "source"),
     *("name_or_path", "config_overrides", "num_labels", "ropes"),
 )
 """Attributes of `DecoderConfig` that `check_config` skips, because they do not change logits.
 
-An exception is `ropes`: its tables are compared instead of the attribute.
+For `ropes`, the RoPE tables are compared instead of the attribute.
 """
 _PLAIN = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 _QUANTIZED_BOUNDS = {"q8_0": 0.5 / 127, "q4_0": 1 / 8, "q4_1": 1 / 15}

@@ -1,4 +1,4 @@
-"""Layer embeddings: each decoder layer reads an embedding of the token of its own (Gemma 4 E2B and E4B).
+"""Layer embeddings: each decoder layer has a separate embedding of every token (Gemma 4 E2B and E4B).
 
     token part      table[id] * sqrt(P)                             table [V, L * P]
     context part    norm(projection(x) / sqrt(D))                   x: input embedding of the token

@@ -36,12 +36,12 @@ class LayerShape:
 
     @property
     def key_size(self) -> int:
-        """Number of channels of the keys that the layer computes, of all heads."""
+        """Number of key channels that the layer computes, over all heads."""
         return self.num_kv_heads * self.head_dim if self.source is None else 0
 
     @property
     def value_size(self) -> int:
-        """Number of channels of the values that the layer computes, of all heads."""
+        """Number of value channels that the layer computes, over all heads."""
         return self.num_kv_heads * self.value_dim if self.source is None else 0
 
 
@@ -81,7 +81,7 @@ def exchanged_tensors(config: Any) -> str | None:
 
 
 def layer_shapes(config: ConfigReader, windows: Sequence[int | None]) -> tuple[LayerShape, ...]:
-    """Return the sizes of each layer of a model whose layers with full attention have heads of another size.
+    """Return the sizes of each layer of a model with a different head size in layers with full attention.
 
     The sizes are stored under `global_head_dim` and `num_global_key_value_heads`, or under `per_layer_config` by layer
     index, as transformers 5.23 saves them. With `attention_k_eq_v`, layers with full attention have no `v_proj`. The
@@ -93,7 +93,7 @@ def layer_shapes(config: ConfigReader, windows: Sequence[int | None]) -> tuple[L
         windows: sliding window of each layer; None: full attention.
 
     Raises:
-        ValueError: `per_layer_config` has other keys than sizes of heads, a layer's number of key-value heads does not
+        ValueError: `per_layer_config` has keys other than head sizes, a layer's number of key-value heads does not
             divide the number of heads, or no layer computes the keys and values that a layer reads.
     """
     shares_keys, heads = bool(config.value("attention_k_eq_v")), config.size("num_attention_heads")
@@ -120,7 +120,7 @@ def layer_shapes(config: ConfigReader, windows: Sequence[int | None]) -> tuple[L
 
 
 def layer_embedding_shape(config: ConfigReader) -> LayerEmbeddingShape | None:
-    """Return the sizes of layer embeddings, from `hidden_size_per_layer_input` (0: none) and the size of their table.
+    """Return the sizes of layer embeddings, from `hidden_size_per_layer_input` (0: none) and the table size.
 
     Raises:
         ValueError: the table has fewer rows than the embedding.
@@ -144,7 +144,7 @@ def _sources(config: ConfigReader, windows: Sequence[int | None]) -> list[int | 
     missing = [layer for layer in range(first, len(windows)) if windows[layer] not in own]
     if missing:
         raise ValueError(
-            f"num_kv_shared_layers {number} in config.json: no layer before layer {first} has the attention type of "
-            f"layer {missing[0]}, whose keys and values it would read; choose a smaller number"
+            f"num_kv_shared_layers {number} in config.json: layer {missing[0]} reads keys and values of an "
+            f"earlier layer, but no layer before layer {first} has its attention type; choose a smaller number"
         )
     return [None if layer < first else own[window] for layer, window in enumerate(windows)]

@@ -85,7 +85,7 @@ def mamba_shape(config: ConfigReader) -> Mamba2Shape:
     limits = config.value("time_step_limit") or (0.0, math.inf)
     numbers = [float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits]
     if len(numbers) != 2 or numbers[0] > numbers[1]:
-        raise ValueError(f"time_step_limit {limits} in config.json must be a smallest and a largest step size")
+        raise ValueError(f"time_step_limit {limits} in config.json must contain the smallest and the largest step size")
     return Mamba2Shape(
         hidden_size=config.size("hidden_size"),
         num_heads=heads,

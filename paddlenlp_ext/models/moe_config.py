@@ -16,7 +16,7 @@ EXPERT_FILES = {
     "mlp.experts.gate_up_proj.weight": ("mlp.experts.{}.gate_proj.weight", "mlp.experts.{}.up_proj.weight"),
     "mlp.experts.down_proj.weight": ("mlp.experts.{}.down_proj.weight",),
 }
-"""Stacked expert tensor of the decoder -> names of the single experts' tensors in the checkpoint."""
+"""Stacked expert tensors of the decoder, with the names of the single experts' tensors in the checkpoint."""
 
 EXPERT_LAYOUT = StackedExperts(EXPERT_FILES)
 """File layout of families whose checkpoints differ from the parameters only in `EXPERT_FILES`."""

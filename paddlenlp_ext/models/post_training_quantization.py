@@ -55,12 +55,12 @@ def quantize_after_training(
         report: function that receives a progress line per decoder layer.
 
     Raises:
-        ValueError: see `quantize_matrix`; or the model is stored quantized, a pattern of `skipped` matches no layer, or
-            the group size does not divide the input features of a layer.
+        ValueError: see `quantize_matrix`; or the model is already quantized, a pattern of `skipped` matches no layer,
+            or the group size does not divide the input features of a layer.
     """
     if source.stored_quantization is not None:
         raise ValueError(
-            f"{source.name} is stored quantized ({source.stored_quantization.describe()}); start from the original "
+            f"{source.name} is already quantized ({source.stored_quantization.describe()}); start from the original "
             "model"
         )
     model, weights = build_skeleton(source), source.open_weights()
@@ -90,7 +90,7 @@ def quantize_after_training(
 
 
 _State = tuple[paddle.Tensor, AttentionInputs, LayerExchange | None]
-"""Hidden states of a batch before a layer, and the tensors that all layers or earlier layers computed."""
+"""Hidden states of a batch before a layer, inputs that all layers share, and tensors from earlier layers."""
 
 
 def _run(layer: nn.Layer, index: int, states: Sequence[_State]) -> list[_State]:

@@ -91,7 +91,7 @@ DECODER_TENSOR_PLAN: TensorPlan = {
 """Sharding styles of the weights of a dense decoder with grouped-query attention."""
 
 _LACKING = Path(__file__).parent / "unsupported_families.json"
-"""Model type of a known family without support -> parts of the model that this package lacks."""
+"""Model types of known families that are not supported, each with the parts that this package lacks."""
 FAMILIES: Registry[Family] = Registry("model_type", "paddlenlp_ext.models.families")
 
 

@@ -1,9 +1,9 @@
 """Token mixer and feed-forward of a decoder layer as training blocks, one C++ call each (ops/training_blocks.py).
 
-`run_mixer_block` and `run_feed_forward_block` return None for a layer or a pass that the C++ call does not cover.
-The layer then runs op by op, and the reason is logged once at DEBUG.
+`run_mixer_block` and `run_feed_forward_block` return None for a layer or a pass that the C++ call does not support. The
+layer then runs op by op, and the reason is logged once at DEBUG.
 
-| check | covered |
+| check | supported |
 | --- | --- |
 | pass | with gradients, in float32 on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
 | recomputation | whole layers, or none |
@@ -50,11 +50,11 @@ from paddlenlp_ext.utils.logging import get_logger
 _ATTENTION_LINEARS = {"q_proj": "q", "k_proj": "k", "v_proj": "v", "o_proj": "o"}
 _DELTA_NET_LINEARS = {"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_a": "a", "in_proj_b": "b", "out_proj": "o"}
 _FEED_FORWARD_LINEARS = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down"}
-"""Name of a linear layer -> field of the C++ struct of a block."""
+"""Fields of the C++ struct of a block for the linear layers."""
 
 
 def run_mixer_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor | None:
-    """Return `x + mixer(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it."""
+    """Return `x + mixer(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not support it."""
     mixer, norm = layer.mixer, layer.norms_by_role()["attention_norm"]
     is_delta_net = type(mixer) is GatedDeltaNet
     names = _DELTA_NET_LINEARS if is_delta_net else _ATTENTION_LINEARS
@@ -73,7 +73,7 @@ def run_mixer_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -
 def run_feed_forward_block(
     layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs, addend_BSD: paddle.Tensor | None = None
 ) -> paddle.Tensor | None:
-    """Return `x + mlp(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not cover it.
+    """Return `x + mlp(norm(x))` [B, S, D] of a pre-norm layer, or None if the C++ call does not support it.
 
     Args:
         layer: decoder layer.
@@ -121,7 +121,7 @@ def _delta_net_options(net: GatedDeltaNet, inputs: AttentionInputs) -> BlockDelt
 
 
 def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, AdaptedLinear]) -> str | None:
-    """Put the operands of linear layers into `linears`, by field of the C++ struct; return why a layer has none."""
+    """Add the linear layers to `linears`, by field of the C++ struct; return why a layer is unsupported, or None."""
     if has_forward_hooks(block):
         return f"{type(block).__name__} has hooks"
     for name, field in names.items():
@@ -142,7 +142,7 @@ def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, Adapt
 
 
 def _gradient_reason(x_BSD: paddle.Tensor, linears: Mapping[str, AdaptedLinear]) -> str | None:
-    """Return why a pass without gradients runs op by op: its bits are then the same for trained and frozen weights."""
+    """Return why a pass without gradients runs op by op: trained and frozen weights then give the same bits."""
     factors = [factor for each in linears.values() for factor in each.factors]
     return None if is_recomputed() or needs_grad(x_BSD, *factors) else "the pass needs no gradients"
 
@@ -166,9 +166,9 @@ def _attention_reason(attention: Any, epsilon: float) -> str | None:
     if type(attention) not in (Attention, QueryGatedAttention):
         return f"the C++ block does not support {type(attention).__name__}"
     if attention.slopes_N is not None or attention.sinks is not None:
-        return "the C++ block does not support ALiBi and sinks"
+        return "the C++ block does not support ALiBi or sinks"
     if attention.implementation not in (None, "cpp"):
-        return f"attention runs in {attention.implementation!r}"
+        return f"the attention backend is {attention.implementation!r}"
     if attention.qk_norm is None:
         return None
     norms = [getattr(attention, name) for name in attention.qk_norm.names]
@@ -211,7 +211,7 @@ def _linear_reason(linear: AdaptedLinear) -> str | None:
     if any(each.dtype != paddle.float32 or not each.is_contiguous() for each in floats):
         return "a bias or a factor is not float32"
     if type(base) is FrozenDense and not (base.weight.dtype == paddle.float32 or uses_bf16(base.weight)):
-        return f"the weight is in {base.weight.dtype}, for which this processor has no products"
+        return f"the weight is in {base.weight.dtype}, which matrix products do not support on this processor"
     return None
 
 

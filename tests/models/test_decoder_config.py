@@ -70,7 +70,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         (
             {"model_type": "granitemoehybrid", "mamba_n_heads": 4, "time_step_limit": [1.0, 0.5]},
-            r"time_step_limit \[1.0, 0.5\] in config.json must be a smallest and a largest step size",
+            r"time_step_limit \[1.0, 0.5\] in config.json must contain the smallest and the largest step size",
         ),
         (
             {"model_type": "gemma3_text", "sliding_window_pattern": "LLX"},
@@ -110,8 +110,8 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
         ({"model_type": "gemma2", "use_bidirectional_attention": True}, "use_bidirectional_attention"),
-        ({**GEMMA_4, "num_kv_shared_layers": 1}, "num_kv_shared_layers 1 .*no layer before layer 1 .* of layer 1"),
-        ({**GEMMA_4, "num_kv_shared_layers": 3}, "num_kv_shared_layers 3 .*no layer before layer 0 .* of layer 0"),
+        ({**GEMMA_4, "num_kv_shared_layers": 1}, "num_kv_shared_layers 1 .*: layer 1 reads .*no layer before layer 1"),
+        ({**GEMMA_4, "num_kv_shared_layers": 3}, "num_kv_shared_layers 3 .*: layer 0 reads .*no layer before layer 0"),
         (
             {**GEMMA_4, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 9},
             "vocab_size .*: tokens after 8 have no layer embeddings .*; add no tokens to this model",

@@ -166,7 +166,7 @@ def test_quantize_after_training_skips_layers(tmp_path: Path):
     save_packed(model, tmp_path / "out", layout, "float32")
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     assert quantized_layers(again).keys() == quantized_layers(model).keys()
-    with pytest.raises(ValueError, match=r"is stored quantized .*; start from the original model"):
+    with pytest.raises(ValueError, match=r"is already quantized .*; start from the original model"):
         quantize_after_training(ModelSource.resolve(tmp_path / "out"), options, [])
     with pytest.raises(ValueError, match=r"skip_list_names.*'c_proj' matches no linear layer"):
         quantize_after_training(source, dataclasses.replace(options, skipped=("c_proj",)), [])

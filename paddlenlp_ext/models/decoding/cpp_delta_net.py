@@ -19,7 +19,7 @@ from paddlenlp_ext.ops.gated_delta_rule.reference import NORM_EPSILON
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
 LINEARS = {"in_proj_qkv": "qkv", "in_proj_z": "z", "in_proj_a": "a", "in_proj_b": "b"}
-"""Name of a linear layer -> field of `DecodeDeltaNet`."""
+"""Fields of `DecodeDeltaNet` for the linear layers."""
 
 
 class CppDeltaNet:
@@ -58,7 +58,7 @@ class CppDeltaNet:
         self._after: list[paddle.Tensor] = []
 
     def read_state(self, cache: KeyValueCache) -> None:
-        """Point the struct to the window [B, L - 1, C] and matrices [B, N, ...] of each row, and to the new ones."""
+        """Point the struct to the windows [B, L - 1, C] and matrices [B, N, ...] before and after the step."""
         state = cache.state(self._net.layer_index, self._net.state_shapes(paddle.float32))
         self._before = [contiguous(x) for x in state]
         assert all(x.dtype == paddle.float32 for x in self._before), "the C++ step reads states in float32"
@@ -71,6 +71,6 @@ class CppDeltaNet:
                 setattr(self._struct, field, library.pointer(x))
 
     def keep_state(self, cache: KeyValueCache) -> None:
-        """Store the state that the step has written."""
+        """Store the state that the step has computed in the cache."""
         cache.keep_state(self._net.layer_index, tuple(self._after))
         self._before, self._after = [], []

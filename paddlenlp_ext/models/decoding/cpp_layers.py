@@ -1,7 +1,7 @@
 """Decoding step through several decoder layers in one C++ call (csrc/decode_layers.cpp).
 
-In a small model, a step runs about 400 ops, and calling an op from Python takes as long as its computation. One C++
-call avoids this overhead. eligibility.py checks which layers can run in C++.
+In a small model, a step runs about 400 ops, and the call of an op from Python takes as long as its computation. A
+single C++ call avoids this overhead. eligibility.py checks which layers can run in C++.
 
 Shapes: B batch, S new positions, D hidden, R rotated channels.
 """
@@ -103,7 +103,7 @@ class CppLayers:
             cache: key-value cache of the earlier positions.
 
         Returns:
-            Hidden states [B, S, D] after the last of the layers.
+            Hidden states [B, S, D] after the last of these layers.
         """
         batch, length = x_BSD.shape[:2]
         self.reserve(cache, batch, length)

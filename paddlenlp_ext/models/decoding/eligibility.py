@@ -7,7 +7,7 @@
 | fused norms (fused_norms.py) | `fits_fused_norms`, `is_plain` | `fused_norms_reason`: at least one block |
 
 The forward pass is checked in each step, and the model once per cache. If a fast step is unavailable, `prepared` logs
-the reason at DEBUG, and the decoder runs its layers one by one.
+the reason at level DEBUG, and the decoder runs its layers one by one.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ def _attention_reason(attention: Any) -> str | None:
     if not isinstance(attention, AttentionLayer):
         return f"the C++ step does not support {type(attention).__name__}"
     if type(attention) not in (Attention, QueryGatedAttention) or attention.slopes_N is not None:
-        return "the C++ step does not support latent attention, separate gates and ALiBi"
+        return "the C++ step does not support latent attention, separate gates or ALiBi"
     if attention.qk_norm is not None and not attention.qk_norm.per_head:
         return "the C++ step does not support QK norms over all heads"
     return None

@@ -50,7 +50,7 @@ def _gguf_settings(file: GgufFile) -> dict[str, Any]:
     """Return the windows of a GGUF file.
 
     Raises:
-        ValueError: the file has windows, but not the number of layers with which llama.cpp applies windows.
+        ValueError: the file has windows, but llama.cpp does not apply windows in models with this number of layers.
     """
     if not has_window(file):
         return {"sliding_window": None}

@@ -1,6 +1,6 @@
-"""Gemma 4, text only: value norms, heads of another size in layers with full attention, scaled layers. Google 2026.
+"""Gemma 4, text only: value norms, a different head size in layers with full attention, scaled layers. Google 2026.
 
-Layers with full attention apply RoPE to a share of the channel pairs (rope type "proportional"), and in most models
+Layers with full attention apply RoPE to a fraction of the channel pairs (rope type "proportional"), and in most models
 compute values from the key projection. E2B and E4B have layer embeddings, and their last layers read the keys and
 values of earlier layers.
 """
@@ -61,7 +61,7 @@ def gemma4_differences(config: ConfigReader) -> dict[str, Any]:
     """Return the `DecoderConfig` attributes of a Gemma 4 model.
 
     Raises:
-        ValueError: see `windows_by_type` and `layer_shapes`; or all positions attend to each other.
+        ValueError: see `windows_by_type` and `layer_shapes`; or attention is bidirectional.
     """
     require(config, "use_bidirectional_attention", None, False, "vision")
     bias, windows = bool(config.value("attention_bias")), windows_by_type(config, ())

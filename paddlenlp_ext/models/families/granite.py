@@ -39,7 +39,7 @@ GRANITE_KEYS = {
     "residual_multiplier": Key("residual_scale", float),
     "logits_scaling": Key("logit_scale", float),
 }
-"""Multiplier in config.json -> metadata key."""
+"""Metadata keys of the multipliers, by their keys in config.json."""
 HYBRID_KEY = "rope.scaling.finetuned"
 """Metadata key that only files of Granite 4 have: whether the model has RoPE."""
 

@@ -40,7 +40,7 @@ _FILES = RenamedTensors(
 )
 _ROWS = {"shared_mlp.input_linear": {"shared_mlp.gate_proj": 1, "shared_mlp.up_proj": 1}}  # single layers in GGUF files
 _HAS_ROPE, _EXPERT_SIZE = "has_rope", "moe_intermediate_size"
-"""Keys of completed configs: presence of RoPE, which GGUF files store, and intermediate size of an expert."""
+"""Keys that `_complete` adds: presence of RoPE, which GGUF files store, and intermediate size of an expert."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -63,7 +63,7 @@ FAMILIES.register("hunyuan_v1_dense")(
 )
 
 HUNYUAN_NAMES = {**PRE_NORM, "attn_q_norm": "self_attn.query_layernorm", "attn_k_norm": "self_attn.key_layernorm"}
-"""Name in a GGUF block -> name in a decoder layer."""
+"""Names of tensors in a GGUF block, and their names in a decoder layer."""
 
 ARCHITECTURES.register("hunyuan_v1_dense")(
     Architecture("hunyuan-dense", "HunYuanDenseV1ForCausalLM", HUNYUAN_NAMES, settings=attention_bias)

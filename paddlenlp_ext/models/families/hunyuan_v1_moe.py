@@ -27,10 +27,10 @@ _FILES = RenamedExperts(
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Replace each list of equal values per layer by the value; add the keys that GGUF files store.
+    """Replace lists that repeat one value for every layer with this value; add the keys that GGUF files store.
 
     Raises:
-        ValueError: the layers do not all have the same value of a key.
+        ValueError: a list contains different values.
     """
     config = dict(complete_hunyuan(config))
     for key in ("num_experts", "moe_topk"):

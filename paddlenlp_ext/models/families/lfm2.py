@@ -48,7 +48,7 @@ LFM2_DEFAULTS: dict[str, Any] = {
 
 
 def complete_lfm2(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace the keys of the published models by the common keys."""
+    """Replace the keys of the published models with the common keys."""
     layers, attention = range(config["num_hidden_layers"]), config.get("full_attn_idxs")
     types = config.get("layer_types") or [
         "full_attention" if attention is None or layer in attention else "conv" for layer in layers

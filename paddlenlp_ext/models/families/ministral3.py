@@ -24,7 +24,7 @@ _YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 _BETA = "query_scale_beta"
-"""Key of completed configs for the growth of the query scale, which GGUF files store."""
+"""Key that `_complete` adds: the growth of the query scale (`QueryScale.beta`). GGUF files store this value."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,8 @@
 """Nemotron H and 3: each layer is Mamba-2, attention, a feed-forward or experts. NVIDIA 2025, arXiv:2504.03624.
 
 Feed-forwards and experts have squared ReLU without a gate. Attention has no RoPE and no biases. The experts of Nemotron
-3 Super and Ultra work on latents. Files name all blocks `mixer`. Multi-token-prediction (MTP) layers are not read.
+3 Super and Ultra work on latents. In files, all blocks are named `mixer`. Multi-token-prediction (MTP) layers are not
+read.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ _TENSOR_PLAN: TensorPlan = {
     f"{_MIXER}.o_proj": "rowwise",
 }
 _NORMS = {"input_layernorm": "attention_layer_norm", "post_attention_layernorm": "feedforward_layer_norm"}
-"""Norms of a layer with a gated delta net -> names in files. transformers 5 also writes the second in other layers."""
-_NORM_EPSILON = 1e-5  # of the gated delta nets, whatever `rms_norm_eps` is
+"""Names of a gated delta net layer's norms in files. transformers 5 also writes the second name in other layers."""
+_NORM_EPSILON = 1e-5  # of the gated delta nets, for any `rms_norm_eps`
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:

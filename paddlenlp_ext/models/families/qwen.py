@@ -1,8 +1,8 @@
 """Qwen 1 (7B, 14B, 72B, 1.8B): Llama with biases of q, k and v, and other tensor names in files. arXiv:2309.16609.
 
 Beyond `seq_length`, published models scale queries (`use_logn_attn`) and rotary frequencies (`use_dynamic_ntk`) in
-inference, but not in training. This package implements neither of the two, so the context of a model is `seq_length`,
-and longer generation is refused.
+inference, but not in training. This package implements neither scaling, so the context of a model is `seq_length`, and
+longer generation is rejected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _KEYS = {
     "rms_norm_eps": "layer_norm_epsilon",
     "rope_theta": "rotary_emb_base",
 }
-"""Common key of config.json -> key of this family."""
+"""Keys of this family in config.json, by common key."""
 _KEYS_OF_STRATEGIES = frozenset({"max_position_embeddings", "rope_theta"})
 """Keys that a long-sequence strategy sets. Qwen 1 lacks `rope_theta` and does not use `max_position_embeddings`."""
 _LONGEST = "longest_answer"

@@ -1,7 +1,8 @@
 """Qwen3.5: gated delta nets in three of four layers, gated attention in the others. Qwen team 2026, arXiv:2412.06464.
 
 Qwen3.6 and Qwen3.8 have the same `model_type`. The `model_type` of the text model in a composite folder is
-`qwen3_5_text`. The three position ids of a token of the multimodal RoPE are equal in text, so RoPE is the usual one.
+`qwen3_5_text`. The multimodal RoPE has three position ids per token. In text, they are equal, so the result is standard
+RoPE.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_m
         ("gemma2_softcaps", "soft-cap of the logits"),
         ("cohere2_parallel", "embedding, final norm or lm_head"),
         ("mixtral_experts", "does not support MixtureOfExperts"),
-        ("minicpm3_latents", "latent attention, separate gates and ALiBi"),
+        ("minicpm3_latents", "latent attention, separate gates or ALiBi"),
     ],
 )
 @pytest.mark.skipif(library.unavailable_reason() is not None, reason="needs the C++ library")
