@@ -63,8 +63,8 @@ class ExpertShape:
         shared_name: name of the shared expert in the expert layer; None: the feed-forward block of the decoder layer is
             the shared expert.
         gates_shared: whether a sigmoid gate multiplies the output of the shared expert.
-        latent_size: input and output features of the routed experts, which two linear layers convert from and to the
-            hidden size; 0: the hidden size.
+        latent_size: number of input and output features of the routed experts; two linear layers convert from and to
+            the hidden size. 0: the hidden size.
         gated: whether the experts have gates; False: `down(activation(up(x)))`.
         activation: activation of the gates, a key of `GATES`; without gates, "relu2".
         clamp: clamped gate that replaces `activation`; None: no clamping.
@@ -151,7 +151,7 @@ class Experts(nn.Layer):
     def _forward_in_graph(
         self, x_TD: paddle.Tensor, weights_TK: paddle.Tensor, experts_TK: paddle.Tensor
     ) -> paddle.Tensor:
-        """Trace the forward pass for a static graph, in which the rows per expert are known only at run time."""
+        """Trace the forward pass for a static graph, which learns the number of rows per expert only at run time."""
         tokens, results = [], []
         for expert in range(self.num_local):
             chosen_TK = (experts_TK == expert).astype(weights_TK.dtype)

@@ -46,4 +46,4 @@ class QueryGatedAttention(Attention):
 
 
 GATED_ATTENTION: dict[str, type[Attention]] = {"gate_proj": GatedAttention, "q_proj": QueryGatedAttention}
-"""Layer that computes the gate -> class of the attention layer."""
+"""Classes of attention layers, by the name of the linear layer that computes the gate."""

@@ -43,7 +43,7 @@ class GatedDeltaShape(MixerShape):
         num_value_heads: N.
         key_dim: H.
         value_dim: E.
-        num_taps: L, the number of positions that an output of the convolution depends on, itself included.
+        num_taps: L, the number of positions that an output of the convolution depends on, including its own.
         norm_epsilon: epsilon of the norm.
         beta_scale: factor of beta. With 2, eigenvalues of the transition between positions may be negative
             (arXiv:2411.12537).
@@ -90,8 +90,9 @@ class GatedDeltaShape(MixerShape):
     def saved_size(self, in_cpp: bool) -> float:
         """Count the channels at four points, the values before and after the norm, and z before and after the gate.
 
-        The four points are the inputs of the convolution, of its activation and of the split, and the parts after it.
-        The reference also saves normalized queries and keys, their copies for each value head, and states of chunks.
+        The four points are the inputs of the convolution, of its activation and of the split, and the results of the
+        split. The reference also saves normalized queries and keys, their copies for each value head, and states of
+        chunks.
         """
         saved = 4 * (self.num_channels + self.value_size)
         if in_cpp:
@@ -231,14 +232,14 @@ class FusedGatedDeltaNet(GatedDeltaNet):
 
 @dataclass(frozen=True, kw_only=True)
 class SplitGatedDeltaShape(GatedDeltaShape):
-    """Sizes of a gated delta net with a projection each for queries, keys and values."""
+    """Sizes of a gated delta net with separate projections for queries, keys and values."""
 
     def build(self, layer_index: int) -> SplitGatedDeltaNet:
         return SplitGatedDeltaNet(self, layer_index)
 
 
 class SplitGatedDeltaNet(GatedDeltaNet):
-    """Gated delta net with a projection each for queries, keys and values, as in OLMo Hybrid; `g_proj` returns z."""
+    """Gated delta net with separate projections for queries, keys and values, as in OLMo Hybrid; `g_proj` returns z."""
 
     input_names = ("q_proj", "k_proj", "v_proj", "g_proj", "a_proj", "b_proj")
     output_name = "o_proj"

@@ -79,7 +79,7 @@ class LoadBalance:
     Args:
         num_experts: E.
         top_k: K.
-        num_layers: number of layers of the decoder, dense layers included.
+        num_layers: number of layers of the decoder, including dense layers.
         num_routers: number of layers with experts.
         coefficient: coefficient c of the auxiliary loss; 0: no loss.
 

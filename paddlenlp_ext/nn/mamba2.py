@@ -46,7 +46,7 @@ class Mamba2Shape(MixerShape):
         num_groups: G, a divisor of `num_heads`; heads of a group share B and C.
         head_dim: E.
         state_dim: H.
-        num_taps: L, the number of positions that an output of the convolution depends on, itself included.
+        num_taps: L, the number of positions that an output of the convolution depends on, including its own.
         conv_bias: whether the convolution has a bias.
         bias: whether the linear layers have biases.
         step_limits: smallest and largest step size.
@@ -77,7 +77,7 @@ class Mamba2Shape(MixerShape):
 
     @property
     def group_size(self) -> int:
-        """Number of channels of B of all groups, and of C."""
+        """Number of channels of B over all groups; C has the same number."""
         return self.num_groups * self.state_dim
 
     @property

@@ -1,6 +1,6 @@
 """Expert layer that normalizes the inputs of its router and of its experts separately (Gemma 4).
 
-    y = experts(norm(x)), whose router weights are multiplied by a trained factor of each expert
+    y = experts(norm(x)); each router weight is multiplied by a trained factor of its expert
     router input = x / rms(x) * router_scale / sqrt(D)
 
 Shapes: T tokens, K chosen experts, E experts, D hidden.

@@ -1,4 +1,4 @@
-"""Grouped-query attention with RMS norms of the values, which have no trained scale (Gemma 4).
+"""Grouped-query attention that normalizes values with RMS norms without a trained scale (Gemma 4).
 
     v = norm(v_proj(x)), or norm(k_proj(x)) in a layer without v_proj
 

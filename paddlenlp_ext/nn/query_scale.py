@@ -2,7 +2,7 @@
 
     scale = 1 + beta log(1 + floor(position / context))
 
-Within the context of the pretraining, the scale is 1.
+Within the pretraining context, the scale is 1.
 
 Shapes: B batch, S sequence.
 """
@@ -18,7 +18,7 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 
 @dataclass(frozen=True)
 class QueryScale:
-    """Scale of queries by position.
+    """Scale of queries that depends on the position.
 
     Attributes:
         beta: growth of the scale.

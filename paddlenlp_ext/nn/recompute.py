@@ -30,7 +30,7 @@ from paddlenlp_ext.ops.cpp.bf16 import capture_precision
 LayerCall = Callable[..., Any]
 """Decoder layer: function of the hidden states and other inputs."""
 _GRANULARITY_AT = {"full_attn": "full_attn", "flash_attn": "core_attn"}
-"""Region -> granularity that recomputes the region."""
+"""Granularity that recomputes each region."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class RecomputePlan:
     Attributes:
         granularity: "full", "full_attn" or "core_attn".
         excluded_layers: indices of layers that save all activations.
-        saved_regions: region -> number of layers, from the first layer on, that save the result of the region; -1: all
+        saved_regions: region -> number of layers, counted from the first, that save the result of the region; -1: all
             layers. The recomputation of these layers skips the computation and the communication of the region. Only
             with "full".
         offloads_inputs: whether to offload the inputs of recomputed layers (nn/activation_offload.py). Only with
@@ -114,7 +114,7 @@ def recompute_region(region: str, function: Callable[..., Any], *arguments: Any)
 
 
 def is_recomputed() -> bool:
-    """Return whether the current pass is through a layer that the backward pass recomputes, or is its recomputation."""
+    """Return True during the forward pass of a layer that will be recomputed, and during its recomputation."""
     return _current[-1] is not None
 
 

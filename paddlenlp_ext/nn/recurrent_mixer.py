@@ -1,4 +1,4 @@
-"""Base class of token mixers with a depthwise convolution and then a recurrence over the positions of a document.
+"""Base class of token mixers: a depthwise convolution, followed by a recurrence over the positions of a document.
 
 The state of a row in the key-value cache is the window of the convolution and the float32 matrices of the recurrence.
 
@@ -61,14 +61,14 @@ class RecurrentMixer(TokenMixer):
             others: further inputs of the recurrence.
             layout: documents of the batch.
             initial_RNHE: matrices before the documents; None for zeros.
-            overwrites: whether the matrices after the documents may be written over `initial_RNHE`.
+            overwrites: whether the matrices after the documents may overwrite `initial_RNHE`.
 
         Returns:
             The outputs [T, N, E], and the matrices after the documents [R, N, H, E].
         """
 
     def mix(self, parts: Parts, inputs: AttentionInputs) -> paddle.Tensor:
-        """Mix the positions of each document by the convolution and the recurrence; return [T, N, E]."""
+        """Mix the positions of each document with the convolution and the recurrence; return [T, N, E]."""
         if inputs.cache is not None:
             return self._mix_cached(parts, inputs.cache)
         layout = inputs.layouts[None]
@@ -87,7 +87,7 @@ class RecurrentMixer(TokenMixer):
 
     @paddle.no_grad()
     def _mix_cached(self, parts: Parts, cache: KeyValueCache) -> paddle.Tensor:
-        """Mix the new positions of each row after the state of the row, and keep the new state."""
+        """Mix the new positions of each row, starting from the state of the row, and keep the new state."""
         state = cache.state(self.layer_index, self.state_shapes(parts[0].dtype))
         overwrites = cache.owns_state(self.layer_index)
         o_TNE, state = self._continue(state, parts, cache.new_documents(), overwrites)
@@ -106,13 +106,13 @@ class RecurrentMixer(TokenMixer):
     def _continue(
         self, state: Sequence[paddle.Tensor], parts: Parts, layout: AttentionLayout, overwrites: bool = False
     ) -> tuple[paddle.Tensor, LayerState]:
-        """Mix the documents of each row, which continue the state of the row.
+        """Mix the documents of each row, starting from the state of the row.
 
         Args:
             state: window and matrices of each row.
             parts: inputs of the convolution, and further inputs of the recurrence.
             layout: documents of the batch.
-            overwrites: whether the new matrices may be written over `state`.
+            overwrites: whether the new matrices may overwrite `state`.
 
         Returns:
             The outputs [T, N, E], and the state after the last document of each row.
@@ -127,7 +127,7 @@ class RecurrentMixer(TokenMixer):
 
 
 def _gather(x_BNHE: paddle.Tensor, rows: np.ndarray) -> paddle.Tensor:
-    """Return the matrices at the indices `rows`; all matrices in order are not copied."""
+    """Return the matrices at the indices `rows`, without a copy if `rows` selects all matrices in order."""
     if np.array_equal(rows, np.arange(len(x_BNHE))):
         return x_BNHE
     return paddle.gather(x_BNHE, paddle.to_tensor(rows))

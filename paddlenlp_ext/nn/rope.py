@@ -30,7 +30,8 @@ class RopeSettings:
     """Rope settings of a layer.
 
     Attributes:
-        rotary_dim: R, an even number: the head dimension, except with "proportional" times `partial_rotary_factor`.
+        rotary_dim: R, an even number: the head dimension for "proportional", else the head dimension times
+            `partial_rotary_factor`.
         theta: base of the frequencies.
         rope_type: "default" or the name of a scaling.
         max_position_embeddings: maximum context length in config.json.

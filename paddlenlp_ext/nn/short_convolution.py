@@ -33,7 +33,7 @@ class ConvolutionShape(MixerShape):
 
     Attributes:
         hidden_size: D.
-        num_taps: L, the number of positions that an output depends on, itself included.
+        num_taps: L, the number of positions that an output depends on, including its own.
         bias: whether the linear layers and the convolution have biases.
     """
 
@@ -98,7 +98,7 @@ class DepthwiseKernel(nn.Layer):
     def continue_after(
         self, window_BWD: paddle.Tensor, x_BSD: paddle.Tensor, layout: AttentionLayout
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Convolve each document, which continues the window of its row.
+        """Convolve each document as the continuation of its row's window.
 
         Returns:
             The convolution [B, S, D], and the window [B, W, D] after the last document of each row.
@@ -164,7 +164,7 @@ class ShortConvolution(TokenMixer):
 
     @paddle.no_grad()
     def _convolve_cached(self, gated_BSD: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
-        """Convolve the new positions of each row after its window, and keep the new window."""
+        """Convolve the new positions of each row as the continuation of its window, and keep the new window."""
         shape = self.conv.window_length, gated_BSD.shape[2]
         (window_BWD,) = cache.state(self.layer_index, [(shape, gated_BSD.dtype)])
         mixed_BSD, window_BWD = self.conv.continue_after(window_BWD, gated_BSD, cache.new_documents())

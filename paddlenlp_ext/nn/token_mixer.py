@@ -1,7 +1,7 @@
 """Base classes of the layers that mix the positions of a document: attention, short convolution, Mamba-2 and others.
 
-A mixer sees only the document of a position and the earlier positions of its parent document. The output of a mixer
-therefore does not depend on the other documents in a pack.
+The output of a mixer at a position depends only on the document of the position, and on the earlier positions of its
+parent document. The other documents in a pack have no effect.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class MixerShape(ABC):
     """Sizes of a token mixer other than attention.
 
     Attributes:
-        kind: name of the kind of layers in messages.
+        kind: name of this kind of layer in messages.
         supports_float16: whether the mixer can be trained in float16.
     """
 
@@ -68,12 +68,12 @@ class MixerShape(ABC):
 
     @abstractmethod
     def saved_size(self, in_cpp: bool) -> float:
-        """Return the number of values per position that the backward pass saves.
+        """Return the number of values per position that are saved for the backward pass.
 
         The inputs of the mixer and of its output layer, and values with one element per head, are not counted.
 
         Args:
-            in_cpp: whether the C++ library runs the ops that it contains.
+            in_cpp: whether the C++ library runs the ops that it implements.
         """
 
     @property

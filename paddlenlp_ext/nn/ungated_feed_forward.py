@@ -52,7 +52,7 @@ class XIELU(nn.Layer):
 
 
 UNGATED = {"relu2": SquaredReLU, "xielu": XIELU}
-"""Name of an activation in config.json -> layer."""
+"""Layers by the name of the activation in config.json."""
 
 
 class UngatedFeedForward(FeedForwardLayer):
