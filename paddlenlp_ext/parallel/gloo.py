@@ -41,8 +41,8 @@ _arrivals: dict[int, tuple[Any, Arrivals]] = {}
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:
     """Create a gloo group like `ProcessGroupGloo.create`, but with a separate key-value store.
 
-    The first rank of the group starts this store and publishes its address in `store`. A stop signal ends this process
-    without a message while it waits for the other ranks.
+    The first rank of the group starts this store and publishes its address in `store`. A stop signal during the wait
+    for the other ranks ends this process without a message.
 
     Args:
         store: key-value store of the launcher.

@@ -187,7 +187,7 @@ def _connect(member: Sequence[str], rank: int) -> socket.socket:
 
 
 def _accept(listener: socket.socket, token: bytes) -> tuple[int, socket.socket] | None:
-    """Accept a connection and return the rank of the peer and the socket, or None if the peer sends no valid token.
+    """Accept a connection and return the rank of the peer and the socket, or None if the token is invalid.
 
     Raises:
         ValueError: the wait for a connection timed out.

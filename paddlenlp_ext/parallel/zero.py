@@ -12,8 +12,8 @@ All ranks keep the gradients and values of adapters, because adapters are small 
 With an adapter, stage 3 therefore shards only the optimizer state and the frozen base model.
 
 In stage 3, the parameters of a decoder layer are gathered before the layer's forward pass and released afterwards. The
-parameters are gathered again for the backward pass. They are released when the backward pass of the layer before it
-ends, because all gradients of their layer are then complete and reduced. Parameters outside the decoder layers
+parameters are gathered again for the layer's backward pass. They are released when the backward pass of the preceding
+layer ends, because all gradients of the layer are then complete and reduced. Parameters outside the decoder layers
 (embedding, last norm, lm_head) stay gathered during the micro-batch. All sharding ranks must run the same layers in the
 same order.
 """

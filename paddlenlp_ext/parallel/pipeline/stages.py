@@ -96,7 +96,7 @@ def plan_stages(config: Any, degree: int, chunks_each: int = 1, work: FlopEstima
         work: estimate of the cost per token; by default all weights are trained and all tokens are target tokens.
 
     Raises:
-        ValueError: there are fewer layers than chunks, or layers exchange other tensors than hidden states.
+        ValueError: there are fewer layers than chunks, or layers exchange tensors other than hidden states.
     """
     exchanged = exchanged_tensors(config)
     if degree > 1 and exchanged is not None:
