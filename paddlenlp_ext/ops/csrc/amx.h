@@ -11,7 +11,7 @@
 
 namespace plx {
 
-// Asks Linux for the tile registers. Returns whether the process may use them.
+// Requests the tile registers from Linux. Returns whether the process may use them.
 inline bool request_amx() {
     constexpr long REQUEST = 0x1023, TILE_DATA = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
     return syscall(SYS_arch_prctl, REQUEST, TILE_DATA) == 0;

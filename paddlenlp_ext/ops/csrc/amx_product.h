@@ -1,8 +1,8 @@
 // Products of PackedPair matrices with AMX tiles, which multiply pairs 16 times as fast as AVX512-BF16.
 //
-// The right factor [depth, columns] of a product already has the layout of a tile. The left factor has it if the pairs
-// of a row are adjacent; otherwise, it is transposed in squares of 16 x 16 pairs. Tiles hold 16 rows; products with
-// fewer rows, or with a depth that is not a multiple of 8 pairs, use AVX512-BF16.
+// The right factor [depth, columns] of a product already has the layout of a tile. The left factor has this layout if
+// the pairs of a row are adjacent; otherwise, it is transposed in squares of 16 x 16 pairs. Tiles hold 16 rows;
+// products with fewer rows, or with a depth that is not a multiple of 8 pairs, use AVX512-BF16.
 #pragma once
 
 #include "amx.h"
@@ -78,7 +78,7 @@ inline void amx_four_columns(bool accumulate, i64 depth, const PackedPair* a, i6
     _tile_stored(3, c + 3 * LANES, c_bytes);
 }
 
-// amx_four_columns for c [16, 16].
+// The product of amx_four_columns, with c [16, 16].
 inline void amx_one_column(bool accumulate, i64 depth, const PackedPair* a, i64 lda, const PackedPair* b, i64 ldb,
                            float* c, i64 ldc) {
     finish_stores();

@@ -53,7 +53,7 @@ Status attention_forward(const AttentionSizes* sizes, float scale, const Attenti
 Status attention_backward(const AttentionSizes* sizes, float scale, const AttentionTensors* tensors, bool is_bf16);
 
 // Copies x [batch, length, kv_heads, size] into a cache [batch, kv_heads, capacity, size]. Row i of the batch is
-// written to the slots from starts[i] on.
+// written to slot starts[i] and the following slots.
 Status store_positions(const float* x, float* cache, const i64* starts, i64 batch, i64 length, i64 kv_heads, i64 size,
                        i64 capacity);
 

@@ -43,7 +43,7 @@ struct DeltaRuleTensors {
 struct StateSpaceSizes {
     i64 documents;
     i64 groups;
-    i64 heads;           // a multiple of groups; group j serves the heads j * heads / groups and following
+    i64 heads;           // a multiple of groups; each group serves heads / groups consecutive heads
     i64 state_dim;       // channels of b and c
     i64 head_dim;        // channels of dx and of y
     const i64* starts;   // [documents], index in the batch of the first token of the document

@@ -88,9 +88,9 @@ struct DeltaNetBlock {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The forward pass writes y [positions, hidden] and the tensors `saved` for the backward pass, whose size in bytes
-// depends only on the sizes of the block. The backward pass writes x_gradient, which may be null, and the gradients of
-// the linear layers.
+// The forward pass writes y [positions, hidden], and saves tensors for the backward pass in `saved`. The size of
+// `saved` in bytes depends only on the sizes of the block. The backward pass writes x_gradient, which may be null, and
+// the gradients of the linear layers.
 Status attention_block_saved(const AttentionBlock* block, i64* bytes);
 Status attention_block_forward(const AttentionBlock* block, const float* x, float* y, void* saved);
 Status attention_block_backward(const AttentionBlock* block, const float* x, void* saved, const float* y_gradient,

@@ -5,7 +5,8 @@
 
 namespace plx {
 
-// Each array is aligned to 64 bytes if the block is. With a null block, only the total size is computed.
+// Each array is aligned to 64 bytes if the block is aligned to 64 bytes. With a null block, only the total size is
+// computed.
 class Arrays {
   public:
     explicit Arrays(void* block) : block_(static_cast<char*>(block)) {}

@@ -51,17 +51,17 @@ struct Tile {
     bool is_fully_masked() const { return offset + queries <= 0 || offset - (keys - 1) >= window; }
     bool is_unmasked() const { return offset >= keys - 1 && offset + queries - 1 < window; }
 
-    // Returns the range of queries that attend to any of the 16 keys from `key` on, rounded to full vectors.
+    // Returns the range of queries that attend to any of the keys `key` to `key` + 15, rounded to full vectors.
     Range queries_of(i64 key) const {
         const i64 first = round_down(std::max<i64>(0, key - offset));
         return {first, round_up(std::min(queries, key + SQUARE - 1 - offset + window))};
     }
-    // Returns the range of keys to which any of the 16 queries from `query` on attends, rounded to full squares.
+    // Returns the range of keys that any of the queries `query` to `query` + 15 attends to, rounded to full squares.
     Range keys_of(i64 query) const {
         const i64 first = round_down(std::max<i64>(0, offset + query - window + 1));
         return {first, std::min(keys, round_up(std::max<i64>(0, offset + query + SQUARE)))};
     }
-    // Subtracts slope * distance from the scores [key][query] of the 16 queries from `query` on and the keys of
+    // Subtracts slope * distance from the scores [key][query] of the queries `query` to `query` + 15 and the keys of
     // `range`.
     void add_biases(float* scores, i64 query, Range range, float slope) const {
         if (slope == 0.0f) return;
@@ -127,11 +127,11 @@ struct Factors {
         const u16x16 halves = to_bf16(values);
         std::memcpy(to, &halves, sizeof halves);
     }
-    // Factor [queries from `query` on][keys from `key` on].
+    // Factor [queries][keys], starting at `query` and `key`.
     tiles::Strided<Element> over_keys(i64 key, i64 query) const {
         return {data + key / VALUES<Element> * BLOCK + query, 1, BLOCK};
     }
-    // Factor [keys from `key` on][queries from `query` on].
+    // Factor [keys][queries], starting at `key` and `query`.
     tiles::Strided<Element> over_queries(i64 key, i64 query) const {
         return {data + key * BLOCK + query / VALUES<Element>, BLOCK, 1};
     }

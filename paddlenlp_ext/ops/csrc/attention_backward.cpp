@@ -314,7 +314,7 @@ std::unique_ptr<float[]> allocate_parts(const float* sums, i64 size) {
     return std::unique_ptr<float[]>(sums == nullptr ? nullptr : new float[size]);
 }
 
-// Documents without a parent, each with the branches that follow it.
+// Families: each document without a parent, with the branches that follow it.
 std::vector<Range> all_families(const AttentionSizes& sizes) {
     std::vector<Range> families;
     for (i64 document = 0; document < sizes.documents; ++document) {

@@ -89,7 +89,7 @@ class TensorStore<PackedPair> {
     const AttentionSizes& sizes_;
     const i64 size_;
     std::vector<i64> first_pair_;
-    PackedPair *row_major_ = nullptr, *col_major_ = nullptr;  // scratch memory of the thread that made the store
+    PackedPair *row_major_ = nullptr, *col_major_ = nullptr;  // scratch memory of the thread that created the object
 };
 
 template <class Element>

@@ -12,9 +12,9 @@ namespace attention {
 
 constexpr float MAX_EXCESS = 8.0f;  // in units of log2: the weight of a score is at most 2^8
 
-// 64 queries of one head from position `first` on, with the sums of exponentials relative to `largest_`. The largest
-// score of a query exceeds `largest_` by at most MAX_EXCESS. A sink acts as a first score with a zero value vector.
-// Without sinks, this score is -infinity.
+// 64 queries of one head, starting at position `first`, with the sums of exponentials relative to `largest_`. The
+// largest score of a query exceeds `largest_` by at most MAX_EXCESS. A sink acts as a first score with a zero value
+// vector. Without sinks, this score is -infinity.
 template <class Element>
 class QueryBlock {
   public:

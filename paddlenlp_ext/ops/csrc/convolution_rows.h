@@ -21,8 +21,8 @@ class ConvolutionRows {
                          [](const Reader& x, const Reader& y) { return x.from < y.from; });
     }
 
-    // Calls run(position, channel, count, y) for the vectors of the convolution of `rows` rows of x [positions,
-    // channels] from `row` on, for `width` channels from `first` on.
+    // Calls run(position, channel, count, y) for the vectors of the convolution of x [positions, channels], for `rows`
+    // rows starting at `row` and `width` channels starting at `first`.
     template <class Run>
     void for_each(const float* x, i64 row, i64 rows, i64 first, i64 width, Run&& run) const {
         std::vector<Term> terms;
@@ -39,9 +39,10 @@ class ConvolutionRows {
         });
     }
 
-    // Writes the gradient of `rows` rows of x from `row` on to `to` [rows, channels], for `width` channels from `first`
-    // on, given the gradient of the convolution of all positions and these channels, [positions, width]. The terms are
-    // added from the last tap to the first, so that other documents do not change the rounding.
+    // Writes the gradient of x to `to` [rows, channels], for `rows` rows starting at `row` and `width` channels
+    // starting at `first`. `gradient` is the gradient of the convolution at all positions for these channels,
+    // [positions, width]. The terms are added from the last tap to the first, so that other documents do not change the
+    // rounding.
     template <class Value>
     void input_gradient(const float* gradient, i64 row, i64 rows, i64 first, i64 width, Value* to) const {
         std::vector<Term> terms;

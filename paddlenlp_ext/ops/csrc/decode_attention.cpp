@@ -11,7 +11,7 @@ namespace {
 using attention::BLOCK;
 
 constexpr i64 MIN_PRODUCTS_PER_THREAD = 1 << 16;  // for fewer products, waking a thread costs more time than it saves
-constexpr i64 MIN_CHUNK = attention::SQUARE;      // from this number of positions on, positions are computed in blocks
+constexpr i64 MIN_CHUNK = attention::SQUARE;      // minimum number of positions to compute in blocks
 constexpr i64 NO_WINDOW = i64(1) << 40;
 
 struct CachedTensors {

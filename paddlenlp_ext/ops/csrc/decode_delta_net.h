@@ -1,5 +1,5 @@
 // Gated delta net of a decoding step, for one row of the batch and one key head with its value heads
-// (nn/gated_delta_net.py). The state after the new positions may be written over the state before them.
+// (nn/gated_delta_net.py). The state after the new positions may overwrite the state before them.
 #pragma once
 
 #include <algorithm>

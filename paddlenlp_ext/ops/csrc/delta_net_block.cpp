@@ -5,7 +5,7 @@
 //
 //     x -> norm -> channels, z, a, b | convolution, silu -> q, k, v; decay, beta | recurrence | norm, gate -> o, + x
 //
-// The backward pass computes q, k and v again.
+// The backward pass recomputes q, k and v.
 #include <cmath>
 
 #include "arrays.h"

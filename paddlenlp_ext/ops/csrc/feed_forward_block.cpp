@@ -2,7 +2,7 @@
 // are the same as with separate ops, up to rounding.
 //
 // Each thread computes chunks of positions (row_chunks.h). The outputs of gate and up are saved in the type of the
-// products. The backward pass computes the product of activation and up again.
+// products. The backward pass recomputes the product of activation and up.
 #include "arrays.h"
 #include "gates.h"
 #include "training_block.h"

@@ -48,7 +48,7 @@ struct KeyChunk {
           k_columns(arrays.take<float>(dim * CHUNK)), qk(arrays.take<float>(CHUNK * CHUNK)),
           kk(arrays.take<float>(CHUNK * CHUNK)) {}
 
-    // `q_rows` and `k_rows` are the first rows of the inputs, which have `stride` floats between them.
+    // `q_rows` and `k_rows` point to the first rows of the inputs, whose rows are `stride` floats apart.
     void load(const float* q_rows, const float* k_rows, i64 stride, i64 count, float epsilon) {
         load_rows(q_rows, k_rows, stride, count, epsilon);
         multiply();
@@ -90,7 +90,7 @@ struct HeadChunk : ChunkDecays {
           p(arrays.take<float>(CHUNK * CHUNK)), q_since_start(arrays.take<float>(CHUNK * dim)),
           k_since_start(arrays.take<float>(CHUNK * dim)), k_until_end(arrays.take<float>(CHUNK * dim)) {}
 
-    // `decays` and `betas` have `stride` floats between positions.
+    // The values of `decays` and `betas` for adjacent positions are `stride` floats apart.
     void load(const KeyChunk& keys, const float* decays, const float* betas, i64 stride) {
         load_decays(decays, stride, keys.rows);
         for (i64 row = 0; row < rows; ++row) {
@@ -102,7 +102,7 @@ struct HeadChunk : ChunkDecays {
         }
     }
 
-    // Writes U [rows, width] for values with `stride` floats between rows.
+    // Writes U [rows, width] for values whose rows are `stride` floats apart.
     void added_rows(const float* values, i64 stride, const float* state, i64 width, float* u) const {
         for (i64 row = 0; row < rows; ++row) scale(false, beta[row], values + row * stride, width, u + row * width);
         product(true, rows, width, dim, Rows{k_since_start, dim, 1}, state, width, u, width);

@@ -1,5 +1,5 @@
-// Gated delta rule, backward pass. Only the inputs are saved by the forward pass: a task first computes the states
-// before all chunks of its documents again, and then visits the chunks in reverse.
+// Gated delta rule, backward pass. The forward pass saves only the inputs. A task first recomputes the states before
+// all chunks of its documents, and then visits the chunks in reverse.
 #include "gated_delta_rule.h"
 #include "parallel.h"
 
@@ -50,7 +50,7 @@ class Task {
         chunk_.load(keys_, tensors_.decay + at, tensors_.beta + at, sizes_.heads);
     }
 
-    // Saves the states before the chunks of a document that starts from states_, from chunk `chunk` on.
+    // Saves the states before the chunks of a document that starts from states_, as chunk `chunk` and the following.
     void save_states(i64 document, i64 chunk) {
         for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
             load_keys(position, rows);
@@ -152,7 +152,7 @@ class Task {
 
     // Adds the gradients through A and P. On entry, of_qk_ is dO U^T and of_kk_ is Z U^T = -dA.
     void add_pair_gradients(i64 rows, float* of_beta, float* of_decay) {
-        float below[CHUNK] = {};  // sums over the rows from `row` on of M = dA o A + dP o P
+        float below[CHUNK] = {};  // sums of M = dA o A + dP o P over the rows at and after `row`
         for (i64 row = rows - 1; row >= 0; --row) {
             of_kk_[row * (CHUNK + 1)] = 0.0f;
             f32x16 beta_sum{}, decay_sum{};

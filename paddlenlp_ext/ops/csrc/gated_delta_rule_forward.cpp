@@ -1,5 +1,5 @@
 // Gated delta rule, forward pass. A task computes the value heads of one key head, for a document and the documents
-// that continue it. The state of a head stays in the cache of the core while the chunks pass.
+// that continue it. The state of a head stays in the core's cache while its chunks are processed.
 #include "gated_delta_rule.h"
 #include "parallel.h"
 #include "recurrence_step.h"

@@ -16,7 +16,7 @@ constexpr float SMALLEST_SCALED = 1e-36f;  // a block of smaller values is round
 constexpr uint32_t INFINITE = 0x7f800000;  // bits of infinity; NaN has larger bits
 constexpr i64 ROWS_PER_TASK = 510;         // with VNNI, copying a panel takes about 1 % of the time of the products
 
-// Returns `count` <= 16 values from `at` on, multiplied by their factors unless `factors` is null.
+// Returns `count` <= 16 values, starting at `at`, multiplied by their factors unless `factors` is null.
 template <class Value>
 inline f32x16 scaled(const Value* x, const float* factors, i64 at, i64 count) {
     const f32x16 values = load_part(x + at, count);
@@ -103,7 +103,7 @@ inline void store_words(uint8_t* to, u32x16 words) {
     std::memcpy(to, &words, sizeof words);
 }
 
-// Copies `count` rows of the weight, from `first` on, to the columns of a panel.
+// Copies `count` rows of the weight, starting at `first`, to the columns of a panel.
 void pack_rows(const Weight& weight, i64 first, i64 count, uint8_t* panel) {
     for (i64 column = 0; column < int8::COLUMNS; column += LANES)
         for (i64 at = 0; at < weight.in; at += LANES * int8::DEPTH) {
@@ -125,7 +125,7 @@ void pack_rows(const Weight& weight, i64 first, i64 count, uint8_t* panel) {
         }
 }
 
-// Copies `count` columns of the weight, from `first` on, to the columns of a panel.
+// Copies `count` columns of the weight, starting at `first`, to the columns of a panel.
 void pack_columns(const Weight& weight, i64 first, i64 count, uint8_t* panel) {
     for (i64 o = 0; o < weight.out; o += int8::DEPTH)
         for (i64 column = 0; column < int8::COLUMNS; column += LANES) {

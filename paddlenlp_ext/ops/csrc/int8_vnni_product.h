@@ -99,7 +99,8 @@ __attribute__((noinline)) static void add_block(const int8_t* values, i64 stride
             totals[r * VECTORS + v] += __builtin_convertvector(sums[r][v], Floats) * scales[r * blocks];
 }
 
-// Stores a row's values total * column scale + bias, as many as fit, at the columns from `column` < `columns` on.
+// Stores total * column scale + bias for a vector of a row, starting at `column`; columns at or after `columns` are
+// skipped.
 static inline void store_scaled(Floats total, const Panel& panel, i64 column, float* y, i64 columns) {
     const Floats result = total * load_as<Floats>(panel.scales + column) + load_as<Floats>(panel.bias + column);
     if (columns - column >= SUM_LANES)

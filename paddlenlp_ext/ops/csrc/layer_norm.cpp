@@ -15,7 +15,7 @@ float mean_of(i64 size, Value&& value) {
     return horizontal_sum(total) / size;
 }
 
-// Sets the lanes from `count` on to zero, because a difference from the mean is not zero there.
+// Sets the lanes at and after `count` to zero, because a difference from the mean is not zero there.
 f32x16 first_lanes(f32x16 x, i64 count) {
     for (i64 lane = count; lane < LANES; ++lane) x[lane] = 0.0f;
     return x;
@@ -37,7 +37,7 @@ Row make_row(const float* x, i64 size, float epsilon) {
 }
 
 void row_gradient(const Row& row, const float* gradient, const float* weight, i64 size, float* out) {
-    const auto scaled = [=](i64 start, i64 count) {  // zero from `count` on, because both factors are
+    const auto scaled = [=](i64 start, i64 count) {  // zero after `count` lanes, like both factors
         return load_part(gradient + start, count) * load_part(weight + start, count);
     };
     const float mean = mean_of(size, scaled);

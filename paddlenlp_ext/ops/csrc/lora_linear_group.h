@@ -102,7 +102,7 @@ class LinearGroup {
         return of_u;
     }
 
-    // Writes the gradient of the x of a chunk.
+    // Writes the gradient of x for a chunk.
     void x_gradient(const Chunk& chunk, const InnerGradient& of_u, const std::vector<const Value*>& y,
                     float* to) const {
         bool has_start = start(nullptr, nullptr, of_u.exact.data(), chunk.rows, of_u.rounded.data(), chunk.rows,

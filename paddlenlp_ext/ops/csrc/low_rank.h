@@ -1,4 +1,4 @@
-// Start values of the outputs of a product that is added to them: bias, residual and low-rank update.
+// Initial values of outputs to which a product is added: bias, residual and low-rank update.
 //
 //     y[n, c] = residual[n, c] + bias[c] + sum over k of u[k, n] F[k, c]
 //
@@ -17,8 +17,8 @@ static inline void transpose_scaled(const float* from, i64 rows, i64 columns, fl
         for (i64 c = 0; c < columns; ++c) to[c * rows + r] = factor * from[r * columns + c];
 }
 
-// y [COUNT, width]; residual [COUNT, width] or null; bias [width] or null; u [rank, stride], from the column of the
-// first row on; factors F [rank, width].
+// y [COUNT, width]; residual [COUNT, width] or null; bias [width] or null; u [rank, stride], starting at the column of
+// the first row; factors F [rank, width].
 template <int COUNT>
 static inline void start_rows(const float* residual, const float* bias, const float* u, i64 stride,
                               const float* factors, i64 rank, i64 width, float* y) {
@@ -38,7 +38,7 @@ static inline void start_rows(const float* residual, const float* bias, const fl
     });
 }
 
-// start_rows for any number of rows.
+// Calls start_rows for any number of rows.
 static inline void start_outputs(const float* residual, const float* bias, const float* u, i64 stride,
                                  const float* factors, i64 rank, i64 width, i64 rows, float* y) {
     constexpr int GROUP = 4;  // rows that share a load of F

@@ -1,6 +1,7 @@
 // Products with a narrow factor F [rank, depth], to [rank, rows] = F x^T for x [rows, depth].
 //
-// oneDNN copies x into the layout of its kernels, which takes longer than a narrow product. AMX tiles read x as it is.
+// oneDNN copies x into the layout of its kernels, which takes longer than a narrow product. AMX tiles read x in its
+// stored layout.
 #pragma once
 
 #include "gemm.h"

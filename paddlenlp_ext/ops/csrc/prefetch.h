@@ -10,7 +10,8 @@ constexpr i64 CACHE_LINE = 64;
 constexpr i64 L2_LEAD = 8192;  // distance in bytes from the block in use to the block fetched into the L2 cache
 constexpr i64 L1_LEAD = 1024;  // distance in bytes from the block in use to the block fetched into the L1 cache
 
-// Order in which a thread reads memory: the current weight up to `end`, and then the next weight from `next` on.
+// Order in which a thread reads memory: the current weight up to `end`, and then the next weight, which starts at
+// `next`.
 struct ReadingOrder {
     const void* end;
     const void* next;  // null: unknown

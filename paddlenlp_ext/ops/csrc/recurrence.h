@@ -1,6 +1,6 @@
-// Chunks of a recurrence whose heads have a matrix as their state, shared by the ops and their passes.
+// Chunks of recurrences in which the state of a head is a matrix: code shared by the ops and their passes.
 //
-// ops/gated_delta_rule/chunked_recurrence.py has the formulas; names of matrices are the same. A chunk has up to 64
+// ops/gated_delta_rule/chunked_recurrence.py has the formulas, with the same names of matrices. A chunk has up to 64
 // positions of a document. Arrays of a chunk have 64 rows or columns; the first `rows` of them are used.
 #pragma once
 
@@ -28,7 +28,7 @@ inline void for_each_chunk(const Sizes& sizes, i64 document, Run&& run) {
     for (i64 first = 0; first < length; first += CHUNK) run(start + first, std::min(CHUNK, length - first));
 }
 
-// Documents without a parent, each with the documents that continue it.
+// Returns the families of a batch: each document without a parent, with the documents that continue it.
 template <class Sizes>
 inline std::vector<std::vector<i64>> families(const Sizes& sizes) {
     std::vector<std::vector<i64>> found;
@@ -42,8 +42,9 @@ inline std::vector<std::vector<i64>> families(const Sizes& sizes) {
     return found;
 }
 
-// Returns the `size` floats at `at` of the states before a document whose parent's states are at `parent_at`, or -1
-// without a parent. States of zeros are written to the states after the document.
+// Returns `size` floats of the states before a document. `at` is the index of the document's states; `parent_at` is the
+// index of its parent's states, or -1 without a parent. Zero states are written in place of the states after the
+// document.
 template <class Tensors>
 inline const float* states_before(const Tensors& tensors, i64 parent_at, i64 at, i64 size) {
     if (parent_at >= 0) return tensors.final + parent_at;
@@ -53,7 +54,7 @@ inline const float* states_before(const Tensors& tensors, i64 parent_at, i64 at,
 }
 
 // Number of chunks that the backward pass of a family saves at the same time: all chunks of the first document, and the
-// chunks of one other.
+// chunks of one other document.
 template <class Sizes>
 inline i64 most_chunks(const Sizes& sizes, const std::vector<i64>& family) {
     i64 longest = 0;
@@ -105,7 +106,7 @@ inline void multiply_to_lower(i64 rows, i64 depth, const float* x, i64 ldx, cons
     });
 }
 
-// to [columns, ld] = x^T for x [rows, columns], with zeros from column `rows` on up to a full vector.
+// to [columns, ld] = x^T for x [rows, columns], padded with zeros after column `rows` - 1 to full vectors.
 inline void transpose_rows(i64 rows, i64 columns, const float* x, i64 ldx, float* to, i64 ld) {
     tiles::transpose(
         rows, columns, [&](i64 row, i64 column, i64 count) { return load_part(x + row * ldx + column, count); }, to,
@@ -137,7 +138,7 @@ struct ChunkDecays {
         : since_start(arrays.take<float>(CHUNK)), until_end(arrays.take<float>(CHUNK)),
           d(arrays.take<float>(CHUNK * CHUNK)), sums_(arrays.take<double>(CHUNK)) {}
 
-    // Sets all but d. `decays` has `stride` floats between positions.
+    // Sets all but d. The values of `decays` for adjacent positions are `stride` floats apart.
     void load_vectors(const float* decays, i64 stride, i64 count) {
         rows = count;
         double sum = 0.0;
@@ -169,15 +170,15 @@ struct ChunkDecays {
 // States of the heads of a task in the backward pass, `size` floats each.
 struct BackwardStates {
     i64 size;
-    float* before;    // states at the start of a document; save_states leaves the states at its end
-    float* of_after;  // gradient of the states at the end of a document; run_reversed leaves the one at its start
+    float* before;    // states at the start of a document; save_states writes the states at the end
+    float* of_after;  // gradient of the states at the end of a document; run_reversed writes the gradient at the start
     float* of_root;   // gradient of the states after the first document of a family
 };
 
 // Runs the backward pass of a task for a document without a parent and the documents that continue it.
 // state_at(document) returns the index of the first state of the task. save_states(document, chunk) saves the states
-// before the chunks of a document, from number `chunk` on; run_reversed(document, chunk) reads them and writes the
-// gradients of the document.
+// before the chunks of a document, as chunk `chunk` and the following; run_reversed(document, chunk) reads them and
+// writes the gradients of the document.
 template <class Sizes, class Tensors, class StateAt, class SaveStates, class RunReversed>
 inline void run_backward(const Sizes& sizes, const Tensors& tensors, const std::vector<i64>& family,
                          const BackwardStates& states, StateAt&& state_at, SaveStates&& save_states,

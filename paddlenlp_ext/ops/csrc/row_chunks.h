@@ -1,5 +1,5 @@
 // Chunks of rows that one thread computes from the input of a training block to its output, so that intermediate
-// results stay in the thread's cache. Each thread computes adjacent chunks in order: a lane.
+// results stay in the thread's cache. Each thread computes a lane: adjacent chunks, in order.
 #pragma once
 
 #include <algorithm>

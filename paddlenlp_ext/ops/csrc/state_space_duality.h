@@ -77,7 +77,7 @@ struct HeadChunk : ChunkDecays {
                 store(p + at, plx::load(d + at) * plx::load(cb + at));
             });
     }
-    // Replaces the state before the chunk with the state after it; `dx` has `stride` floats between rows.
+    // Replaces the state before the chunk with the state after it; the rows of `dx` are `stride` floats apart.
     void update(const GroupChunk& group, const float* dx, i64 stride, float* state) const {
         for (i64 row = 0; row < rows; ++row)
             scale(false, until_end[row], dx + row * stride, width, scaled + row * width);

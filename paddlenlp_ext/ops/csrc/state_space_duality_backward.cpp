@@ -1,6 +1,6 @@
-// State space duality, backward pass. Only the inputs are saved by the forward pass: a task first computes the states
-// before all chunks of its documents again, and then visits the chunks in reverse. The tasks of a group write the
-// gradients of C and B of their own heads; a loop over the positions adds them in the order of the heads.
+// State space duality, backward pass. The forward pass saves only the inputs. A task first recomputes the states before
+// all chunks of its documents, and then visits the chunks in reverse. The tasks of a group write the gradients of C and
+// B of their own heads; a loop over the positions adds them in the order of the heads.
 #include "parallel.h"
 #include "pooled_array.h"
 #include "state_space_duality.h"
@@ -44,7 +44,7 @@ class Task {
         group_.load_rows(tensors_.c + at, tensors_.b + at, heads_.group_stride(), rows);
     }
 
-    // Saves the states before the chunks of a document that starts from states_, from chunk `chunk` on.
+    // Saves the states before the chunks of a document that starts from states_, as chunk `chunk` and the following.
     void save_states(i64 document, i64 chunk) {
         const i64 end = sizes_.starts[document] + sizes_.lengths[document], size = heads_.state_size();
         for_each_chunk(sizes_, document, [&](i64 position, i64 rows) {
@@ -141,7 +141,7 @@ class Task {
 
     // Adds dP o D to the gradient of C B^T, and the gradients of D to `of_decay`.
     void add_pairs(float* of_decay) {
-        float below[CHUNK] = {};  // sums over the rows from `row` on of dP o P
+        float below[CHUNK] = {};  // sums of dP o P over the rows at and after `row`
         for (i64 row = group_.rows - 1; row >= 0; --row) {
             f32x16 sum{};
             for_each_lower(row, [&](i64 column) {

@@ -1,5 +1,5 @@
 // State space duality, forward pass. A task computes a few heads of one group, for a document and the documents that
-// continue it. The state of a head stays in the cache of the core while the chunks pass.
+// continue it. The state of a head stays in the core's cache while its chunks are processed.
 #include "parallel.h"
 #include "recurrence_step.h"
 #include "state_space_duality.h"

@@ -25,8 +25,8 @@ static inline void norm_rows_backward(const float* normed_gradient, const float*
     }
 }
 
-// Input of a group of linear layers, `count` values from `at` on in an array that is saved for the gradients of A. The
-// array is null if no layer has an update; the input is then temporary.
+// Input of a group of linear layers: `count` values, starting at `at`, of an array that is saved for the gradients of
+// A. The array is null if no layer has an update; the input is then temporary.
 template <class Value>
 class GroupInput {
   public:
