@@ -286,7 +286,7 @@ class KVCache(ReservingCache):
         self._visible.clear()
 
     def truncate(self, length: int) -> int:
-        """Remove the positions from column `length` on, and return the new length, which can be less than `length`.
+        """Keep at most `length` columns, and return the new length, which can be less than `length`.
 
         A state cannot be truncated. If a layer has a state, the cache returns to the positions of the last
         `save_states` call. If these are more than `length` positions, the cache becomes empty.

@@ -155,7 +155,7 @@ class DispatchedOp:
 
 @dataclass(frozen=True)
 class AbsentGpu:
-    """Substitute for the place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
+    """Stand-in for the Paddle place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
 
     compute_capability: tuple[int, int] = (9, 0)
 

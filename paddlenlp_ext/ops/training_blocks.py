@@ -61,7 +61,7 @@ class BlockNorm:
 
     Attributes:
         scale: factor of each channel, float32 [D].
-        epsilon: constant added to the mean square, in attention also in QK norms.
+        epsilon: constant added to the mean square; in attention, the QK norms use it too.
     """
 
     scale: paddle.Tensor
@@ -236,7 +236,7 @@ class _Block:
         library.function(f"{self._name}_backward")(block, *map(_as_field, (x, saved, y_gradient, x_gradient)))
 
     def _struct(self, x: paddle.Tensor, factor_gradients: Sequence[paddle.Tensor | None], kept: list[Any]) -> object:
-        """Return a pointer to the struct of the block; `kept` receives what must outlive the call."""
+        """Return a pointer to the struct of the block; `kept` receives the objects that must outlive the call."""
         gradients = iter(factor_gradients)
         fields = {**self._fields, "hidden": x.shape[-1]}
         for name, linear in self._linears.items():

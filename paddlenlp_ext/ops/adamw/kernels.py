@@ -154,7 +154,7 @@ def _store_value(
     row, begin, at, inside, value,
     WEIGHT: tl.constexpr, ROUNDING: tl.constexpr, ALIGNMENT: tl.constexpr, VALUES: tl.constexpr,
 ):  # fmt: skip
-    """Store VALUES updated values from index `begin` on, rounded to the dtype of the weight."""
+    """Store VALUES updated values, starting at index `begin`, rounded to the dtype of the weight."""
     if ROUNDING == "nearest":
         tl.store(_address(row, 4, tl.float32, ALIGNMENT) + at, value, mask=inside)
     if ROUNDING == "groups":
@@ -202,7 +202,7 @@ def _draws(row, at):
 
 @triton.jit
 def _draws_of_groups(row, begin, VALUES: tl.constexpr):
-    """Return the random draws for VALUES values from index `begin` on; each group of 8 values shares one counter."""
+    """Return the random draws for VALUES values from index `begin`; each group of 8 values shares one counter."""
     word0, word1, word2, word3 = _words(row, _index(row, begin + tl.arange(0, VALUES // 8) * 8) // 8)
     lower = tl.interleave(tl.interleave(word0, word2) & 0xFFFF, tl.interleave(word1, word3) & 0xFFFF)
     upper = tl.interleave(tl.interleave(word0, word2) >> 16, tl.interleave(word1, word3) >> 16)

@@ -1,6 +1,6 @@
 """Attention with linear biases (ALiBi, Press et al. 2022, arXiv:2108.12409).
 
-From each score, ALiBi subtracts the slope of the head times the distance between query and key. ALiBi models have no
+ALiBi subtracts the slope of the head times the distance between query and key from each score. ALiBi models have no
 other position information.
 
 Shapes: N query heads.

@@ -46,7 +46,8 @@ class Tile:
             the last row.
         shape: (M*K, G*Q, T).
         mask: fp32 [Q, T], 0 for visible keys and -inf for masked keys. The mask ignores padding. Padding keys follow
-            the document, so causality hides them from its queries. Outputs of padding queries have zero gradients.
+            the document, so the causal mask hides them from its queries. Outputs of padding queries have zero
+            gradients.
     """
 
     query_rows: paddle.Tensor

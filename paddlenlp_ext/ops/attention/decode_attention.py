@@ -33,7 +33,7 @@ class VisibleSlots(Protocol):
         """Return the mask as an additive bias, fp32 [B, S, C]: 0 for visible slots, -inf for other slots."""
 
     def linear_bias(self, num_slots: int, slopes_N: np.ndarray) -> paddle.Tensor:
-        """Return the linear biases, fp32 [B, N, S, C]: minus the slope of the head times the distance to the slot."""
+        """Return the linear biases, fp32 [B, N, S, C]: -slope of the head * distance to the slot."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class VisiblePositions:
             queries_BS: int64 [B, S] or [1, S], position of each query among the slots after the prefix.
             starts_B: int64 [B], position of the first token of each row.
             prefix_length: number of slots of the prefix, which precedes the tokens of each row.
-            window: maximum number of positions that a query attends to, itself included; None: no limit.
+            window: maximum number of positions that a query attends to, including its own; None: no limit.
         """
         starts_B1 = starts_B[:, None]
         own_first_BS = np.minimum(starts_B1, queries_BS)
@@ -217,8 +217,8 @@ def decode_attention(
 
     The C++ backend has no gradient.
 
-    From 16 positions on, the C++ backend computes blocks of 64 positions. Processor time of a chunk of 256 positions
-    with 9 query heads and 3 key-value heads, on an AMD EPYC (Zen 4):
+    With 16 or more positions, the C++ backend computes blocks of 64 positions. Processor time of a chunk of 256
+    positions with 9 query heads and 3 key-value heads, on an AMD EPYC (Zen 4):
 
         slots       2,048    3,900
         C++         11 ms    22 ms

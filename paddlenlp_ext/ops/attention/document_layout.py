@@ -62,7 +62,7 @@ class AttentionLayout:
 
         Args:
             document_lengths: lengths of the documents of each row.
-            window: maximum number of positions that a query attends to, itself included; None: no limit.
+            window: maximum number of positions that a query attends to, including its own; None: no limit.
             document_parents: for each row, the index of each document's parent in the row, or None for a document
                 without a parent; None if no document has a parent. The parent must be the last preceding document
                 without a parent.
@@ -152,7 +152,7 @@ class AttentionLayout:
     def distances(self, prefix_length: int = 0) -> np.ndarray:
         """Return the distance from each query back to each key, fp32 [B, S, P + S]; for tests.
 
-        Entries for masked keys are meaningless.
+        Entries for masked keys are undefined.
         """
         own_BS = self.positions()
         prefix_BP = np.broadcast_to(np.arange(-prefix_length, 0), (len(own_BS), prefix_length))

@@ -1,7 +1,7 @@
 """Interface of key-value caches, and attention over their contents.
 
 Attention layers append keys and values. Layers such as short convolutions keep a state instead: tensors of fixed size
-that summarize all earlier positions of a row. New tensors replace the state; a pass writes over the old tensors only if
+that summarize all earlier positions of a row. New tensors replace the state; a pass overwrites the old tensors only if
 `owns_state` allows it.
 
 Shapes: B batch, S new positions, N query heads, K key-value heads, H head dimension of keys, E head dimension of
@@ -62,11 +62,11 @@ class KeyValueCache(ABC):
     def contents(
         self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None
     ) -> CachedLayer:
-        """Return the contents of the cache of a layer that has appended these keys and values in this pass."""
+        """Return the contents of a layer's cache after these keys and values were appended in this pass."""
 
     def new_documents(self) -> AttentionLayout:
         """Return the documents of the new positions; the padding of a row is a separate document before its tokens."""
-        raise NotImplementedError(f"{type(self).__name__} stores no states")
+        raise NotImplementedError(f"{type(self).__name__} does not store states")
 
     def state(self, layer_index: int, shapes: StateShapes) -> LayerState:
         """Return the state of a layer before the new positions, for each row.
@@ -77,18 +77,18 @@ class KeyValueCache(ABC):
             layer_index: index of the layer.
             shapes: shape and dtype of each tensor of the state, for one row.
         """
-        raise NotImplementedError(f"{type(self).__name__} stores no states")
+        raise NotImplementedError(f"{type(self).__name__} does not store states")
 
     def owns_state(self, layer_index: int) -> bool:
-        """Return whether the caller may write over the tensors of `state` before it calls `keep_state`.
+        """Return whether the caller may overwrite the tensors of `state` before it calls `keep_state`.
 
-        It may not if other rows, saved states or a prefix refer to the tensors.
+        The result is False if other rows, saved states or a prefix refer to the tensors.
         """
         return False
 
     def keep_state(self, layer_index: int, state: LayerState) -> None:
         """Store the state of a layer after the new positions; the caller must not write into its tensors."""
-        raise NotImplementedError(f"{type(self).__name__} stores no states")
+        raise NotImplementedError(f"{type(self).__name__} does not store states")
 
     @abstractmethod
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:

@@ -2,7 +2,7 @@
 
     y[t] = sum over k of weight[:, k] * x[taps[t, k]]
 
-A tap is the index of an input row, or the number of rows for a tap before the start of a document, which counts as 0.
+A tap is the index of an input row. A tap before the start of a document has the index N, and its input counts as 0.
 Rows that no tap selects therefore cannot change the result, even if they contain NaN.
 
 Shapes: T outputs, N input rows, B rows of the batch, L taps, D channels.

@@ -1,4 +1,4 @@
-"""Parse the entry points and structs of the C++ library from `csrc/api*.h`, which declare all of them."""
+"""Parse the declarations of the C++ library's entry points and structs in `csrc/api*.h`."""
 
 from __future__ import annotations
 

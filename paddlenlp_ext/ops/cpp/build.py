@@ -41,11 +41,11 @@ _LEVELS_BY_NAME = {level.name: level for level in LEVELS}
 
 
 class BuildError(Exception):
-    """The library cannot be built on this machine; the message states the cause."""
+    """Error: the library cannot be built on this machine; the message states the cause."""
 
 
 def find_prebuilt() -> Path | None:
-    """Return the library of the installed wheel for PADDLENLP_EXT_LEVEL or this processor; None if there is none.
+    """Return the installed wheel's library for PADDLENLP_EXT_LEVEL or this processor; None if the wheel has none.
 
     Raises:
         BuildError: PADDLENLP_EXT_LEVEL is not the name of a level.
@@ -79,7 +79,7 @@ def _requested_level() -> str | None:
 def build(libraries: Path) -> Path:
     """Return the path of the shared library; compile the library if it is damaged or missing from the cache.
 
-    The code is for this processor, or for the instructions that PADDLENLP_EXT_LEVEL names.
+    The code is compiled for this processor, or for the instruction set that PADDLENLP_EXT_LEVEL names.
 
     Args:
         libraries: Paddle's directory of shared libraries.

@@ -1,4 +1,4 @@
-"""Instruction sets that the C++ library is compiled for in wheels, and the choice among them at run time.
+"""Instruction sets for which wheels contain the C++ library, and the choice of one at run time.
 
 setup.py loads this file by its path to compile the libraries of a wheel. The file therefore imports only the standard
 library. Compiling does not need Paddle: the libraries name `libiomp5.so` and `libdnnl.so.3` without a path, and the

@@ -4,7 +4,7 @@ A head has a matrix S [H, E] as its state, zero or an initial state before the f
 position, with decay g <= 0, strength beta, query q and key k of norm 1, and value v:
 
     S <- e^g S
-    S <- S + k (beta (v - S^T k))^T      replaces what S returns for k with v, in part
+    S <- S + k (beta (v - S^T k))^T      moves S^T k, the value stored for k, towards v
     o = S^T q / sqrt(H)
 
 Shapes: T positions, R documents, G key heads, N value heads, H key dimension, E value dimension.
@@ -39,7 +39,8 @@ def gated_delta_rule(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the outputs [T, N, E] in the dtype of `v_TNE`, and the states after the documents [R, N, H, E].
 
-    A document with a parent starts from the state after the parent. The gradients reach all tensors.
+    A document with a parent starts from the state after the parent. The op is differentiable with respect to all
+    tensors.
 
     Args:
         q_TGH: queries of the documents of `layout`, one after another; the op normalizes queries and keys.
@@ -50,7 +51,7 @@ def gated_delta_rule(
         layout: documents of the batch.
         initial_RNHE: states before the documents, float32; None for zeros. The op ignores the states of documents
             with a parent.
-        overwrites: whether a pass without gradients may write the states after the documents over `initial_RNHE`.
+        overwrites: whether a pass without gradients may overwrite `initial_RNHE` with the states after the documents.
     """
     run = gated_delta_rule_op.choose(v_TNE)
     return run(q_TGH, k_TGH, v_TNE, decay_TN, beta_TN, layout, initial_RNHE, overwrites)

@@ -12,8 +12,8 @@ rule (arXiv:2412.06464), in the WY form of arXiv:2406.06484:
     A = strictly lower part of beta_i D_ij (k_i k_j)      T = (I + A)^-1
     U = T beta (V - e^c K S0)
 
-The backward pass computes everything but the states between chunks again. An exponent is never positive, and c is
-summed in float64, because the difference of two long sums loses precision. All else is computed in the dtype of the
+The backward pass recomputes everything except the states between chunks. An exponent is never positive, and c is summed
+in float64, because the difference of two long sums loses precision. Everything else is computed in the dtype of the
 decays.
 
 Shapes: T positions, R documents, N heads, H key dimension, E value dimension, M chunks, L chunks of a level,
@@ -153,7 +153,7 @@ class _Factors:
         return self.since_start[:, :, -1:]
 
     def _read_rows(self, before_MNHE: paddle.Tensor) -> paddle.Tensor:
-        """Return e^c K S0, the rows that the decayed state has for the keys."""
+        """Return e^c K S0, the rows that the keys read from the decayed state."""
         return self.since_start * (self.k @ before_MNHE)
 
     def _added_rows(self, before_MNHE: paddle.Tensor) -> paddle.Tensor:
@@ -168,8 +168,8 @@ class _Factors:
         """Return the gradients of the inputs of `chunked_recurrence`, and of the states before the chunks.
 
         With M = dP o P, plus dA o A in the gated delta rule, the gradient of the decay at position i is the sum of M_tj
-        over t >= i and j < i, plus the gradients of the factors e^c and e^(c_C - c) that contain the decay. Written
-        like this, no terms cancel.
+        over t >= i and j < i, plus the gradients of the factors e^c and e^(c_C - c) that contain the decay. This form
+        avoids cancellation.
         """
         u_MNCE = self._added_rows(before_MNHE)
         of_p_MNCC = paddle.tril(of_o_MNCE @ _t(u_MNCE))
@@ -240,7 +240,7 @@ def _rows(x: paddle.Tensor, indices: np.ndarray) -> paddle.Tensor:
 
 
 def _sum_of_rows(parts: list[tuple[np.ndarray, paddle.Tensor]], count: int) -> paddle.Tensor:
-    """Return `count` rows, each the sum of the rows of `parts` with its index."""
+    """Return `count` rows; row i is the sum of the rows of `parts` with index i."""
     indices, rows = zip(*parts, strict=True)
     updates = paddle.concat(list(rows))
     index = paddle.to_tensor(np.concatenate(indices)[:, None])

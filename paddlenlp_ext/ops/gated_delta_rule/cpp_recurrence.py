@@ -1,7 +1,7 @@
 """Recurrences in C++ (csrc/recurrence.h), in chunks, each as a single autograd node.
 
-The backward pass computes the states between the chunks again, so only the inputs and the final states are saved.
-Inputs in bfloat16 are cast to float32.
+The backward pass recomputes the states between the chunks, so only the inputs and the final states are saved. Inputs in
+bfloat16 are cast to float32.
 
 Shapes: T positions, R documents, G key heads, N heads, H key dimension, E value dimension.
 """
@@ -29,10 +29,10 @@ class CppRecurrence:
         name: name of the recurrence.
         sizes: name of the struct with the sizes.
         tensors: name of the struct with the addresses of the tensors.
-        inputs: fields of the inputs of this struct: q, k and v, or the tensors in their places; inputs [T, N]; and the
+        inputs: names of the input fields of this struct: q, k and v, or their counterparts; inputs [T, N]; and the
             initial states.
-        output: field of the output.
-        constants: last fields of the struct with the sizes.
+        output: name of the output field.
+        constants: values of the last fields of the struct with the sizes.
     """
 
     name: str
@@ -55,7 +55,7 @@ class CppRecurrence:
             inputs: inputs in the order of the fields, without the initial states.
             layout: documents of the batch.
             initial_RNHE: states before the documents; None for zeros.
-            overwrites: whether a pass without gradients writes the states after the documents over `initial_RNHE`.
+            overwrites: whether a pass without gradients overwrites `initial_RNHE` with the states after the documents.
         """
         dtype = inputs[2].dtype
         given = inputs if initial_RNHE is None else (*inputs, initial_RNHE)

@@ -24,7 +24,7 @@ def gated_delta_rule_reference(
     initial_RNHE: paddle.Tensor | None = None,
     overwrites: bool = False,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute `gated_delta_rule` in chunks, in the dtype of the decays; write over no states."""
+    """Compute `gated_delta_rule` in chunks, in the dtype of the decays; no states are overwritten."""
     dtype = decay_TN.dtype
     with paddle.amp.auto_cast(enable=False):
         q_TNH, k_TNH = (_normalized(x_TGH.astype(dtype), v_TNE.shape[1]) for x_TGH in (q_TGH, k_TGH))

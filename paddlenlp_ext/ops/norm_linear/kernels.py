@@ -133,7 +133,7 @@ def norm_linear_kernel(
 
 @triton.jit
 def _pick(layer, first, second, third, LAYERS: tl.constexpr):
-    """Return the argument with index `layer`; arguments from index LAYERS on may be None."""
+    """Return the argument with index `layer`; arguments at or after index LAYERS may be None."""
     if LAYERS == 1:
         return first
     elif LAYERS == 2:

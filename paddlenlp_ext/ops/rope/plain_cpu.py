@@ -47,7 +47,7 @@ class _Rope(PyLayer):
 def _tables_by_head(
     cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, like_BSNH: paddle.Tensor, interleaved: bool
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Return the tables [B, S, N, H], which keep the channels from R on unchanged."""
+    """Return the tables [B, S, N, H], which leave the channels R to H - 1 unchanged."""
     if interleaved:
         cos_BSR, sin_BSR = interleave(cos_BSR), interleave(sin_BSR)
     head_dim = like_BSNH.shape[-1]

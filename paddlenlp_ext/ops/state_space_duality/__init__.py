@@ -39,7 +39,8 @@ def state_space_duality(
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """Return the outputs y [T, N, E] in the dtype of `dx_TNE`, and the states after the documents [R, N, H, E].
 
-    A document with a parent starts from the state after the parent. The gradients reach all tensors.
+    A document with a parent starts from the state after the parent. The op is differentiable with respect to all
+    tensors.
 
     Args:
         c_TGH: C of the documents of `layout`, one after another.
@@ -49,7 +50,7 @@ def state_space_duality(
         layout: documents of the batch.
         initial_RNHE: states before the documents, float32; None for zeros. The op ignores the states of documents
             with a parent.
-        overwrites: whether a pass without gradients may write the states after the documents over `initial_RNHE`.
+        overwrites: whether a pass without gradients may overwrite `initial_RNHE` with the states after the documents.
     """
     run = state_space_duality_op.choose(dx_TNE)
     return run(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE, overwrites)

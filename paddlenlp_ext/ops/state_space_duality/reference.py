@@ -20,7 +20,7 @@ def state_space_duality_reference(
     initial_RNHE: paddle.Tensor | None = None,
     overwrites: bool = False,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Compute `state_space_duality` in chunks, in the dtype of the decays; write over no states."""
+    """Compute `state_space_duality` in chunks, in the dtype of the decays; no states are overwritten."""
     dtype, repeats = decay_TN.dtype, dx_TNE.shape[1] // b_TGH.shape[1]
     with paddle.amp.auto_cast(enable=False):
         c_TNH, b_TNH = (x_TGH.astype(dtype).repeat_interleave(repeats, axis=1) for x_TGH in (c_TGH, b_TGH))

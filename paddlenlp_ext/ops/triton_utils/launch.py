@@ -1,7 +1,7 @@
 """Launch Triton kernels on Paddle tensors, without PyTorch.
 
 Triton gets the current device and stream from an active driver. If PyTorch has been imported, Triton's default driver
-asks PyTorch for the device and the stream, and fails with a CPU build of PyTorch. Without PyTorch, the default driver
+gets the device and the stream from PyTorch, and fails with a CPU build of PyTorch. Without PyTorch, the default driver
 uses CUDA's default stream, which is not synchronized with Paddle's stream. The driver in this module uses Paddle's
 stream. The driver is active only during launches, so that PyTorch kernels in the same process still run on PyTorch's
 streams. Triton reads only `data_ptr()` and the name of the `dtype` from a tensor, and Paddle's tensors provide both.

@@ -3,8 +3,8 @@
 4-bit and 8-bit weights are dequantized in registers with the formula of ops/dequantize/kernels.py. A tile consists of
 several spans of inputs, so that each warp of a program can multiply a different span.
 
-Kernels for quantized weights run without software pipelining (one stage), because the compiler would copy each level
-that it looks up through shared memory.
+Kernels for quantized weights run without software pipelining (one stage), because a pipelined kernel would copy each
+looked-up level through shared memory.
 
 Names: O outputs, I inputs.
 """

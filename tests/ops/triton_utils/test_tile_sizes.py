@@ -92,7 +92,7 @@ def test_table_of_an_unknown_capability_is_the_next_older_one(tables, sizes, cap
 )
 def test_wrong_table_is_refused_by_name(tables, sizes, entries, message):
     tables("sm_80.json", entries)
-    with pytest.raises(ValueError, match="write the table again with") as error:
+    with pytest.raises(ValueError, match="regenerate the table with") as error:
         sizes(None, rank=8, element_size=2)
     assert "sm_80.json: " in str(error.value) and message in str(error.value)
 

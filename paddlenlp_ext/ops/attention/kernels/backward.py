@@ -58,7 +58,7 @@ def attention_deltas_kernel(
 
 @triton.jit
 def _statistics(log_sums, deltas, m, length):
-    """Return L and delta of the queries m; 0 for queries from `length` on, because these queries attend to no key."""
+    """Return L and delta of the queries m; 0 for queries at or after `length`, which attend to no key."""
     is_query = m < length
     return tl.load(log_sums + m, mask=is_query, other=0.0), tl.load(deltas + m, mask=is_query, other=0.0)
 

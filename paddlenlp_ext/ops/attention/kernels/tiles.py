@@ -28,7 +28,7 @@ def tiles_of(indices, counts, row, tile, width):
 def load_rows(
     x, first, length, stride, ROWS: tl.constexpr, DIM: tl.constexpr, CHANNELS: tl.constexpr, BOUNDED: tl.constexpr
 ):
-    """Load ROWS rows of a head from row `first` on, [ROWS, CHANNELS]; rows from `length` on are zeros if BOUNDED."""
+    """Load ROWS rows of a head from `first`, [ROWS, CHANNELS]; rows at or after `length` are zeros if BOUNDED."""
     r, c = tl.arange(0, ROWS)[:, None], tl.arange(0, CHANNELS)[None, :]
     at = x + first.to(tl.int64) * stride + r * stride + c
     if BOUNDED and DIM < CHANNELS:

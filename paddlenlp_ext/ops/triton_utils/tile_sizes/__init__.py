@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parent
-_REMEDY = "write the table again with python -m benchmarks.triton_tune"
+_REMEDY = "regenerate the table with python -m benchmarks.triton_tune"
 
 
 class TileSizes:
