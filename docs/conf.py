@@ -1,4 +1,4 @@
-"""Settings of Sphinx for the site: `make docs` writes it to build/site."""
+"""Sphinx settings for the site, which `make docs` writes to build/site."""
 
 from __future__ import annotations
 

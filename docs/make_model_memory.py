@@ -62,7 +62,7 @@ def predict_gb(model: Mapping[str, Any], keys: Mapping[str, Any], device: str) -
         paths = {"model_name_or_path": folder, "dataset_name_or_path": "unused", "output_dir": "unused"}
         settings = {**paths, "do_train": True, "device": "cpu", "max_length": NUM_TOKENS, **keys}
         config = run_config_from(settings, {}, peft_methods())
-        # not in the settings, because a GPU is refused on a machine that has none
+        # not in the settings, because `device: gpu` is an error on a machine without a GPU
         config = replace(config, precision=replace(config.precision, device=device))
         outline = outline_model(ModelSource.from_config(config.model), config)
         return estimate_run(config, outline, NUM_TOKENS, NUM_TOKENS).total / 1e9

@@ -3,7 +3,7 @@
 python docs/make_run_picture.py FOLDER    # contains my.jsonl; the commands write run.json and checkpoints/run there
 
 The script needs asciinema 2 (`pip install "asciinema<3"`) and svg-term (`npm install svg-term-cli`) on PATH. The
-commands take about 80 seconds on two idle cores. In the picture, training is SPEED times as fast.
+commands take about 80 seconds on two idle cores. In the picture, training is shown at SPEED times its real speed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ COMMANDS = (
 WIDTH, HEIGHT = 100, 28
 SPEED = 4
 LONGEST_PAUSE, FRAME = 1.5, 0.25
-"""Seconds: longest time without output, and time between two pictures."""
+"""Longest time without output, and time between two frames, in seconds."""
 _PICTURE = Path(__file__).parent / "images" / "run.svg"
 _TYPE = r"""
 for command in "$@"; do
