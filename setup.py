@@ -1,6 +1,7 @@
 """Packages of the wheel; pyproject.toml has the metadata, and constraints.txt pins the versions of all dependencies.
 
-With PADDLENLP_EXT_PREBUILD=1, the wheel contains compiled C++ libraries and is for one platform (docs/releasing.md).
+With PADDLENLP_EXT_PREBUILD=1, the wheel contains compiled C++ libraries and is specific to one platform
+(docs/releasing.md).
 """
 
 import importlib.util

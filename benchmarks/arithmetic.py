@@ -1,6 +1,6 @@
 """FLOPs of a training step by formula, as the numerator of a roofline.
 
-A product of [m, k] and [k, n] is 2 m n k operations. Elementwise work and recomputed
+A product of [m, k] and [k, n] takes 2 m n k operations. Elementwise work and recomputed
 products are not counted.
 T tokens, D hidden, I feed-forward, V vocabulary, N query heads, K key-value heads, H head dimension, r rank.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 
 def linear_shapes(shape: Mapping[str, Any]) -> list[tuple[int, int]]:
-    """Return (in, out) of the seven linears of a layer of a Llama-like config.json: q, k, v, o, gate, up, down."""
+    """Return (in, out) of the seven linear layers of a Llama-like decoder layer: q, k, v, o, gate, up, down."""
     hidden, inner, head_dim = shape["hidden_size"], shape["intermediate_size"], shape["head_dim"]
     queries, keys = shape["num_attention_heads"] * head_dim, shape["num_key_value_heads"] * head_dim
     attention = [(hidden, queries), (hidden, keys), (hidden, keys), (queries, hidden)]
@@ -27,8 +27,8 @@ def step_operations(
     Args:
         shape: a config.json of a Llama-like model with a tied lm_head.
         lengths: lengths of the documents; a token attends to itself and the tokens before it in its document.
-        num_target_tokens: tokens in the loss. lm_head and the feed-forward of the last layer compute only these tokens.
-        rank: rank of LoRA on all linears of a frozen base; None trains all weights.
+        num_target_tokens: tokens in the loss. lm_head and the last feed-forward are computed only for these tokens.
+        rank: rank of LoRA on all linear layers of a frozen base; None: all weights are trained.
 
     Returns:
         `linear forward`, `linear input gradient`, `linear weight gradient`, `lora`, `attention`, `head`.

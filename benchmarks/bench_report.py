@@ -79,8 +79,8 @@ def draw_ratios(results: dict[str, Any], file: Path) -> None:
     figure = Figure(figsize=(11, 1.2 + 0.55 * len(bars)), layout="constrained")
     speed, memory = figure.subplots(1, 2, sharey=True)
     names, speeds, memories = zip(*reversed(bars), strict=True)
-    _draw_panel(speed, names, speeds, "times as many tokens/s")
-    _draw_panel(memory, names, memories, "peak memory, of the peer's")
+    _draw_panel(speed, names, speeds, "speed relative to the peer")
+    _draw_panel(memory, names, memories, "peak memory relative to the peer")
     figure.savefig(file, dpi=130)
 
 
@@ -99,6 +99,6 @@ def write_report(folder: Path, results: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "bench.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (folder / "bench.md").write_text(
-        f"# Speed and memory beside other programs\n\n{markdown(results)}", encoding="utf-8"
+        f"# Speed and memory compared with other programs\n\n{markdown(results)}", encoding="utf-8"
     )
     draw_ratios(results, folder / "bench.png")

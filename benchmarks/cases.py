@@ -24,7 +24,7 @@ GSM8K_KEYS = (
 
 @dataclass(frozen=True)
 class Program:
-    """One line of a case, which runs a module of this package in one environment.
+    """Row of a case: a module of this package, run in one environment.
 
     Attributes:
         label: name in tables and plots.
@@ -46,8 +46,8 @@ class Case:
     Attributes:
         title: name of the case in tables.
         programs: programs to run in turn in every round.
-        needs: required keys of a run; the case is skipped, with the reason, where the package refuses them or reports
-            that they have no effect.
+        needs: required keys of a run; the case is skipped, with the reason, if the package rejects a key or reports
+            that it has no effect.
     """
 
     title: str
@@ -64,7 +64,7 @@ def torch(command: str, label: str = "transformers + peft") -> Program:
 
 
 def gsm8k(dtype: str, keys: str) -> tuple[Program, ...]:
-    """Return the programs: packed rows here; padded batches of 8 rows, and single rows, in the peers."""
+    """Return the programs: this project on packed rows; the peer on padded batches of 8 rows, and on single rows."""
     peer = f"peers.train_rows {{rows}} {{model}} --rank 8 --learning_rate 1e-4 --dtype {dtype} --micro_batch"
     return (
         ours(f"train_rows {LORA_KEYS} {GSM8K_KEYS} {keys}"),

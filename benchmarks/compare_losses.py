@@ -43,7 +43,7 @@ def draw(runs: Mapping[str, Losses], target: str | Path) -> None:
         apart.plot(list(percent), list(percent.values()), linewidth=0.9)
     curves.set_ylabel("loss per target token")
     curves.legend()
-    apart.set_ylabel("% from the first")
+    apart.set_ylabel("difference from the first, %")
     apart.set_xlabel("optimizer step")
     for axes in (curves, apart):
         axes.grid(alpha=0.3)
@@ -60,7 +60,7 @@ def describe(runs: Mapping[str, Losses]) -> list[str]:
         mean, largest = sum(apart) / len(apart), max(apart)
         lines.append(
             f"{name:32s} mean of the last 10: {sum(last) / len(last):.4f}   "
-            f"from the first: {mean:.3%} on average, {largest:.3%} at most"
+            f"difference from the first: {mean:.3%} on average, {largest:.3%} at most"
         )
     return lines
 

@@ -1,4 +1,4 @@
-"""Small training run that counts the bytes sent by collectives, as one of several processes or the only one."""
+"""Small training run, in one or several processes, that counts the bytes sent by collectives."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _LEAST = 256
 
 
 class Counting:
-    """Counter of the bytes that rings would send, by axis, inside a `with` block."""
+    """Counter of the bytes that ring collectives would send inside a `with` block, by axis."""
 
     def __init__(self, mesh: Mesh) -> None:
         self.sent: Counter[str] = Counter()
@@ -62,7 +62,7 @@ class Counting:
         return call
 
 
-# operation -> index of the counted argument, and the factor of its bytes that a ring sends
+# operation -> index of the counted argument, and bytes sent by a ring of g ranks, relative to the bytes of the argument
 _SHARES: dict[str, tuple[int, Callable[[int], float]]] = {
     "all_reduce": (0, lambda g: 2 * (g - 1) / g),
     "all_gather": (1, lambda g: g - 1),  # the counted argument is this rank's shard
@@ -114,7 +114,7 @@ def train_and_count(shape: dict[str, Any], folder: Path, keys: dict[str, Any], l
 
 
 def _config(shape: dict[str, Any], folder: Path, keys: dict[str, Any]) -> Any:
-    """Return the run's configuration; write the model if no other process has."""
+    """Write this rank's copy of the model, and return the run's configuration."""
     model = folder / f"model-{rank()}"
     AutoModelForCausalLM.from_config(shape, seed=0).save_pretrained(model)
     values = {

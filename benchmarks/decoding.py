@@ -67,11 +67,11 @@ def main() -> None:
 
 _SHARED = ("prompt", "new", "repeats", "threads")
 _PEERS = {"peers": "transformers", "llama-cpp": "llama.cpp"}
-"""Environment, without `.venv-` -> program in it."""
+"""Name of an environment, without `.venv-` -> peer that runs in it."""
 
 
 def measure(case: dict[str, Any], files: dict[str, Path], pythons: dict[str, str]) -> dict[str, dict[str, float]]:
-    """Return the seconds of every program that has the format."""
+    """Return the times, in seconds, of every program that supports the format."""
     folder, gguf = str(files["folder"]), str(files[GGUF_TYPES[case["format"]]])
     commands = {
         "paddlenlp_ext": ([sys.executable, "-m", "benchmarks.decoding", "--worker"], folder),
@@ -84,7 +84,7 @@ def measure(case: dict[str, Any], files: dict[str, Path], pythons: dict[str, str
 
 
 def run(case: dict[str, Any], command: Sequence[Any]) -> dict[str, float]:
-    """Run a worker with `--threads` threads, like all programs; return the last line that it prints."""
+    """Run a worker with the number of threads of all programs; return the last line of its output."""
     threads = {name: str(case["threads"]) for name in ("MKL_NUM_THREADS", "OMP_NUM_THREADS")}
     done = subprocess.run(
         [*map(str, command), json.dumps(case)], cwd=ROOT, env={**os.environ, **threads}, capture_output=True, text=True

@@ -3,8 +3,8 @@
     python -m benchmarks.decoding_rows [--model smollm2-135m-instruct --rows 8 17 24 32 64 --formats fp32 bf16 nf4
         --prompt 64]
 
-The ways run in turn in one process. The script prints tokens/s of the median step (median over the repetitions of
-`--steps` steps each).
+The three variants run in turn in one process. Each repetition has `--steps` steps. The script prints tokens/s of the
+median step.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def main() -> None:
 
 @paddle.no_grad()
 def measure(model: Any, rows: int, options: argparse.Namespace) -> dict[str, float]:
-    """Return tokens/s of each way."""
+    """Return tokens/s of each variant."""
     caches = {name: filled(model, rows, options.prompt) for name in WAYS}
     seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for _ in range(1 + options.repeats):

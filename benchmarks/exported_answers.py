@@ -117,7 +117,7 @@ def random_adapter(folder: Path) -> str:
 
 
 def in_process(model: Any, tokens: int) -> Answers:
-    """Return the function that answers with a model of this process."""
+    """Return the function that generates answers in this process."""
 
     def answers(prompts: Prompts, batch_size: int) -> Prompts:
         end_tokens = model.eos_token_ids
@@ -127,7 +127,7 @@ def in_process(model: Any, tokens: int) -> Answers:
 
 
 def served(port: int, tokens: int) -> Answers:
-    """Return the function that asks a server for completions, with a request for each prompt."""
+    """Return the function that requests completions from a server, one request per prompt."""
 
     def ask(prompt: list[int]) -> str:
         body = {"model": "tuned", "prompt": prompt, "max_tokens": tokens, "temperature": 0}
@@ -144,7 +144,7 @@ def served(port: int, tokens: int) -> Answers:
 
 
 def in_llama_cpp(python: str, case: dict[str, Any], file: Path) -> Answers:
-    """Return the function that answers with llama.cpp."""
+    """Return the function that generates answers with llama.cpp."""
 
     def answers(prompts: Prompts, batch_size: int) -> Prompts:
         file.write_text(json.dumps({**case, "prompts": prompts, "batch": batch_size}))

@@ -5,13 +5,13 @@
     python -m benchmarks.fused_ops --apart --lora true --lora_rank 16 --bf16 true >> LINES.jsonl    memory and losses
     python -m benchmarks.fused_ops --table LINES.jsonl
 
-Fused backends are C++ on the CPU, and Triton's and Paddle's fused kernels on a GPU (`--device gpu`, which has not been
-run). Plain backends are the backends in ops/dispatch.py that consist of Paddle's own operators. Further keys are keys
-of llm/run_finetune.py.
+Fused backends are the C++ library on the CPU, and fused kernels in Triton and Paddle on a GPU (`--device gpu`, which
+has not been run). Plain backends are the backends in ops/dispatch.py that consist of Paddle's own operators. Further
+keys are keys of llm/run_finetune.py.
 
-Without `--apart`, one process makes steps with each group in turn, after an untimed step with each group. A machine
-that becomes slower therefore slows all groups. A group's time is divided by the time of the fused step in the same
-round. Lines with equal keys are joined. With `--apart`, each group makes two steps in a separate process.
+Without `--apart`, one process runs steps with each group in turn, after an untimed step with each group. A machine that
+becomes slower therefore slows all groups. A group's time is divided by the time of the fused step in the same round.
+Lines with equal keys are joined. With `--apart`, each group runs two steps in a separate process.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
 
 
 def _measure(args: argparse.Namespace, keys: Sequence[str]) -> None:
-    """Print the JSON line of several cases, timed in turn, or with `--apart` of a single case."""
+    """Print the JSON lines of several cases, timed in turn, or, with `--apart`, the line of a single case."""
     config = run_config(keys)
     batch = packed_batch(random_documents(args.documents, args.length), 1.0)
     built = build_model(ModelSource.from_config(config.model), config)

@@ -1,4 +1,4 @@
-"""Distances between two sets of gradients, without Paddle or PyTorch, so that scripts of either can import this."""
+"""Distances between two sets of gradients, computed without Paddle and PyTorch, for scripts of both."""
 
 from __future__ import annotations
 

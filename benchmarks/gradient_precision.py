@@ -1,4 +1,4 @@
-"""Difference between the gradients of a step in bf16 and of the same step in fp32.
+"""Error of the gradients of a step in bf16, relative to the same step in fp32.
 
     python -m benchmarks.gradient_precision [--documents 8] [--dataset_name_or_path FOLDER --lora_rank 8]
     python -m benchmarks.gradient_precision --export FOLDER         # then, for the peer on the same rows and adapter:

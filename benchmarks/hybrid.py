@@ -1,7 +1,7 @@
-"""Speed of a model with gated delta nets, of Qwen3.5-0.8B's shape with random weights, compared with transformers.
+"""Speed of a model with gated delta nets compared with transformers: Qwen3.5-0.8B's shape, random weights.
 
     python -m benchmarks.hybrid [--rounds 3 --steps 1 --batches 1 8 --peers .venv-peers/bin/python]
-    python -m benchmarks.hybrid --lengths 2048 16384 65536      # speed by length of a document
+    python -m benchmarks.hybrid --lengths 2048 16384 65536      # speed by document length
 
 The first form measures an optimizer step of LoRA r 8 on 4 documents of 512 tokens, and greedy decoding after prompts of
 64 tokens, both in bf16. The programs take turns, each in a separate process; the table has medians over the rounds. For

@@ -118,7 +118,7 @@ def texts(folder: Path, most: int = 120) -> Iterator[str]:
 
 @paddle.no_grad()
 def perplexities(model: Any, documents: np.ndarray, bins: int) -> list[float]:
-    """Return the perplexity of the tokens in each of equal ranges of positions."""
+    """Return the perplexity in each of several ranges of positions of equal size."""
     model.eval()
     losses = []
     for ids in documents:

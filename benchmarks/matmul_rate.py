@@ -18,7 +18,7 @@ _SUCCESS = 0
 
 
 def onednn_rates(dtype: str, tokens: int, shapes: Iterable[tuple[int, int]], repeats: int = 10) -> dict[str, float]:
-    """Return GFLOP/s of [tokens, in] x [in, out] for each (in, out), the fastest of `repeats` calls; sums are fp32.
+    """Return GFLOP/s of [tokens, in] x [in, out] for each (in, out), the fastest of `repeats` calls, summed in fp32.
 
     Raises:
         ValueError: oneDNN does not support the product on this processor.

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-# shape of SmolLM2-135M, for which this project quotes speed
+# the published speeds of this project are for the shape of SmolLM2-135M
 SMOLLM2_SHAPE = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -117,7 +117,7 @@ def num_pair_tokens(pair: dict[str, list[int]]) -> int:
 
 
 def time_steps(step: Callable[[], object], count: int, tokens: int) -> dict[str, object]:
-    """Run an untimed step of `tokens` tokens, then `count` timed steps; return the result of `tokens_per_second`."""
+    """Run an untimed step of `tokens` tokens and `count` timed steps; return the result of `tokens_per_second`."""
     step()
     seconds = []
     for _ in range(count):

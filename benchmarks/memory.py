@@ -88,7 +88,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "intermediate_size": 768},
     "minicpm3": {**_LATENT, "num_key_value_heads": 8, "scale_emb": 1, "dim_model_base": 512, "scale_depth": 1.4},
 }
-"""Family -> how its random model differs from `_SHAPE`; the models of other families have `_SHAPE`."""
+"""Family -> differences of its random model from `_SHAPE`; models of families that are not listed have `_SHAPE`."""
 FAMILY_CASES = [
     # documents, length, name, keys, family
     (4, 512, "LoRA", "--lora true", "qwen2"),
@@ -197,7 +197,7 @@ The table shows the peak of one step of LoRA (rank 8) with `bf16` on 8,192 token
 
 
 def measure(model: str, documents: int, length: int, keys: str, processes: int) -> float:
-    """Return the peak memory in GB of the largest process; each loads the model and makes two steps."""
+    """Return the peak memory in GB of the largest process; each process loads the model and runs two steps."""
     shape = ["--documents", str(documents), "--length", str(length), "--steps", "1"]
     program = [str(Path(__file__).with_name("train_step.py")), *shape, "--model_name_or_path", model, *keys.split()]
     if processes == 1:
@@ -221,7 +221,7 @@ def predict(model: str, tokens: int, keys: str, processes: int) -> MemoryEstimat
 
 
 def write_random_model(family: str, folder: Path) -> str:
-    """Write the random model of a family, unless it is there; return its folder."""
+    """Write the random model of a family, unless it exists; return its folder."""
     path = folder / family
     if not path.is_dir():
         shape = {**_SHAPE, "model_type": family, **FAMILIES.get(family, {})}

@@ -1,4 +1,4 @@
-"""Parts of a training run for the benchmarks, built by the package from a run's keys."""
+"""Parts of a training run, built by the package from configuration keys, for the benchmarks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ _KEYS_OF_EVERY_RUN = {
 
 
 def run_config(keys: Sequence[str], sections: Mapping[str, type] = SECTIONS) -> RunConfig:
-    """Return the configuration of a run from a command line (`--lora true`), over the defaults of all benchmarks."""
+    """Parse keys such as `--lora true` into a run configuration; other keys have the defaults of the benchmarks."""
     shared = [word for key, value in _KEYS_OF_EVERY_RUN.items() for word in (f"--{key}", value)]
     return load_run_config([*shared, *keys], peft_methods(), sections)
 
 
 def not_offered(keys: str) -> str | None:
-    """Return why a run with these keys is refused or why the keys have no effect; None if the keys are available."""
+    """Return the reason why keys are rejected or have no effect; None if the keys are available."""
     words = shlex.split(keys)
     try:
         notes = run_config(words).notes
@@ -55,7 +55,7 @@ def packed_batch(ids: np.ndarray, target_fraction: float) -> PackedBatch:
     Of the tokens after the first of each document, the fraction `target_fraction` are target tokens.
     """
     chosen = np.random.default_rng(1).random(ids.shape) < target_fraction
-    # A document of n tokens takes n - 1 positions: with one more token, not a target, it takes `length`.
+    # A document of n tokens takes n - 1 positions. An appended token, which is not a target, makes it `length`.
     tokens = np.concatenate([ids, ids[:, :1]], axis=1).astype(np.int32)
     learns = np.concatenate([chosen, np.zeros_like(chosen[:, :1])], axis=1)
     return collate([[EncodedRow(tokens[row], learns[row], row) for row in range(len(ids))]])
@@ -64,7 +64,7 @@ def packed_batch(ids: np.ndarray, target_fraction: float) -> PackedBatch:
 def training_step(
     built: BuiltModel, config: RunConfig, batch: PackedBatch, process_group: ProcessGroup | None = None
 ) -> Callable[[], StepReport]:
-    """Return a function that makes the trainer's optimizer step: forward, backward, clipping, update.
+    """Return a function that runs the trainer's optimizer step: forward, backward, clipping, update.
 
     Each micro-batch of each replica is `batch`.
     """

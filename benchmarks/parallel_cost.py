@@ -92,7 +92,7 @@ RUNS: list[tuple[str, int, Layout, dict[str, Any]]] = [
 
 
 def micro_batches(layout: Layout) -> int:
-    """Return the number of micro-batches of one replica, which is a step's number divided by the replicas."""
+    """Return the micro-batches of a step per replica."""
     return MICRO_BATCHES // (layout.degrees.data * layout.degrees.sharding)
 
 
@@ -279,8 +279,8 @@ Communication is in GB (10^9 bytes) per step, for the GPU that sends the most. M
 most memory, without libraries and fragmentation. "over 80" marks layouts that do not fit into a GPU with 80 GB. The bandwidth
 between GPUs is ignored; in practice, tensor parallelism needs the fast links within a machine.
 
-The memory formula counts an even shard of the state for each GPU, outside the forward and backward pass. The peak of a
-run is higher than the formula:
+The memory formula counts an even shard of the state for each GPU, and no temporary tensors of the forward and backward
+pass. The peak of a run is higher than the formula:
 
 - ZeRO does not split a parameter: with 32 ranks, the rank that owns the 8B model's embedding stores twice as much as an
   even shard (2 GB more);

@@ -65,13 +65,13 @@ class Layout:
 
 @dataclass(frozen=True)
 class Numbers:
-    """Numbers of parameters that one process holds.
+    """Parameter counts of one process.
 
     Attributes:
         layers: parameters of its layers.
         ends: parameters of embedding, last norm and lm_head.
         trained: trainable parameters.
-        partial: trainable parameters that every tensor rank holds in full, whose gradients are summed over the ranks.
+        partial: trainable parameters that every tensor rank holds in full; the ranks sum their gradients.
     """
 
     layers: int
@@ -196,9 +196,9 @@ def _replica_bytes(layout: Layout, step: Step, held: Numbers) -> float:
 def memory(config: Any, layout: Layout, step: Step, process: int = 0) -> dict[str, float]:
     """Return the bytes of each part of a process's memory at the peak of a step, without fragmentation.
 
-    Sharded state is counted as even shards outside of passes. Full parameters are assigned to owners, so shards are
-    uneven if one parameter is larger than a shard. Within a pass, stages 2 and 3 also hold the gradients of one or two
-    layers and of both ends, and stage 3 their gathered values.
+    Sharded state is counted as even shards. In a run, each parameter belongs to one rank, so shards are uneven if a
+    parameter is larger than a shard. In the backward pass, stages 2 and 3 also hold the gradients of one or two layers
+    and of both ends; stage 3 also holds the gathered values of these layers. The estimate does not count these tensors.
     """
     held, sharding, stage = numbers(config, layout, step, process), layout.degrees.sharding, layout.stage
     is_adapter, size = step.lora_rank > 0, step.value_bytes

@@ -114,7 +114,7 @@ METHODS: dict[str, tuple[str | None, dict[str, Any]]] = {
 }
 
 OF_A_MODEL = {"LoKr": ("lokr", {"rank": 2, "factor": 12})}
-"""Options of methods for `--model`, with sizes that 3 tensor ranks divide."""
+"""Options of methods for `--model`, with sizes that are divisible by 3 tensor ranks."""
 
 ONE_PROCESS = Layout("one process", 1, 1, {})
 
@@ -206,8 +206,8 @@ The tables compare layouts with a run in one process: the largest relative diffe
 - "-": the layout does not support the method ([parallel.md](reference/parallel.md#supported-combinations)).
 - An empty cell: not run.
 
-The first row of each table shows the effect of rounding: a run in one process, in which the initial weights differ by
-a relative {move:.0e}. Adam divides a gradient by its magnitude, so rounding errors of near-zero gradients
+The first row of each table shows the effect of rounding: a run in one process, in which the initial weights have a
+relative difference of {move:.0e}. Adam divides a gradient by its magnitude, so rounding errors of near-zero gradients
 become full-size updates. The runs therefore use `adam_epsilon` {epsilon:.0e}.
 
 Limit: 1e-5. {verdict}

@@ -2,9 +2,9 @@
 
     python -m benchmarks.pissa_svd [--shape 4096 11008] [--rank 16] [--no_exact]
 
-Decomposes two random normal matrices. The first has close singular values, which is the hardest case. The singular
-values of the second matrix decrease as 1 / sqrt(i), as in a trained weight. Prints seconds, and by how much the
-Frobenius norm of the residual exceeds the residual norm of the exact SVD.
+Decomposes two random normal matrices. The singular values of the first matrix are close to each other, which is the
+hardest case. The singular values of the second matrix decrease as 1 / sqrt(i), as in a trained weight. Prints the
+seconds, and the increase of the residual's Frobenius norm over the residual of the exact SVD.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def main(argv: Sequence[str]) -> None:
     args, keys = parser.parse_known_args(argv)
     shared = [word for key, value in {**KEYS, "max_steps": str(args.steps + 1)}.items() for word in (f"--{key}", value)]
     config = run_config([*shared, *keys], PREFERENCE_SECTIONS)
-    assert config.preference is not None, "the sections are those of a preference run"
+    assert config.preference is not None, "the configuration must be of a preference run"
     source, pairs = ModelSource.from_config(config.model), random_pairs(args.pairs, args.prompt, args.answer)
     tokenizer = SimpleNamespace(pad_token_id=0, eos_token_id=2)
     times, reference_seconds = StepTimes(), [0.0]

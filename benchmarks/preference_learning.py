@@ -64,7 +64,7 @@ def draw(evaluations: Sequence[Mapping[str, float]], target: Path) -> None:
     accuracy, rewards = figure.subplots(2, 1, sharex=True)
     steps = [entry["step"] for entry in evaluations]
     accuracy.plot(steps, [100 * entry["eval_rewards/accuracies"] for entry in evaluations], marker="o", markersize=3)
-    accuracy.set_ylabel("pairs ranked right, %")
+    accuracy.set_ylabel("correctly ranked pairs, %")
     accuracy.set_ylim(50, 101)
     for name, style in (("margins", "-"), ("chosen", "--"), ("rejected", ":")):
         values = [entry[f"eval_rewards/{name}"] for entry in evaluations]

@@ -3,7 +3,7 @@
     python -m benchmarks.ptq OUT.json --dataset FOLDER [--rows 64 --eval_rows 100 --group_size 64] [--peer PYTHON]
 
 Rows of FOLDER/train.json are used for calibration, and answers of FOLDER/dev.json are scored. PYTHON is the interpreter
-of an environment with llm-compressor (benchmarks/peers/ptq.py). Every model is written and read again, and this project
+of an environment with llm-compressor (benchmarks/peers/ptq.py). Every model is saved and loaded again, and this project
 computes all scores: perplexity, and the divergence KL(full | quantized) from the full-precision model in nats per
 token.
 """
@@ -119,8 +119,9 @@ def quantize_by_peer(arguments: argparse.Namespace, base: Path, method: str, row
 def score(model: CausalLM, full: CausalLM, rows: Sequence[EncodedRow]) -> dict[str, float]:
     """Return perplexity and divergence of a model over the target tokens of the rows.
 
-    Prompts are left out: a system prompt that is the same in every row has large losses, which change by chance. The
-    divergence KL(p | q) = sum_v p_v log(p_v / q_v) from the full model's distribution p is 0 only without a change.
+    Prompts are left out, because a system prompt that is the same in every row has large losses, whose changes are
+    noise. The divergence is KL(p | q) = sum_v p_v log(p_v / q_v), where p is the distribution of the full-precision
+    model.
     """
     loss, divergence, count = 0.0, 0.0, 0
     for row in rows:

@@ -44,7 +44,7 @@ KINDS: dict[str, QuantizationConfig | None] = {
     "nf4": QuantizationConfig(algo="nf4", double_quant=True),
 }
 STARTS = {"nf4, LoftQ": "loftq", "nf4, QERA": "qera"}
-"""Methods over nf4, compared by loss only: a step takes as long as with nf4, or with QERA, as with twice the rank."""
+"""Methods on an nf4 base. Only losses are compared: LoftQ costs as much as nf4, and QERA as nf4 with twice the rank."""
 _LAST = 20
 """Number of last steps whose mean loss is compared."""
 
@@ -97,7 +97,7 @@ def weight_bytes(model: str, options: QuantizationConfig | None) -> tuple[int, i
 
 
 def peak_gb(model: str, documents: int, length: int, options: QuantizationConfig | None) -> float:
-    """Return the peak memory in GB of a process that loads the model, adds the adapter and makes two steps."""
+    """Return the peak memory in GB of a process that loads the model, adds the adapter and runs two steps."""
     command = [sys.executable, "-m", "benchmarks.train_step", "--steps", 1, "--documents", documents]
     command += ["--length", length, *lora_keys(model, options)]
     output = subprocess.run([*map(str, command)], capture_output=True, text=True, check=True).stdout
@@ -112,13 +112,13 @@ def time_in_turn(model: str, documents: int, length: int, steps: int) -> dict[st
         for kind, step in every.items():
             start = time.perf_counter()
             step()
-            if round_number:  # the first one warms up
+            if round_number:  # the first round is a warm-up
                 fastest[kind] = min(fastest[kind], time.perf_counter() - start)
     return fastest
 
 
 def stepper(model: str, documents: int, length: int, options: QuantizationConfig | None) -> Callable[[], object]:
-    """Return a function that makes one training step of LoRA on a base model with this quantization."""
+    """Return a function that runs one training step of LoRA on a base model with this quantization."""
     config = run_config(lora_keys(model, options))
     return training_step(
         build_model(ModelSource.from_config(config.model), config),

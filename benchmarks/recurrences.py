@@ -3,8 +3,8 @@
     python -m benchmarks.recurrences [--tokens 2048 --rows 1 8 --seconds 1 --dtype float32]
 
 The first rows of the table are a forward pass without gradients, and a forward and backward pass, on one document. The
-last rows are decoding steps of one token for each row of a batch. A time is the median of the calls that a program
-makes in its turns, each after a turn of the other program.
+last rows are decoding steps of one token for each row of a batch. The two programs alternate in turns of `--seconds`.
+Each time is the median over all calls in the turns of a program.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 OPS = {"gated delta rule": gated_delta_rule_op, "state space duality": state_space_duality_op}
 SHAPES = {"gated delta rule": (16, 16, 128, 128), "state space duality": (1, 48, 128, 64)}
-"""Key heads or groups, heads, and rows and columns of a state: Qwen3.5-0.8B, and Granite 4 H 350M to Micro."""
+"""Key heads (or groups), heads, rows and columns of a state in Qwen3.5-0.8B, and in Granite 4 H 350M to Micro."""
 BACKENDS = ("cpp", "reference")
 ROUNDS = 3
 
@@ -51,14 +51,14 @@ def random_tensors(name: str, layout: AttentionLayout, dtype: str) -> list[paddl
 
 
 def forward(name: str, backend: str, layout: AttentionLayout, dtype: str) -> Callable[[], object]:
-    """Return a function that makes a forward pass without gradients, in which C++ writes over the initial states."""
+    """Return a function that runs a forward pass without gradients; C++ overwrites the initial states."""
     *tensors, initial = random_tensors(name, layout, dtype)
     op = OPS[name].choose(tensors[2], backend)
     return lambda: op(*tensors, layout, initial, overwrites=True)
 
 
 def both_passes(name: str, backend: str, layout: AttentionLayout, dtype: str) -> Callable[[], object]:
-    """Return a function that makes a forward and a backward pass."""
+    """Return a function that runs a forward and a backward pass."""
     *tensors, initial = random_tensors(name, layout, dtype)
     op = OPS[name].choose(tensors[2], backend)
     for tensor in tensors:

@@ -34,7 +34,7 @@ SERIES: dict[str, tuple[str, tuple[int, ...], str]] = {
 }
 
 Points = dict[str, dict[int, dict[str, Any]]]
-"""The JSON line of each value of each series."""
+"""Series -> value -> JSON line of the measurement."""
 
 
 def measure_point(series: str, value: int, steps: int, keys: Sequence[str]) -> dict[str, Any]:

@@ -3,8 +3,8 @@
     python -m benchmarks.serving [--model smollm2-135m-instruct --seconds 120 --clients 1,8,64 --new 32]
 
 The server runs in a separate process. Each client sends one greedy request after another, and streams every second
-answer. Every answer is compared with the answer of `generate`, which is computed first. An answer that equals the
-answer to another request is mixed up. An answer that equals no answer of `generate` differs by rounding in another
+answer. Every answer is compared with the answer of `generate`, which is computed first. A wrong answer that equals the
+answer to another request counts as mixed up. Other wrong answers count as different, because rounding depends on the
 batch size. Clients share the processor with the server.
 """
 
@@ -55,7 +55,7 @@ class Results:
 
 
 async def post(port: int, body: dict) -> tuple[int, bytes, float]:
-    """Send a chat request; return the status, the body, and the time of the first byte after the head."""
+    """Send a chat request; return the status, the body, and the time at which the first token arrives."""
     data = json.dumps(body).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(data)}\r\n"
@@ -74,14 +74,14 @@ async def post(port: int, body: dict) -> tuple[int, bytes, float]:
             parts.append(b"" if is_chunked else part)
             break
         parts.append(part[:-2])
-        if size and b'"content":""' in part:  # the head of a stream has no token
+        if size and b'"content":""' in part:  # the first event of a stream has no token
             first = None
     writer.close()
     return status, b"".join(parts), first or time.perf_counter()
 
 
 async def client(number: int, args: argparse.Namespace, port: int, expected: Sequence[str], until: float, out: Results):
-    """Send one request after another until the time `until`."""
+    """Send one request after another until `until` (seconds of `time.perf_counter`)."""
     turn = number
     while time.perf_counter() < until:
         index, stream = turn % len(PROMPTS), bool(turn % 2)

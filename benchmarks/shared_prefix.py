@@ -4,8 +4,8 @@
 
 Further keys are keys of llm/run_finetune.py, such as `--lora true --lora_rank 8`, `--bf16 true`, `--max_length 1024`. A
 step trains a pack of at most `max_length` positions of random rows, which all share a prefix. Steps with and without
-shared prefixes alternate in one process, after an untimed step of each. Rows of both have the same lengths. Processor
-time is the sum over all threads; on a shared machine, it varies less than time.
+shared prefixes alternate in one process, after an untimed step of each. Rows have the same lengths in both. Processor
+time is the sum over all threads; on a shared machine, it varies less than elapsed time.
 """
 
 from __future__ import annotations

@@ -59,7 +59,7 @@ def seconds_to_first_step(config: str) -> float:
         with subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, **output) as process:
             while not (log.exists() and log.stat().st_size):
                 if process.poll() is not None:
-                    raise RuntimeError(f"{' '.join(command)} made no step:\n{process.stderr.read().decode()[-3000:]}")
+                    raise RuntimeError(f"{' '.join(command)} ran no step:\n{process.stderr.read().decode()[-3000:]}")
                 time.sleep(0.01)
             seconds = time.perf_counter() - start
             process.communicate()

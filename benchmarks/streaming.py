@@ -236,7 +236,7 @@ def measure_mix(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
 
 
 def measure_tokenizing(options: argparse.Namespace, _tokenizer: Any) -> dict[str, Any]:
-    """Return the tokens per second with which a dataset is tokenized into a new cache, by cores and processes."""
+    """Return the tokens per second at which a dataset is tokenized into a new cache, by cores and processes."""
     found = {}
     for cores, processes in ((1, 1), (2, 1), (2, 2)):
         # A new process, whose tokenizer starts its threads on these cores only.

@@ -17,7 +17,7 @@ Op = Callable[..., Any]
 
 
 class Peer(NamedTuple):
-    """Op of another package, which is imported when the op is made."""
+    """Op of another package, which is imported when the op is created."""
 
     package: str
     make: Callable[[], Op]

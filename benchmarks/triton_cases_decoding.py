@@ -1,4 +1,4 @@
-"""Linear layers over the few positions of decoding, after a norm, packed, or with LoRA (triton_ops.py)."""
+"""Linear layers in decoding, with few positions: after a norm, packed, or with LoRA (triton_ops.py)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Matrix:
     """Random weight [outputs, inputs].
 
     Attributes:
-        stored: matrix and, after y and bias, scales, group scales and offset of `Layer`.
+        stored: matrix, scales, group scales and offset, which are fields of `Layer`.
         exact: the dequantized values in float32; for an unquantized weight, the weight itself.
         form: weight format, a `Format`.
         packed: the 4-bit weight; None for other formats.
@@ -80,7 +80,7 @@ def decoding(
         return [total, *ys]
 
     def summed(x: torch.Tensor, *of_norm: torch.Tensor) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Return the results before the layers, and what the layers read."""
+        """Return the results before the layers, and the input of the layers."""
         if not norms:
             return [], x
         total = x + of_norm[0]

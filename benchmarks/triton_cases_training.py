@@ -15,12 +15,12 @@ from benchmarks.triton_torch import AdamW, Dense, LinearCrossEntropy, LoraLinear
 SCALING = 2.0
 OPTIONS: dict[str, Any] = {"lr": 1e-4, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 LAYERS = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096), (4096, 14336), (4096, 14336), (14336, 4096)]
-"""Inputs and outputs of the linear layers of a decoder layer of Llama 3 8B, which has 32."""
+"""Inputs and outputs of the linear layers in each of the 32 decoder layers of Llama 3 8B."""
 FACTORS = {
     "8b_16": [shape for _ in range(32) for in_, out in LAYERS for shape in ((16, in_), (out, 16))],
     "check": [(3, 5), (16, 40), (1,)],
 }
-"""Shapes of the tensors that AdamW updates: the factors of LoRA r 16 on all linear layers, and small ones."""
+"""Shapes of the tensors that AdamW updates: the factors of LoRA r 16 on all linear layers, and small tensors."""
 
 
 def loss(trains: bool, dtype: torch.dtype, device: str, positions: int, size: int, vocabulary: int) -> Case:

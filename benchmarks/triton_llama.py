@@ -1,6 +1,6 @@
 """Llama of transformers with LoRA of PEFT, and this project's Triton kernels in place of its layers.
 
-Each group of `KERNELS` can be used alone. Attention and the large matmuls stay PyTorch's. To use the
+Each group of `KERNELS` can be used alone. PyTorch computes attention and the large matmuls. To use the
 kernels, the class of a module is changed to a subclass in this file; transformers and PEFT are not patched.
 """
 
@@ -195,7 +195,7 @@ class Attention(llama.LlamaAttention):
         **options: Any,
     ) -> tuple[torch.Tensor, Any]:
         """Map [B, S, D] to [B, S, D]."""
-        assert position_embeddings is not None and past_key_values is None, "this is for training"
+        assert position_embeddings is not None and past_key_values is None, "generation is not supported"
         sizes = hidden_states.shape[:-1]
         q, k, v = (project(hidden_states).view(*sizes, -1, self.head_dim) for project in self._projections())
         q, k = Rope.apply(q, k, *position_embeddings)
@@ -236,7 +236,7 @@ SUBCLASSES = {
 
 
 def use_kernels(model: nn.Module, kernels: Collection[str]) -> None:
-    """Give the layers of a model the classes with the named kernels."""
+    """Change the classes of a model's layers to classes with the named kernels."""
     subclasses = {old: new for name in kernels for old, new in SUBCLASSES.get(name, {}).items()}
     for module in model.modules():
         module.__class__ = subclasses.get(type(module), type(module))

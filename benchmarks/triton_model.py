@@ -142,7 +142,7 @@ def measured_table(args: argparse.Namespace) -> str:
         difference = largest_difference(figures["losses"], losses)
         rows[name] = [figures["ms"], figures["tokens_per_second"], figures["peak_gib"], difference]
         print(name, rows[name], file=sys.stderr, flush=True)
-    return markdown(["ms a step", "tokens/s", "peak GiB", "largest difference of losses"], rows)
+    return markdown(["ms per step", "tokens/s", "peak GiB", "largest difference of losses"], rows)
 
 
 # -- without a GPU ----------------------------------------------------------------------------------------------------

@@ -105,7 +105,7 @@ def check(device: str, names: Sequence[str]) -> None:
 
 
 def program_of(case: Case, program: str) -> Op | None:
-    """Return the op of a program, or None if it has none or is not installed."""
+    """Return the op of a program; None if the program lacks the op or is not installed."""
     if program not in case.programs:
         return None
     if program == "peer":

@@ -1,4 +1,4 @@
-"""Resources of Triton kernels compiled for a GPU that this machine may lack: registers, spills, shared memory."""
+"""Resources of Triton kernels, compiled with or without a GPU: registers, spills, shared memory."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Shaped:
 
 
 class Compiler:
-    """Launcher that compiles a kernel for a compute capability instead of running it; has the `Resources` of each."""
+    """Launcher that compiles kernels for a compute capability and does not run them; `compiled` has their resources."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability

@@ -1,7 +1,7 @@
 """Triton kernels of this project as autograd functions of PyTorch, for benchmarks.
 
-The functions allocate, save and overwrite the same tensors as the Triton backends of paddlenlp_ext/ops. The
-functions need neither Paddle nor a copy of the kernels. All tensors are contiguous, except the heads of a rotation.
+The functions allocate, save and overwrite the same tensors as the Triton backends of paddlenlp_ext/ops. The functions
+load the kernels from there, and do not need Paddle. All tensors are contiguous, except the heads of a rotation.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from paddlenlp_ext.ops.triton_utils.column_sums import launch_column_sums
 
 
 def load(path: str) -> ModuleType:
-    """Return a module of paddlenlp_ext/ops; its package would import Paddle."""
+    """Load a module of paddlenlp_ext/ops from its file, because importing its package would import Paddle."""
     file = Path(__file__).parents[1] / "paddlenlp_ext" / "ops" / path
     name = "benchmarks.of_" + path.replace("/", "_").removesuffix(".py")
     spec = importlib.util.spec_from_file_location(name, file)
@@ -290,7 +290,7 @@ class AdamW:
         self.quantizers = tuple(each for signed in (True, False) for each in self._quantizer(signed))
 
     def _quantizer(self, signed: bool) -> list[torch.Tensor]:
-        """Return levels, borders, and the code below each group of numbers with equal upper 18 bits."""
+        """Return levels, borders, and the lowest code of the numbers that share their upper 18 bits."""
         levels = CODEBOOKS.dynamic_levels(signed)
         borders = (levels[:-1] + levels[1:]) / np.float32(2)
         bits = np.arange(1 << 18, dtype=np.uint32) << np.uint32(14)

@@ -7,14 +7,14 @@
 
 On a GPU, each candidate runs at the shapes of benchmarks/triton_tune_cases.py. The results must equal the results of
 the tile sizes in the table, within the rounding of the dtype. The fastest candidate is written, by the median time with
-the L2 cache flushed before each run. The sizes in the table stay if no candidate is faster by 1 %. Timing and `--check`
-use PyTorch tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
+the L2 cache flushed before each run. The sizes in the table are kept if no candidate is faster by 1 %. Timing and
+`--check` use PyTorch tensors and need `torch` (requirements-peers.txt with a CUDA build of torch), but not Paddle.
 
 `--compile` needs neither a GPU nor PyTorch. The choice is based on the registers, spilled registers and shared memory
 of the compiled candidates. Candidates that do not fit are dropped. Candidates that spill registers are also dropped,
-unless all candidates spill. The sizes in the table stay if a multiprocessor can run enough warps with these sizes: half
-of its maximum, or fewer if the kernel does not profit from more warps (`Case.enough`). Otherwise the most similar
-candidate with enough warps is written, or the candidate with the most warps. Sizes that were timed stay.
+unless all candidates spill. The sizes in the table are kept if a multiprocessor can run enough warps with these sizes:
+half of its maximum, or fewer if the kernel does not profit from more warps (`Case.enough`). Otherwise the most similar
+candidate with enough warps is written, or the candidate with the most warps. Timed sizes are always kept.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def run_kernel(kernel: Any, grid: tuple[int, ...], *arguments: Any, **constants:
 
 
 def with_sizes(case: Case, candidate: dict[str, int], use: Callable[[], Any]) -> Any:
-    """Return the result of a function during which a case's kernel has these sizes."""
+    """Call `use` while the kernel of a case has these sizes, and return the result."""
     case.sizes.fixed = candidate
     try:
         return use()
@@ -139,7 +139,7 @@ def results(case: Case, bounds: dict[str, int], device: str, small: bool) -> lis
 
 
 def assert_equal(case: Case, candidate: dict[str, int], found: list[Any], expected: list[Any]) -> None:
-    """Compare results with the results of other sizes."""
+    """Check that results equal the results of other tile sizes, within the rounding of their dtype."""
     for one, other in zip(found, expected, strict=True):
         difference, size = (one.double() - other.double()).norm(), other.double().norm()
         limit = TOLERANCES.get(str(one.dtype), 0.0) * size
@@ -213,7 +213,7 @@ def compiled(case: Case, bounds: dict[str, int], candidate: dict[str, int], capa
 
 
 def roomiest(case: Case, bounds: dict[str, int], capability: int, path: Path) -> dict[str, int]:
-    """Return the candidate of an entry that spills least; among these, the most warps up to `case.enough` win."""
+    """Return the candidate with the fewest spills; among equals, the most warps win, counted up to `case.enough`."""
     current, *_ = ordered = candidates(case, bounds, path)
     best: tuple[Any, dict[str, int], Resources] | None = None
     for candidate in ordered:

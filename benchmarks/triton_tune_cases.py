@@ -1,7 +1,7 @@
 """Launches of benchmarks/triton_tune.py: each kernel with sizes from a table, at the shapes of 8B models.
 
-A new kernel is one function that returns its launches, and a line in `CASES`. The functions know neither PyTorch nor a
-GPU: tensors come from a `Tensors`, and their results are tensors to compare.
+A new kernel is one function that returns its launches, and a line in `CASES`. The functions depend neither on PyTorch
+nor on a GPU: a `Tensors` creates the tensors, and the results are tensors to compare.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Tensors(Protocol):
         """Return normally distributed numbers; the n-th call returns the same numbers in every run."""
 
     def integers(self, high: int, *shape: int, dtype: str) -> Any:
-        """Return numbers in 0 .. high - 1."""
+        """Return random integers from 0 to high - 1."""
 
     def zeros(self, *shape: int, dtype: str = "x16") -> Any:
         """Return a tensor of zeros."""
@@ -79,7 +79,7 @@ class Case(NamedTuple):
 
 
 MEMORY_BOUND, PARTIAL_SUMS, TENSOR_CORES = 0.5, 0.25, 0.125
-"""`Case.enough`: kernels with PROGRAMS have about two programs for each multiprocessor."""
+"""Values of `Case.enough`."""
 WIDTHS = [{"columns": 1 << power} for power in range(6, 17)]
 ELEMENT_SIZES = [{"element_size": 2}, {"element_size": 4}]
 ROWS_OF_HEADS = [{"row_bytes": size} for size in (128, 256, 512, 1024)]

@@ -48,7 +48,7 @@ def main() -> None:
     trainer.train()
     logged = [entry for entry in trainer.state.log_history if "rewards/margins" in entry]
     for title, entry in (("first step", logged[0]), ("last step", logged[-1])):
-        print(f"{title}: margin {entry['rewards/margins']:.3f}, pairs ranked right {entry['rewards/accuracies']:.0%}")
+        print(f"{title}: margin {entry['rewards/margins']:.3f}, accuracy {entry['rewards/accuracies']:.0%}")
     trainer.save_model()
 
 

@@ -39,7 +39,7 @@ class Context:
         self._positions = [0] * rows
 
     def clear(self) -> None:
-        """Forget all tokens."""
+        """Clear the key-value cache."""
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self._context), True)
         self._positions = [0] * len(self._positions)
 

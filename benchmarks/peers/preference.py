@@ -23,7 +23,7 @@ from benchmarks.measure import num_pair_tokens, random_pairs, report, tokens_per
 
 
 class TokenizedPairs(DPOTrainer):
-    """TRL's trainer on rows that are token ids already."""
+    """TRL's trainer for rows that are already tokenized."""
 
     def _prepare_dataset(self, dataset: Dataset, *_: object) -> Dataset:
         return dataset

@@ -5,8 +5,8 @@
 
 For every method, seed 0 trains with one and three times the learning rate of the shipped configuration, and the rate
 with the lowest loss on the validation rows is selected. Then one run per seed trains on all rows once, and the
-generated labels of the test rows are scored. Finished runs are in the file RESULTS, one JSON object per line, and not
-repeated.
+generated labels of the test rows are scored. The file RESULTS has the finished runs, one JSON object per line; finished
+runs are not repeated.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from paddlenlp_ext.utils.run_command import run_command
 
 METHODS = ("full", "lora_r2", "lora_r8", "lora_r16", "lora_r32", "qlora_r16", "adalora", "sora")
 SEARCH_SEED = 0
-_ROWS_PER_BATCH = 25  # of the eval rows, as in all tasks
+_ROWS_PER_BATCH = 25  # eval rows per batch, as in all tasks
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -60,7 +60,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 @dataclass(frozen=True)
 class Experiment:
-    """Search and scored runs of one command, and the file of their results."""
+    """Learning-rate search and scored runs of one command, and their results file."""
 
     args: argparse.Namespace
     num_rows: dict[str, int]
@@ -96,7 +96,7 @@ class Experiment:
         return replace(task, keys=task.keys | keys).on(self.args.model, self.args.set)
 
     def _result(self, run: Run, seed: int) -> dict | None:
-        """Return the result of a run from the file, or make the run and append its result; None if it fails."""
+        """Return the result of a run from the file, or execute the run and append its result; None if it fails."""
         split = run.task.name.split("_")[0]
         key = {"split": split, "method": run.entry.name, "seed": seed, "learning_rate": run.learning_rate}
         for result in self.results():
@@ -133,7 +133,7 @@ def figures(run: Run, scored: bool) -> dict:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Make the missing runs, and write the tables beside RESULTS after each round.
+    """Execute the missing runs, and write the tables beside RESULTS after each round.
 
     Raises:
         ValueError: a method is unknown, or no learning rate of a method could be trained.

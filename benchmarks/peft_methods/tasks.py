@@ -1,4 +1,4 @@
-"""Tasks that each method trains on, and the short run that measures its speed and memory."""
+"""Tasks on which each method is trained, and the short run that measures speed and memory."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Task:
     """Task of the comparison: rows and training options.
 
     Attributes:
-        name: name in the table, and of the folder of its runs.
+        name: name of the task in the table, and of the folder of its runs.
         keys: configuration of a run, except the keys and the learning rate of its method.
     """
 
@@ -45,8 +45,8 @@ class Task:
             dataset: built-in name, or a folder of train.json and dev.json.
             steps: optimizer steps.
             pack_tokens: capacity of a pack.
-            eval_batches: number of batches of 25 eval rows; 0 evaluates nothing.
-            new_tokens: largest number of tokens of a generated answer; 0 generates none, without a score.
+            eval_batches: number of batches of 25 eval rows; 0: no evaluation.
+            new_tokens: maximum tokens of a generated answer; 0: no answers and no score.
         """
         keys = {
             **_OF_ALL_RUNS,
@@ -63,14 +63,14 @@ class Task:
         return cls(name, keys)
 
     def on(self, model: str, settings: Sequence[Sequence[str]]) -> Task:
-        """Return the task with a model; `settings` (key, JSON value) override its keys."""
+        """Return the task for a model; `settings` (key, JSON value) override keys of the task."""
         more = {key: json.loads(value) for key, value in settings}
         return Task(self.name, {**self.keys, "model_name_or_path": model, **more})
 
 
 INFLECTION = Task.of("inflection", "inflection", steps=100, pack_tokens=128, eval_batches=4, new_tokens=16)
 COST = Task.of("cost", "inflection", steps=6, pack_tokens=512, eval_batches=0)
-"""Task that measures time and memory, in runs with no other on the machine."""
+"""Task that measures time and memory on an otherwise idle machine."""
 
 
 def gsm8k(folder: Path) -> Task:

@@ -53,7 +53,7 @@ def test_best_of_each_returns_the_run_with_the_lowest_eval_loss():
     other = dataclasses.replace(LORA, method="sora", score=None, loss=0.9)
     assert best_of_each([broken, worse, LORA, other]) == [LORA, other]
     assert best_of_each([LORA, broken]) == [LORA]
-    with pytest.raises(ValueError, match=r"different numbers of tokens \(1, 4,096\); run all"):
+    with pytest.raises(ValueError, match=r"different token counts \(1, 4,096\); train all"):
         best_of_each([LORA, dataclasses.replace(LORA, num_tokens=1)])
 
 
