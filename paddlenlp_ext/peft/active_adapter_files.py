@@ -51,7 +51,7 @@ class ActiveAdapterFiles(PushToHub):
     def save_finished(self, folder: str | os.PathLike[str], tensors: Mapping[str, Any] | None = None) -> None:
         """Write the final adapter, and warn if Hugging Face PEFT would drop the tensors of some layers.
 
-        Some methods, such as AdaLoRA, save a smaller adapter than they trained.
+        With some methods, such as AdaLoRA, the saved adapter is smaller than the trained adapter.
         """
         self.adapters.active.save_finished(folder, tensors)
         fields = read_json_object(Path(folder, CONFIG_FILE))

@@ -153,7 +153,7 @@ class Adapter(TrainingHooks):
         self.save_pretrained(folder, tensors)
 
     def stored_tensors(self, tensors: Mapping[str, Any] | None = None) -> dict[str, paddle.Tensor]:
-        """Convert `tensors` (None: the adapter's tensors) to their form in files; keep the names used in memory."""
+        """Convert `tensors` (None: the adapter's tensors) to the stored form; keep the names used in memory."""
         layout = self.base_model.config.file_layout
         state = {name: layout.to_transformers(name, each) for name, each in self.full_state(tensors).items()}
         replaced = self.replaced_of(state)

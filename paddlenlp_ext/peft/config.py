@@ -265,7 +265,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return False
 
     def to_stored(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
-        """Convert the adapter's tensors from their form in memory to their form in files."""
+        """Convert the adapter's tensors from the in-memory form to the stored form."""
         return dict(tensors)
 
     def for_tensors(self, names: Collection[str]) -> PeftConfig:
@@ -273,7 +273,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         return self
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert the adapter's tensors from their form in files to their form in memory (inverse of `to_stored`)."""
+        """Convert the adapter's tensors from the stored form to the in-memory form (inverse of `to_stored`)."""
         return dict(tensors)
 
     def for_base(self, tensors: Mapping[str, np.ndarray], base: Any) -> tuple[PeftConfig, dict[str, np.ndarray]]:

@@ -62,7 +62,7 @@ class AdapterLayer(nn.Layer):
         return dict.fromkeys(self.own_state())
 
     def set_tensor_parallel_shard(self, style: Style, group: ShardGroup) -> None:
-        """Record the sharding, after the tensors of the base and the adapter have been replaced by shards."""
+        """Record the sharding, after the tensors of the base and the adapter have been replaced with shards."""
         self.style, self.shard_group = style, group
 
     def own_state(self) -> dict[str, paddle.Tensor]:

@@ -13,7 +13,7 @@ from paddlenlp_ext.utils.suggest import did_you_mean
 
 @dataclass(eq=False)
 class NamedAdapters:
-    """Named adapters of one base model, possibly with different methods; switching adapters copies no tensors.
+    """Named adapters of one base model, possibly with different methods; switching adapters does not copy tensors.
 
     Attributes:
         active_name: name of the active adapter, whose layers are in the base model.

@@ -98,7 +98,7 @@ def _split_common_fields(fields: Mapping[str, Any]) -> tuple[dict[str, Any], dic
 
 
 def _reader(methods: list[type[Any]], fields: Mapping[str, Any]) -> type[Any]:
-    """Return the variant that claims the file's fields; by default, the method that the variants refine."""
+    """Return the variant that recognizes the file's fields; by default, the method that the variants refine."""
     plain = next((method for method in methods if not method.refines), methods[0])
     return next((method for method in methods if method.refines and method.claims(fields)), plain)
 

@@ -44,7 +44,7 @@ _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lo
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
 _OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
-"""Fields of adapter_config.json with layer names, which are projections in memory and fused layers in files."""
+"""Fields of adapter_config.json with layer names: projection names in memory, names of fused layers in files."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
 Parts = dict[str, dict[str, Any]]

@@ -70,7 +70,7 @@ def describe_layers_read_as_experts(fields: Mapping[str, Any], model: TrainableM
 
 @paddle.no_grad()
 def experts_to_stored(tensors: Mapping[str, Any]) -> dict[str, Any]:
-    """Convert an adapter's tensors to their form in files: expert tensors get PEFT's names and shapes."""
+    """Convert an adapter's tensors to the stored form: expert tensors get PEFT's names and shapes."""
     located = {name: found for name in tensors if (found := _OWN.fullmatch(name)) and found["weight"] in _WEIGHTS}
     adapted: dict[str, set[str]] = {}
     for found in located.values():

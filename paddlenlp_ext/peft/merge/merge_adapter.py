@@ -65,7 +65,7 @@ _FAR_FROM_TRAINED = (
     "weights changes logits by up to %.3g, so the result is far from the trained model; leave out --merge_into to get "
     "the trained model"
 )
-# Allowed difference of a logit, relative to the largest logit (at least 1); float32 sums depend on the summation order.
+# Allowed logit difference, relative to the largest logit (at least 1); float32 sums depend on the summation order.
 TOLERANCE = 1e-4
 _PROMPT_SHAPE = (4, 24)
 
@@ -78,8 +78,9 @@ class MergeReport:
         output: folder of the merged model.
         num_merged: number of merged layers.
         merged_into: description of the weights that the adapter was merged into.
-        effect: largest change of a logit that the adapter causes.
-        difference: largest difference of a logit between merged and trained model, including rounding.
+        effect: largest change that the adapter causes in a logit.
+        difference: largest difference between a logit of the merged model and the same logit of the trained model,
+            including rounding.
     """
 
     output: Path

@@ -270,8 +270,8 @@ def write_model_card(
         stored: merged adapter.
         base: name or path of the base model.
         merged_into: description of the weights that the adapter was merged into.
-        effect: largest change of a logit that the adapter causes.
-        difference: largest difference of a logit between merged and trained model.
+        effect: largest change that the adapter causes in a logit.
+        difference: largest difference between a logit of the merged model and the same logit of the trained model.
     """
     text = f"""---
 base_model: {os.fspath(base)}

@@ -337,7 +337,7 @@ class AdaLoRALinear(LinearAdapter):
             for leaf, shape in (("lora_A", (rank, self.in_features)), ("lora_B", (self.out_features, rank)))
         )
         self.lora_A = self.new_parameter(a)
-        # Float32, so that the optimizer keeps no master copy. A master copy would undo the zeros set by pruning.
+        # Float32, so the optimizer does not keep a master copy. A master copy would undo the zeros set by pruning.
         self.lora_E = self.create_parameter(
             [rank, 1], dtype="float32", default_initializer=nn.initializer.Constant(0.0)
         )

@@ -168,7 +168,7 @@ class PTuningConfig(PromptConfig):
         )
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert tensors to their form in memory (inverse of `to_stored`), without the computed prompt."""
+        """Convert tensors to the in-memory form (inverse of `to_stored`), without the computed prompt."""
         if self.encoder_reparameterization_type == "none":
             return {f"{EMBEDDING}.{name}" if name == STORED else name: value for name, value in tensors.items()}
         return {name: value for name, value in tensors.items() if name != STORED}

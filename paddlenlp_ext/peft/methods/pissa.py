@@ -14,8 +14,8 @@ error is smaller.
 
 Files contain a plain LoRA of rank 2r for the original base. Files of Hugging Face PEFT (`init_lora_weights: "pissa"`)
 and PaddleNLP (`pissa: true`) do not contain A0 and B0. When these files are loaded, A0 and B0 are recomputed from the
-base with a full SVD, as in PEFT. Files with "pissa_niter_N" are rejected, because the randomized SVD of their training
-cannot be recomputed.
+base with a full SVD, as in PEFT. Files with "pissa_niter_N" are rejected, because the randomized SVD that they were
+trained with cannot be reproduced.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

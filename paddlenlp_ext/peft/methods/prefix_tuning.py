@@ -11,7 +11,7 @@
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
 The prefix has one key and value per key-value head, as in grouped-query attention. With latent attention the prefix
-consists of latents and shared keys [P, L + R] (nn/latent_attention.py). As in Hugging Face PEFT, the prefix has the
+consists of latents and shared keys [P, L + R] (nn/latent_attention.py). As in Hugging Face PEFT, the prefix has
 positions 0 to P-1, the positions of a document begin at P, and trained keys are not rotated. A sliding window also
 applies to the prefix. With `prefix_projection` every layer computes its keys and values from E, so that each layer can
 be recomputed separately in the backward pass.
@@ -299,7 +299,7 @@ class PrefixTuningConfig(PeftConfig):
         return self.replace(prefix_projection=False, encoder_hidden_size=None)
 
     def from_stored(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Convert tensors to their form in memory (inverse of `to_stored`), without a computed prefix."""
+        """Convert tensors to the in-memory form (inverse of `to_stored`), without a computed prefix."""
         return {name: value for name, value in tensors.items() if not (self.prefix_projection and name == STORED)}
 
     @classmethod

@@ -2,8 +2,8 @@
 
     LoReFT    h' = h + R^T (f(W h + b) - R h)        R [r, D] with orthonormal rows, also during training
 
-h is the output of a decoder layer at the first n and last m positions of each prompt. The adapter changes no weights,
-so it cannot be merged. `method_internals/reft_interventions.py` implements the variants, and
+h is the output of a decoder layer at the first n and last m positions of each prompt. The adapter does not change
+weights, so it cannot be merged. `method_internals/reft_interventions.py` implements the variants, and
 `method_internals/reft_positions.py` selects the positions.
 
 | pass | prompt |

@@ -187,7 +187,7 @@ class SoRALinear(LoRALinear):
     def __init__(self, base: nn.Layer, rank: int, scaling: float, dropout: float, seed: int, name: str) -> None:
         super().__init__(base, rank, scaling, dropout, seed, name)
         gate = generator_for(seed, f"{name}.gate").standard_normal(rank).astype(np.float32)
-        # Float32, so that the optimizer keeps no master copy. A master copy would undo the proximal step.
+        # Float32, so the optimizer does not keep a master copy. A master copy would undo the proximal step.
         self.gate = new_parameter(self, gate, "float32")
 
     def adapter_forward(self, x: paddle.Tensor) -> paddle.Tensor:
