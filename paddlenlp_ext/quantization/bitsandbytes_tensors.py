@@ -84,7 +84,7 @@ _STATE_KEYS = {
     "nested_offset": number(),
 }
 _ABSENT = {"nested_blocksize": 2, "nested_offset": 0.0}
-"""Key that is missing in files without double quantization -> value that passes the check."""
+"""Key that files without double quantization lack -> valid placeholder for the check in `read_state`."""
 
 
 def read_bitsandbytes(layer: str, algo: str, source: WeightSource) -> QuantizedWeight:

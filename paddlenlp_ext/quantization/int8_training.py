@@ -1,4 +1,4 @@
-"""Training with products in 8-bit integers (`int8_training`, ops/int8_linear): select layers, and measure their errors.
+"""Training with 8-bit integer matmuls (`int8_training`, ops/int8_linear): select layers, and measure their errors.
 
 Blocks of activations and gradients are rounded to int8 with one scale per block, so a block with an outlier has large
 errors in its other values. The error of each layer is measured on the first micro-batch of a run, and layers with a
@@ -31,7 +31,7 @@ def multiply_in_int8(model: nn.Layer) -> None:
     """Let the quantized linear layers of a model compute in 8-bit integers if their format supports this.
 
     Raises:
-        ValueError: this machine has no fast 8-bit products.
+        ValueError: this machine has no fast 8-bit matmuls.
     """
     reason = unavailable_reason()
     if reason is not None:
@@ -53,8 +53,8 @@ def int8_linears(model: nn.Layer) -> dict[str, QuantizedLinear]:
 def measured_errors(model: nn.Layer) -> Iterator[dict[str, float]]:
     """Context manager: measure the errors of layers that compute in 8-bit integers, on the block's first forward pass.
 
-    The error of a layer is the root mean square, over a sample of rows, of |y8 - y| / |y|, where y8 and y are the
-    outputs without bias of rounded and unrounded rows of x. Yields a dict from layer names to errors.
+    The error of a layer is the root mean square of |y8 - y| / |y| over a sample of rows. y8 and y are the outputs,
+    without bias, for rounded and unrounded rows of x. Yields a dict from layer names to errors.
     """
     errors: dict[str, float] = {}
     layers = int8_linears(model)
@@ -84,7 +84,7 @@ def inaccurate_layers(errors: dict[str, float]) -> list[str]:
     if not errors:
         return inaccurate
     typical, name = sorted(errors.values())[len(errors) // 2], max(errors, key=lambda name: errors[name])
-    measured = f"relative error of the products on the first batch: median {typical:.1%}, largest {errors[name]:.1%}"
+    measured = f"relative error of the matmuls on the first batch: median {typical:.1%}, largest {errors[name]:.1%}"
     logger.info("int8_training: %d layers in 8 bits; %s (%s)", len(errors) - len(inaccurate), measured, _shown(name))
     if inaccurate:
         logger.warning(

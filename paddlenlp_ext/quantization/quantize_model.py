@@ -36,7 +36,7 @@ def quantizable_layers(model: TrainableModel) -> dict[str, Linear | GroupedLinea
 
 
 def matrices_by_layer(model: TrainableModel) -> dict[str, int]:
-    """Return a dict from layer names to the number of matrices, for all layers that are or can be quantized.
+    """Return a dict from layer names to the number of matrices, for all quantized and quantizable layers.
 
     A linear layer has one matrix. For experts, only the matrices of one expert are counted.
     """

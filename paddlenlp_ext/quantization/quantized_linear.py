@@ -92,8 +92,8 @@ class QuantizedLinear(QuantizedLayer):
         compute_dtype: dtype of the activations and of adapters on this layer.
 
     Attributes:
-        multiplies_in_int8: whether the products are computed in 8-bit integers (int8_training.py).
-        measure_int8: function that is called with each input of products in 8-bit integers, or None.
+        multiplies_in_int8: whether matmuls are computed in 8-bit integers (int8_training.py).
+        measure_int8: function that is called with each input of an 8-bit integer matmul, or None.
     """
 
     multiplies_in_int8: bool = False

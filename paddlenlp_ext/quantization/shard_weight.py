@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.sharding_spec import Shard
 
 _SMALLEST_BLOCK = 16
-"""Minimum block size after splitting, at which the float32 scales take 2 bits per weight."""
+"""Minimum block size after splitting; blocks of this size have float32 scales of 2 bits per weight."""
 
 
 def slice_weight(weight: QuantizedWeight, shard: Shard) -> QuantizedWeight:

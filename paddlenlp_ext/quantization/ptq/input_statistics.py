@@ -62,7 +62,7 @@ class InputStatistics:
         return self._derived
 
     def divided(self, scales_I: np.ndarray) -> InputStatistics:
-        """Return the statistics that these inputs have after division by positive scales [I]."""
+        """Return the statistics of these inputs after division by positive scales [I]."""
         result, scale = InputStatistics(len(scales_I)), paddle.to_tensor(scales_I)
         result.rows = self.rows
         result._moments = self._moments / scale / scale.unsqueeze(1)

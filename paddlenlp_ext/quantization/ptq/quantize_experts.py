@@ -1,7 +1,7 @@
 """Post-training quantization of the experts of a decoder layer.
 
-A few experts are recorded and quantized at a time, because the statistics of all experts need too much memory. AWQ
-scales each expert. Experts with a clamped gate are not scaled.
+A few experts are recorded and quantized at a time, because the statistics of all experts would need too much memory.
+AWQ scales the input of down_proj separately for each expert (`_scale_expert`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize the weights of all experts; `names` maps the names of some of their layers to names in the model."""
+    """Quantize some layers of all experts; `names` maps the names of these layers to their names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts must not be quantized already"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())

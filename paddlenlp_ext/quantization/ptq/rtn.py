@@ -1,4 +1,4 @@
-"""Round to nearest (RTN): round each weight on its own, with a scale and a zero point for each group of inputs.
+"""Round to nearest (RTN): round each weight independently, with a scale and a zero point for each group of inputs.
 
 RTN needs no calibration data. AWQ rounds its scaled and clipped weights in the same way. The error of RTN is reported
 for comparison with the error of GPTQ or AWQ.
