@@ -66,7 +66,7 @@ class Service:
         self._token_texts = {name: TokenTexts(model.tokenizer) for name, model in catalog.by_name.items()}
 
     async def health(self, request: Request) -> Response:
-        """Answer 200 while requests are accepted, else 503."""
+        """Return status 200 while requests are accepted, else 503."""
         if not self._engine.is_running:
             raise ApiError(503, "the engine is not running", "unavailable")
         return JSONResponse({"status": "ok"})

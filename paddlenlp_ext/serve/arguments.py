@@ -1,4 +1,4 @@
-"""Parse the command line of the server. Paddle is not imported, so a mistyped argument is reported at once."""
+"""Parse the command line of the server. Paddle is not imported, so a mistyped argument is reported immediately."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ class ServeArguments(ModelArguments):
     served_model_name: str | None = option(
         None, help="name of the base model for clients; unset: the last part of its path, or its hub id"
     )
-    host: str = option("127.0.0.1", help="address to listen on; an address that other computers reach needs an API key")
+    host: str = option(
+        "127.0.0.1", help="address to listen on; an address that other computers can reach requires an API key"
+    )
     port: int = option(8000, minimum=0, maximum=65535, help="port to listen on; 0: any free port, which is logged")
     api_key_file: str | None = option(
         None, help=f"file whose first line is the API key; unset: the environment variable {KEY_VARIABLE}, or no key"
@@ -110,8 +112,8 @@ class ServeArguments(ModelArguments):
             raise ValueError(f"{source}: the key is empty or not printable ASCII; set another key")
         if key is None and not self.is_local:
             raise ValueError(
-                f"--host {self.host}: an address that other computers reach needs an API key; set {KEY_VARIABLE} or "
-                "--api_key_file"
+                f"--host {self.host}: an address that other computers can reach requires an API key; set "
+                f"{KEY_VARIABLE} or --api_key_file"
             )
         return key
 

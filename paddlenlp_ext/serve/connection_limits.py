@@ -1,4 +1,4 @@
-"""Limit the time and the number of HTTP connections: close idle and stalled ones, and too many of one client."""
+"""Limit HTTP connections: close idle and stalled connections, and limit the number of connections per client."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class TimedConnection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the timer for the first request, or reset the connection."""
         super().connection_made(transport)
-        # "peername" is None if the client has already left.
+        # "peername" is None if the client has already disconnected.
         self._client = str((transport.get_extra_info("peername") or ("",))[0])
         self._num_open[self._client] += 1
         if self._num_open[self._client] > MAX_CONNECTIONS:

@@ -21,7 +21,7 @@ class QueueFullError(Exception):
 
 
 class EngineStoppedError(Exception):
-    """Error for an engine that is stopping and accepts no more requests."""
+    """Error for an engine that is stopping and does not accept new requests."""
 
 
 class EngineFailedError(Exception):
@@ -33,8 +33,8 @@ class EngineThread:
 
     Args:
         engine: engine with continuous batching.
-        max_waiting: maximum number of requests that wait for a place in the batch; a client may exceed it up to its
-            share of the queue, so that no client can block the others.
+        max_waiting: length of the queue of requests that wait for a place in the batch. If the queue is full, a client
+            may still add requests up to an equal share of the queue, so no client can block the others.
     """
 
     def __init__(self, engine: Engine, max_waiting: int) -> None:
@@ -54,7 +54,7 @@ class EngineThread:
         return self._thread.is_alive() and not self._is_closed
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Put all requests of a client into the queue, or none of them.
+        """Put all of a client's requests into the queue, or none.
 
         Raises:
             QueueFullError: neither the queue nor the client's share of the queue has room for all requests.
@@ -68,7 +68,7 @@ class EngineThread:
             self._changed.notify()
 
     def _check_room(self, requests: Sequence[Request]) -> None:
-        """Check that the queue, or the client's share of the queue, has room for all requests of a client."""
+        """Check that the queue, or the client's share of the queue, has room for all of a client's requests."""
         waiting = Counter(request.client for request in self._inbox if not request.is_cancelled)
         waiting.update(self._engine.num_waiting_by_client)
         if not has_room(waiting, requests[0].client, len(requests), self._max_waiting):
@@ -76,14 +76,14 @@ class EngineThread:
             raise QueueFullError(f"{problem}; try again later")
 
     def close(self, timeout: float = _LAST_STEP_S) -> bool:
-        """Finish all requests and end the thread; return False if the thread still runs after `timeout` seconds."""
+        """Finish all requests and end the thread; return False if the thread is running after `timeout` seconds."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         if self._thread.is_alive():
             self._thread.join(timeout)
         if self._thread.is_alive():
-            logger.warning("the engine still runs after %g seconds; the last answers of the engine are lost", timeout)
+            logger.warning("the engine is still running after %g seconds; its last answers are lost", timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
@@ -100,6 +100,6 @@ class EngineThread:
             try:
                 has_work = self._engine.step()
             except Exception:  # the requests are lost, but the server continues
-                logger.exception("a forward pass failed; all requests of the pass end with an error")
+                logger.exception("a forward pass failed; all requests in this pass end with an error")
                 self._engine.fail(EngineFailedError("the model failed; see the server's log"))
                 has_work = False

@@ -16,7 +16,7 @@ class FairTurns:
     """Lock that passes from client to client, so that a client with many waiting requests does not block other clients.
 
     Args:
-        max_waiting: maximum number of waiting requests of a client.
+        max_waiting: maximum number of waiting requests per client.
     """
 
     def __init__(self, max_waiting: int) -> None:
@@ -43,7 +43,7 @@ class FairTurns:
     async def _wait(self, client: Hashable) -> None:
         own = self._waiting.setdefault(client, deque())
         if sum(not future.cancelled() for future in own) >= self._max_waiting:
-            raise TooManyWaitingError(f"{self._max_waiting} requests of this client are waiting; try again later")
+            raise TooManyWaitingError(f"{self._max_waiting} requests from this client are waiting; try again later")
         future = asyncio.get_running_loop().create_future()
         own.append(future)
         try:

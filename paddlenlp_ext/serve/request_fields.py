@@ -1,4 +1,4 @@
-"""Typed access to the fields in the JSON body of a request; a field with the value null is absent."""
+"""Typed access to the fields in the JSON body of a request; null is treated as an absent field."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ class ReaderProcesses:
         If the call is cancelled while the body waits, the body is dropped.
 
         Raises:
-            ApiError: the request is invalid or exceeds a limit, or too many requests of the client are waiting.
+            ApiError: the request is invalid or exceeds a limit, or too many requests from the client are waiting.
         """
         process = self._small if len(body) <= _SMALL_BYTES else self._large
         return await process.read(client, read, body)
@@ -109,7 +109,7 @@ class _ReaderProcess:
         try:
             return await asyncio.shield(reading)
         except asyncio.CancelledError:
-            await asyncio.wait((reading,))  # the process is still busy with the request of a client that has left
+            await asyncio.wait((reading,))  # the process is still busy with the request of a disconnected client
             raise
         except BrokenProcessPool:
             self.close()

@@ -74,7 +74,7 @@ class RunningRequest:
         self._loop.call_soon_threadsafe(self._queue.put_nowait, delta)
 
     def cancel(self) -> None:
-        """Cancel the engine requests of all choices."""
+        """Cancel the engine requests for all choices."""
         for request in self.engine_requests:
             request.is_cancelled = True
 

@@ -14,7 +14,7 @@ logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SWITCH_INTERVAL_S = 0.0005
 """Seconds after which the event loop releases the interpreter lock to the engine's thread. The engine's thread needs
-the lock after each operator, so with Python's default of 5 ms, a forward pass would wait for the event loop often."""
+the lock after each operator, so with Python's default of 5 ms, a forward pass would often wait for the event loop."""
 
 
 def serve(arguments: ServeArguments) -> None:

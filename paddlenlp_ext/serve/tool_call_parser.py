@@ -5,7 +5,7 @@
 
 The chat template tells the model how to write calls, so the format is recognized from the template. Text from the first
 call on is held back until the answer ends, and is then parsed. If a call is invalid, all held text is returned as text.
-A call is invalid if it is not JSON, has another form, names an unknown tool, or is cut off at the token limit.
+A call is invalid if it is not JSON, has a different form, names an unknown tool, or is cut off at the token limit.
 
 If a request forces a call, a grammar restricts the answer to calls whose arguments match the tools' schemas. The calls
 are bare JSON if the format is unknown.
@@ -147,7 +147,7 @@ class BareJsonParser(ToolCallParser):
 
 
 def parser_class(template: str) -> type[ToolCallParser] | None:
-    """Return the parser of the format that a Jinja template asks for; None if the format is unknown."""
+    """Return the parser of the format that a Jinja template describes; None if the format is unknown."""
     template = template.replace('\\"', '"')  # in a Jinja string in double quotes, quotes are escaped
     if _OPENING in template and '"arguments"' in template:
         return HermesParser

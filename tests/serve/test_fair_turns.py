@@ -50,7 +50,7 @@ def test_client_with_too_many_waiting_requests_is_refused_and_another_one_is_not
         async with turns.turn("a"):
             waiting = [asyncio.ensure_future(finish(turns, name, [])) for name in "aab"]
             await asyncio.sleep(0)
-            with pytest.raises(TooManyWaitingError, match=r"^2 requests of this client are waiting; try again later$"):
+            with pytest.raises(TooManyWaitingError, match=r"^2 requests from this client are waiting; try again"):
                 await finish(turns, "a", [])
             waiting[0].cancel()
             await asyncio.sleep(0)
