@@ -4,8 +4,8 @@
 | --- | --- |
 | tokenizer | adds `add_tokens` and `add_special_tokens` |
 | embedding, lm_head | a row for each token id; new rows start at the mean row (checkpoint/resized_embeddings.py) |
-| full training | all rows train |
-| LoRA | the new rows train (`trainable_token_indices`); all rows train in `modules_to_save` and in target modules |
+| full training | all rows are trained |
+| LoRA | the new rows are trained (`trainable_token_indices`); in `modules_to_save` and target modules, all rows are |
 """
 
 from __future__ import annotations
@@ -124,8 +124,8 @@ def _trained_with_lora(
 ) -> dict[str, Any]:
     """Return `trainable_token_indices` for tables without LoRA factors, and `saved_embeddings` for tables with factors.
 
-    If LoRA targets a table, the low-rank factors change the rows of all tokens. The resized table is saved too, because
-    other programs need the table to load the adapter.
+    A table is the embedding or lm_head. If LoRA targets a table, the low-rank factors change the rows of all tokens.
+    The resized table is saved too, because other programs need it to load the adapter.
     """
     targets = [EMBEDDING if is_tied and entry == HEAD else entry for entry in peft.target_modules or ()]
     tokens, adapted = tokens_by_table(peft.trainable_token_indices), []

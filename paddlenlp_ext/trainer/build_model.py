@@ -175,7 +175,7 @@ def adapt_model(model: CausalLM, config: RunConfig) -> CausalLM | PeftModel:
 
 
 def unshareable(model: CausalLM | PeftModel) -> str | None:
-    """Return why sharing prefixes between rows would change the gradient of the model; None if it would not."""
+    """Return the reason why sharing prefixes between rows would change the gradient; None if it would not."""
     if model.reads_prompts:
         return "the adapter changes positions that it counts from the end of each row's prompt (reft)"
     balance = model.load_balance

@@ -36,7 +36,7 @@ class ScaledBatch:
 
 
 _MAX_LOSS_SHARE = 0.9
-"""Maximum fraction of positions in the loss at which the last layer skips the feed-forward of the other positions.
+"""Maximum fraction of positions in the loss at which the last layer skips the feed-forward network for the others.
 Above this fraction, copying the rows takes longer than the skipped computation."""
 
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]

@@ -1,7 +1,7 @@
 """Learning rate as a pure function of the optimizer step, so that checkpoints need no scheduler state.
 
     warm-up                      decay
-    0 -> learning_rate, linear   towards min_learning_rate by lr_scheduler_type (below), until step decay_steps
+    0 -> learning_rate, linear   toward min_learning_rate by lr_scheduler_type (below), until step decay_steps
 
 Step 0 is the first optimizer step. The learning rate of step 0 is 0 if the run has a warm-up, as in PaddleNLP and
 Transformers.

@@ -33,7 +33,7 @@ def score(
         model: a reward model from `AutoModelForSequenceClassification` or `AutoPeftModelForSequenceClassification`.
         tokenizer: the model's tokenizer.
         rows: rows of preference data or fine-tuning data, in a format of docs/reference/data_formats.md.
-        chat_template: template that renders the conversations; use the template of training. None: the tokenizer's
+        chat_template: template that renders the conversations; use the template from training. None: the tokenizer's
             template.
         max_length: maximum number of tokens of a prompt with all its answers.
         batch_size: number of rows in a forward pass.

@@ -51,7 +51,7 @@ _BAD_GRADIENTS, _BAD_LOSS = 1.0, 2.0
 
 
 class NonFiniteError(ValueError):
-    """Error if the loss or gradient norm of a step is not finite; parameters and optimizer state are unchanged.
+    """Error for a non-finite loss or gradient norm of a step; parameters and optimizer state are unchanged.
 
     Args:
         loss: loss on this process.
@@ -170,7 +170,7 @@ class OptimizerStep:
         self._run_before_training(step_batches, self.model.hooks.before_training)
 
     def choose_int8_layers(self, step_batches: Iterable[StepBatch]) -> list[str]:
-        """Return the layers whose 8-bit products are inaccurate on the first micro-batch (int8_training.py).
+        """Return the layers whose 8-bit matmuls are inaccurate on the first micro-batch (int8_training.py).
 
         Every rank measures the same micro-batch.
         """

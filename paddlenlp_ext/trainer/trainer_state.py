@@ -31,7 +31,7 @@ class StepReport:
         num_target_tokens: target tokens of the global batch.
         num_rows: dataset rows of the global batch.
         seconds: wall-clock time from collation to the update of the parameters.
-        metrics: further metrics of the objective.
+        metrics: additional metrics of the objective.
     """
 
     loss: float

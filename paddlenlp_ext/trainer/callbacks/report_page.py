@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import StorageError
 
 _INTERVAL_S = 30.0
-"""A training step refreshes the page if the last refresh is at least this number of seconds old."""
+"""Minimum number of seconds between refreshes of the page after training steps."""
 _COST = 100.0
 """Minimum time between two refreshes as a multiple of the duration of the last refresh."""
 

@@ -23,7 +23,7 @@ from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 
 @dataclass
 class TrainerControl:
-    """Requests of callbacks to the trainer.
+    """Requests from callbacks to the trainer.
 
     After each step, the trainer handles logging, evaluation and saving, in this order.
     A request made while the trainer logs or evaluates takes effect in the same step if the requested action comes later

@@ -146,8 +146,8 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
     ]
     if changes := _changes(checkpoint, config, options):
         raise ValueError(
-            f"{checkpoint} was trained with another objective: {'; '.join(changes)}. Restore the old values, or start "
-            "a new run from the checkpoint's weights"
+            f"{checkpoint} was trained with a different objective: {'; '.join(changes)}. Restore the old values, or "
+            "start a new run from the checkpoint's weights"
         )
 
 

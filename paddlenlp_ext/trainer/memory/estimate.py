@@ -66,8 +66,8 @@ class MemoryEstimate:
         optimizer: moments, and fp32 copies of half-precision weights.
         activations: tensors saved for the backward passes of the micro-batches in flight.
         working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
-        gradients: gradients and temporary tensors of the update, as far as they exceed the memory that activations and
-            working tensors have freed.
+        gradients: gradients and temporary tensors of the update, beyond the memory that activations and working tensors
+            have freed.
         allocator_cache: freed memory that the allocator retains; 0 on a GPU.
     """
 

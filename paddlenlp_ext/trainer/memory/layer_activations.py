@@ -22,7 +22,7 @@ class Numerics:
         attention: bytes per element of queries, keys, values, attention output, and other outputs of linear layers.
         product: bytes per element of the inputs of matmuls and of the gate op (the matmul dtype).
         cpp: whether the C++ library runs the ops. The library recomputes act(gate) * up in the
-            backward pass (ops/recompute_functions.py), and frozen linear layers save no input.
+            backward pass (ops/recompute_functions.py), and frozen linear layers do not save their input.
         on_gpu: whether a GPU runs the ops. The estimate for a GPU assumes that norms, rotary embedding and gate
             consist of several ops, each of which saves its input.
         autocast: whether each matmul casts its input and saves the cast copy.
@@ -91,7 +91,7 @@ class SavedInputs:
 
 
 def all_inputs(numerics: Numerics) -> SavedInputs:
-    """Return the saved inputs of a decoder layer in full training, where every linear layer trains."""
+    """Return the saved inputs of a decoder layer in full fine-tuning, where every linear layer is trained."""
     attention, feed_forward = (3, 2) if numerics.autocast else (1, 1)
     product = numerics.product
     return SavedInputs(
@@ -108,7 +108,7 @@ class ActivationModel:
         plan: recomputation plan; None: no recomputation.
         numerics: dtypes and fused ops of the backend.
         inputs: saved inputs of the linear layers; None: every linear layer saves its input.
-        tensor: tensor-parallel degree; attention heads and inner features are sharded.
+        tensor: tensor-parallel degree; attention heads and feed-forward features are sharded.
         sequence_parallel: whether the hidden states between the sharded layers are sharded along the sequence.
     """
 
@@ -126,24 +126,24 @@ class ActivationModel:
 
     @property
     def result(self) -> float:
-        """Bytes per token of the attention output, the input of o_proj, or the same of other token mixers; averaged."""
+        """Bytes per token of a token mixer's output (for attention, the input of o_proj), averaged over the layers."""
         return self.numerics.attention * self._num_results
 
     @property
     def attention(self) -> float:
-        """Bytes per token of queries, keys, values and attention output, or what other token mixers save; averaged."""
+        """Bytes per token that token mixers save (attention: queries, keys, values, output), averaged over layers."""
         others = self._mean_of_others(mixer.saved_size(self.numerics.cpp) for mixer in self.config.other_mixers)
         saved = self._num_queries + self._num_keys + self._num_values + others
         return self.numerics.attention * saved + self.result
 
     @property
     def embedding(self) -> float:
-        """Bytes per token of a layer's embedding, and of the input of the norm of its context part."""
+        """Bytes per token of a layer embedding, and of the input of its norm (models/layer_embeddings.py)."""
         return self._num_embedded * (self.numerics.product + self.numerics.hidden)
 
     @property
     def inner(self) -> float:
-        """Bytes per token of one output with the inner size: gate, up, or act(gate) * up."""
+        """Bytes per token of one tensor of the intermediate size: gate, up, or act(gate) * up."""
         return self.numerics.attention * self._num_inner
 
     @property
@@ -200,7 +200,7 @@ class ActivationModel:
 
     @property
     def _num_normed_values(self) -> float:
-        """Number of values that a norm saves; a norm of projected keys saves no further tensor."""
+        """Number of values whose norm saves its input; without v_proj, the input is the saved output of k_proj."""
         if not self.config.norms_values:
             return 0.0
         return fmean(shape.value_size * shape.has_v_proj for shape in self.config.layer_shapes) / self.tensor
@@ -212,7 +212,7 @@ class ActivationModel:
         return self.config.attention_share * attention + others
 
     def _mean_of_others(self, sizes: Iterable[float]) -> float:
-        """Return the size of a token mixer other than attention, averaged over all layers."""
+        """Return the mean size of token mixers other than attention over all layers; attention layers count as 0."""
         return sum(sizes) / self.config.num_hidden_layers / self.tensor
 
     @property

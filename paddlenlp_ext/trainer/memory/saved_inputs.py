@@ -1,8 +1,8 @@
 """Inputs that the linear layers and adapters of a decoder layer save for the backward pass, from shapes only.
 
-A trained linear layer saves its input in the matmul dtype. A frozen linear layer saves no input with the C++ library;
-with Paddle's matmul, it saves its input. LoRA fused with its base layer saves its input in the matmul dtype. Every
-other adapter computes in separate ops in full precision, and saves its input unconverted.
+A trained linear layer saves its input in the matmul dtype. A frozen linear layer saves its input with Paddle's matmul,
+but not with the C++ library. LoRA fused with its base layer saves its input in the matmul dtype. Every other adapter
+computes in separate ops in full precision, and saves its input unconverted.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _bytes_of_gated(layer: MixtureOfExperts, of_shared: float, numerics: Numeric
     """Return the bytes that an expert layer saves per element of act(gate) * up, averaged over its experts.
 
     Without the C++ library, the product with the router weights saves act(gate) * up. The down projection saves the
-    scaled rows if the down projection or its adapter trains.
+    scaled rows if its weight or its adapter is trained.
 
     Args:
         layer: the expert layer.

@@ -1,7 +1,7 @@
 """Precision, recall and F1 of generated labels, per label and averaged, for rows whose answers are class labels.
 
 The labels are the distinct reference answers. A generated answer that is not a label counts as wrong: it lowers the
-recall of the reference label and changes no precision. A ratio with a denominator of 0 is 0.
+recall of the reference label, but does not affect precision. A ratio with a denominator of 0 is 0.
 
     precision = correct answers with the label / answers with the label
     recall    = correct answers with the label / rows with the label as reference

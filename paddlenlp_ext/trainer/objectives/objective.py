@@ -53,7 +53,7 @@ class Objective:
         raise NotImplementedError
 
     def eval_metrics(self, loss: float, sums: np.ndarray, num_units: int) -> dict[str, float]:
-        """Return the metrics of an evaluation except the loss; `loss` is the mean loss, `sums` cover all batches."""
+        """Return an evaluation's metrics except the loss; `loss` is the mean loss, and `sums` are over all batches."""
         raise NotImplementedError
 
     # -- hooks of the training loop -----------------------------------------------------------------------------------

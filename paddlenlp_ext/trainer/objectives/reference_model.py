@@ -45,7 +45,7 @@ def fingerprint(model: TrainableModel, settings: Iterable[str], process_group: P
     Args:
         model: the model before training. The hash covers the model's config, and the parameters and buffers of all
             processes.
-        settings: further settings, such as the compute dtype.
+        settings: other settings, such as the compute dtype.
         process_group: processes of the run.
     """
     digest = hashlib.blake2b(digest_size=16)

@@ -69,7 +69,7 @@ def restore_optimizer_state(
         union: function that returns the union of a set of names over all processes.
 
     Raises:
-        ValueError: the saved state is for other parameters or another optimizer; the message names the first
+        ValueError: the saved state is for different parameters or a different optimizer; the message names the first
             differences.
     """
     live = _optimizer_tensors(optimizer, parameters)
@@ -77,7 +77,7 @@ def restore_optimizer_state(
     missing, unexpected = sorted(expected - set(saved)), sorted(set(saved) - expected)
     if missing or unexpected:
         raise ValueError(
-            f"the checkpoint's optimizer state is for another optimizer or other parameters: {len(missing)} "
+            f"the checkpoint's optimizer state is for a different optimizer or different parameters: {len(missing)} "
             f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set "
             "optim, master_weight, fp16_opt_level and the keys that select the trained parameters as in the "
             "run of the checkpoint"

@@ -183,7 +183,7 @@ def test_resume_reports_changed_keys_and_refuses_another_objective(run, caplog_p
         "new values"
     ]
     monkeypatch.setattr("paddlenlp_ext.trainer.checkpoints.resume._OBJECTIVE_SECTIONS", ("optim",))
-    with pytest.raises(ValueError, match=r"another objective: weight_decay was 0\.0, now 0\.5"):
+    with pytest.raises(ValueError, match=r"different objective: weight_decay was 0\.0, now 0\.5"):
         make_trainer(run, resume_from_checkpoint=True, weight_decay=0.5).train()
 
 
