@@ -1,1 +1,1 @@
-"""Report of a run as one HTML page, and comparison of several runs; reads the files in the folder of a run."""
+"""Report on a run as one HTML page, and comparison of several runs, from the files in the runs' folders."""

@@ -11,7 +11,7 @@ from paddlenlp_ext.report.run_folder import Run
 
 ERROR, WARNING, NOTE, GOOD = "error", "warning", "note", "good"
 _RISE = 0.01
-"""An evaluation loss is reported as rising if the last value exceeds the lowest value by more than this fraction."""
+"""Relative increase from the lowest to the last evaluation loss, above which the loss is reported as rising."""
 _FALLING = 0.03
 _MOSTLY = 0.9
 _MAX_LISTED = 5

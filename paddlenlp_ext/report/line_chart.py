@@ -72,7 +72,7 @@ class Chart:
     from_zero: bool = False
 
     def render(self) -> Markup:
-        """Return the HTML of the chart; an empty text if no line has points."""
+        """Return the HTML of the chart; an empty string if no line has points."""
         lines = [line for line in self.lines if line.points]
         if not lines:
             return Markup("")

@@ -100,7 +100,7 @@ def _hub_id(name: Any) -> str | None:
 
 
 def _is_public(key: str, value: Any) -> bool:
-    """Return whether the value of a key may be published: no secret, and no file on this machine."""
+    """Return whether the value of a key may be published; secrets and files on this machine may not."""
     texts = json.dumps(value)
     if key in _LOCAL_KEYS or HIDDEN in texts:
         return False

@@ -30,7 +30,7 @@ MAX_ANSWERS = 8
 
 @dataclass(frozen=True)
 class Answer:
-    """Question with the right answer, and the model's answers before and after training; None: not generated."""
+    """Question with the reference answer, and the model's answers before and after training; None: not generated."""
 
     question: str
     right: str
@@ -40,7 +40,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Answers:
-    """Generated answers of a run; `before` (None without earlier answers) and `after` are times, such as "step 40"."""
+    """Generated answers of a run, and their times, such as "step 40"; `before` is None without earlier answers."""
 
     rows: list[Answer]
     before: str | None
@@ -121,7 +121,7 @@ class Run:
         return self.steps[-1].get("num_tokens", 0) if self.steps else 0
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """Return (step, value) of each step that has the value; a name that ends with _gib converts bytes to GiB."""
+        """Return (step, value) of each step that has the value, in GiB instead of bytes if the name ends with _gib."""
         stored = name.replace("_gib", "_bytes")
         scale = 1 if name == stored else 2**30
         return [(entry["step"], entry[stored] / scale) for entry in self.steps if _is_number(entry.get(stored))]

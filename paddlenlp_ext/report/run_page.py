@@ -193,5 +193,5 @@ def commands(run: Run) -> list[tuple[str, str]]:
         if run.last_step:
             listed.append(("Continue the run", f"pnx {kind} {folder}/run_config.json --resume_from_checkpoint true"))
     elif kind != "reward":
-        listed.append(("Talk to the model", f"pnx chat {folder}"))
+        listed.append(("Chat with the model", f"pnx chat {folder}"))
     return [*listed, ("Refresh this page", f"pnx report {folder}")]
