@@ -36,7 +36,7 @@ import paddle.nn.functional as F
 from paddlenlp_ext.config.sections.preference import WITHOUT_REFERENCE, PreferenceConfig
 
 LEAST_DOUBT = 1e-6
-"""Lower bound of -log p in the odds p / (1 - p), because the odds of p = 1 are infinite."""
+"""Minimum of -log p for computing the odds p / (1 - p), which are infinite for p = 1."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,8 @@ def pair_loss(
     """Return the loss of each pair: `pref_loss_ratio` times the loss of `loss_type`, plus the SFT loss.
 
     The SFT loss of a pair is `options.sft_weight` times the chosen answer's mean negative log-probability per token.
-    Except with `kto_pair`, the loss of a pair does not depend on other pairs, so that the mean over a step does not
-    depend on the split into micro-batches.
+    Except with `kto_pair`, the loss of a pair does not depend on other pairs, so the mean over a step does not depend
+    on the split into micro-batches.
 
     Args:
         chosen_logps_N, rejected_logps_N: float32 [N], sums of the log-probabilities of each answer's tokens.

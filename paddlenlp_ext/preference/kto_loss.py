@@ -56,7 +56,7 @@ def kto_loss(
 
 
 def kto_baseline(logps_A: paddle.Tensor, reference_A: paddle.Tensor | None, options: PreferenceConfig) -> paddle.Tensor:
-    """Return KTO's estimate of the KL divergence: the mean log-ratio of answers to other prompts, at least 0.
+    """Return KTO's estimate of the KL divergence: the mean log-ratio of mismatched answers, or 0 if it is negative.
 
     Args:
         logps_A: float32 [A], log-probabilities of answers given other prompts (`PreferenceBatch.mismatched`).

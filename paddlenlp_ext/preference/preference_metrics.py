@@ -32,8 +32,8 @@ class PreferenceMetrics:
     | `rewards/margins` | mean reward of the chosen answers minus mean reward of the rejected answers |
     | `rewards/accuracies` | fraction of the pairs whose chosen answer has the higher reward |
     | `logps/chosen`, `logps/rejected` | mean log-probability of an answer, summed over its tokens |
-    | `nll_loss` | mean over the chosen answers of the negative log-probability per token |
-    | `kl` | mean of KTO's baseline over the micro-batches |
+    | `nll_loss` | negative log-probability per token, averaged over the chosen answers |
+    | `kl` | KTO's baseline, averaged over the micro-batches |
 
     Attributes:
         sums: float64 [metrics], in the order of `SUMMED`.

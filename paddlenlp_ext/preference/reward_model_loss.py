@@ -59,9 +59,9 @@ def reward_metrics(sums: np.ndarray) -> dict[str, float]:
     | metric | value |
     |---|---|
     | `accuracy` | fraction of the pairs whose chosen answer has the higher reward |
-    | `margin` | mean over the pairs of the chosen reward minus the rejected reward |
+    | `margin` | chosen reward minus rejected reward, averaged over the pairs |
     | `mean_reward` | mean reward of the answers |
-    | `min_reward`, `max_reward` | mean over the micro-batches of the lowest and the highest reward |
+    | `min_reward`, `max_reward` | lowest and highest reward of a micro-batch, averaged over the micro-batches |
     """
     correct, margin, num_pairs, total, least, greatest, num_batches = (float(value) for value in sums)
     return {
