@@ -61,7 +61,7 @@ class GraphCache(KeyValueCache):
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:
         """Append new keys and values to the cache of a layer, and return the cached and new keys and values."""
         new = [new_BSKH.transpose([0, 2, 1, 3]) for new_BSKH in (k_BSKH, v_BSKE)]
-        first = len(self.new_tensors)  # layers that read the keys and values of other layers store no tensors
+        first = len(self.new_tensors)  # layers that read other layers' keys and values do not store tensors
         self.new_tensors += new
         cached = self._cached[first : first + 2]
         keys_BKCH, values_BKCE = (paddle.concat(list(pair), axis=2) for pair in zip(cached, new, strict=True))

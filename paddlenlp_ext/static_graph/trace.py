@@ -37,7 +37,7 @@ from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.static_graph.cache_and_mask import GraphCache
 
 CacheShapes = tuple[tuple[int, int], ...]
-"""(heads, channels) of each cached tensor: keys and values of the first layer that stores them, of the second, ..."""
+"""(heads, channels) of each cached tensor: keys, then values, of each layer that stores them, in layer order."""
 
 
 class TracedModel(nn.Layer):
