@@ -5,7 +5,7 @@
 | field of `SFTConfig`, `DPOConfig` or `RewardConfig` | sets the run key of the same meaning |
 | entry of `run_keys`, such as `{"recompute_granularity": "core_attn"}` | sets the run key |
 | other argument of TRL or transformers, with a value in `NO_EFFECT` | no effect |
-| other argument of TRL or transformers, with another value | error |
+| other argument of TRL or transformers, with any other value | error |
 | unknown argument | error |
 """
 
@@ -98,7 +98,7 @@ CONVERSIONS: dict[str, Conversion] = {
     "report_to": lambda value: {"report_to": _reporters(value)},
     "max_length": lambda value: {"max_length": value, "src_length": value},
 }
-"""Argument -> conversion, for arguments whose run key has another name or another value."""
+"""Argument -> conversion, for arguments whose run key has a different name or value."""
 
 
 def _without_unknown(config: Config) -> Config:
@@ -132,7 +132,7 @@ class TrainingArguments:
     (docs/configuration.md). Defaults other than None are TRL's.
 
     Attributes:
-        run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
+        run_keys: additional keys of a run, as in a JSON file for `llm/run_finetune.py`.
     """
 
     output_dir: str | os.PathLike[str] | None = None
@@ -208,7 +208,7 @@ class SFTConfig(TrainingArguments):
         max_length: maximum number of tokens of a row, and of a packed sequence; None: no truncation.
         packing: pack several rows into each sequence; rows do not attend to each other.
         dataset_text_field: field with the text, for rows in memory without prompts; every token is a target token.
-        run_keys: further keys of a run, as in a JSON file for `llm/run_finetune.py`.
+        run_keys: additional keys of a run, as in a JSON file for `llm/run_finetune.py`.
     """
 
     task = "SFT"
@@ -245,7 +245,7 @@ class DPOConfig(TrainingArguments):
             truncation.
         loss_type: name of a loss in docs/reference/preference.md.
         sync_ref_model: copy the trained weights to the reference model every `ref_model_sync_steps` steps.
-        run_keys: further keys of a run, as in a JSON file for `llm/run_dpo.py`.
+        run_keys: additional keys of a run, as in a JSON file for `llm/run_dpo.py`.
     """
 
     task = "DPO"
@@ -285,7 +285,7 @@ class RewardConfig(TrainingArguments):
         max_length: maximum number of tokens of a prompt with one answer; a pair may have twice as many. None: no
             truncation.
         center_rewards_coefficient: weight of the squared sum of a pair's rewards, which centers rewards at 0.
-        run_keys: further keys of a run, as in a JSON file for `llm/run_reward.py`.
+        run_keys: additional keys of a run, as in a JSON file for `llm/run_reward.py`.
     """
 
     task = "Reward"

@@ -72,7 +72,7 @@ class _TaskTrainer:
         peft_config: PeftConfig | None,
         run_keys: Mapping[str, Any],
     ) -> None:
-        """Build the `Trainer` of the run from the arguments of the subclass's constructor and further `run_keys`."""
+        """Build the `Trainer` of the run from the arguments of the subclass's constructor and additional `run_keys`."""
         started = time.monotonic()
         name = os.fspath(model) if isinstance(model, str | os.PathLike) else model.config.name_or_path
         self.args = args or self.args_class(f"{os.path.basename(name or 'model')}-{self.args_class.task}")
