@@ -131,8 +131,8 @@ def sole_writer(target: Path) -> Iterator[None]:
     lock = FileLock(sibling(target, "lock"))
     try:
         is_acquired = lock.acquire()
-    except FileNotFoundError as error:  # /proc and its like have folders in which nobody can create a file
-        raise StorageError(f"{target}: the system creates no file in {target.parent}; choose another folder") from error
+    except FileNotFoundError as error:  # file systems such as /proc have folders in which no file can be created
+        raise StorageError(f"{target}: no file can be created in {target.parent}; choose another folder") from error
     if not is_acquired:
         raise ValueError(
             f"{target}: {lock.holder()} is writing to this path; wait until the process ends, or choose another path"

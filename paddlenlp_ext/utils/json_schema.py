@@ -69,7 +69,7 @@ def one_of(*names: str) -> Kind:
 
 
 def either(*kinds: Kind) -> Kind:
-    """Return a kind that accepts each value that at least one of `kinds` accepts."""
+    """Return a kind that accepts the values that any of `kinds` accepts."""
     return Kind(" or ".join(kind.words for kind in kinds), lambda value: any(kind.accepts(value) for kind in kinds))
 
 

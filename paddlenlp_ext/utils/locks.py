@@ -187,7 +187,7 @@ def waiting_lock(path: Path, draft: Path, remedy: str) -> Iterator[None]:
     Args:
         path: the lock file.
         draft: folder that the holder writes to; a new or growing file in the folder counts as progress.
-        remedy: last words of the error messages, which say how to avoid the lock.
+        remedy: end of the error messages, which says how to avoid the lock.
 
     Raises:
         ValueError: the lock file cannot be written, or the holder has not written to `draft` for `LOCK_PATIENCE_S`.
@@ -225,7 +225,7 @@ def _state_of(draft: Path) -> list[tuple[str, int]]:
     """Return the names and sizes of the files in a folder; an empty list if the folder is missing."""
     try:
         return sorted((path.name, path.stat().st_size) for path in draft.iterdir())
-    except OSError:  # the folder or a file was renamed or removed meanwhile
+    except OSError:  # the folder or a file has been renamed or removed
         return []
 
 

@@ -1,4 +1,4 @@
-"""Peak memory of this process, as the operating system reports it."""
+"""Peak memory of this process, as reported by the operating system."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """Signals that ask a program to stop.
 
-SIGINT is Ctrl-C, and SIGHUP the loss of the terminal. Batch systems send SIGTERM to end a program, and SIGUSR1 as a
-warning before the time limit. Windows lacks SIGUSR1 and SIGHUP, and has SIGBREAK (Ctrl-Break).
+Ctrl-C sends SIGINT, and closing the terminal sends SIGHUP. Batch systems send SIGTERM to end a program, and SIGUSR1 as
+a warning before the time limit. Windows lacks SIGUSR1 and SIGHUP, and has SIGBREAK (Ctrl-Break).
 """
 _CLEANUP_SECONDS = 3.0
 
@@ -105,7 +105,7 @@ def kept_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def default_stop_signals() -> Iterator[None]:
-    """Restore the default action of stop signals, the end of the process, within the block.
+    """Restore the default action of stop signals, terminating the process, within the block.
 
     Some Paddle functions hold the interpreter lock, so a handler in Python could not run until they return.
     """
