@@ -14,7 +14,7 @@ _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Tokenizer that yields lower-case words in any script. The default tokenizer of rouge-score drops non-ASCII text."""
+    """Tokenizer for lower-case words in any script. The default tokenizer of rouge-score drops non-ASCII text."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words in order, without punctuation."""
