@@ -45,7 +45,7 @@ class LMEvalModel:
     Args:
         pretrained: name or folder of a model, like `model_name_or_path` of the predictor.
         lora_path: folder of an adapter, trained with any adapter method.
-        batch_size: prompts per batch; auto: 8.
+        batch_size: prompts per batch; "auto" is 8.
         max_length: maximum number of tokens of a prompt plus its continuation; None: the model's context length.
         device: cpu, gpu, ...; None: a GPU if available, else the CPU. The harness passes its default cuda:0, which
             selects GPU 0 if available, else the CPU.

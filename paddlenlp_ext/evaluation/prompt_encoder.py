@@ -65,7 +65,7 @@ class PromptEncoder:
         return [int(token)]
 
     def text(self, text: str) -> list[int]:
-        """Return the prefix ids, followed by the token ids of a plain text."""
+        """Return the prefix ids, followed by the token ids of plain text."""
         return [*self.template.encoder.prefix_ids, *self.template.encoder.encode([text], [False])[0]]
 
     def continuation(self, prompt: Prompt | str, text: str, delimiter: str = "") -> Continuation:

@@ -2,7 +2,7 @@
 
 Each step of the engine belongs to the client that has used the least weighted time: the time of a client with load N
 is multiplied by sqrt(N). The load is the number of requests; a long prompt counts as several requests until its prefill
-is complete. A client with a single short request therefore gets more time than a client with much work:
+is complete. A client with a single short request therefore gets more time than a client with a large load:
 
     client                                    load    share of the time
     a, with a short request                      1    4/5

@@ -19,7 +19,7 @@ STOP, LENGTH = "stop", "length"
 """Finish reasons of a request: STOP after an end token, at the end of the grammar, or if `on_token` returned True;
 LENGTH at the token limit."""
 COST_WITH_LOGPROBS = 8
-"""Cost of a prompt token whose log-probability is returned. The cost of another prompt token is 1."""
+"""Cost of a prompt token whose log-probability is returned. The cost of any other prompt token is 1."""
 _COST_OF_SHORT_PROMPT = 1024
 """Maximum cost of a prompt that counts as one request in the load of a client (client_shares.py)."""
 

@@ -67,7 +67,8 @@ def find_source(base: str, adapter: str | None) -> tuple[ModelSource, AdapterFil
     """Return the base model, the stored adapter or None, and the options that load the base as in training.
 
     Raises:
-        ValueError: a model or adapter is not found, or the base is stored in another quantized format than in training.
+        ValueError: a model or adapter is not found, or the base is stored in a different quantized format than in
+            training.
     """
     source = ModelSource.resolve(base)
     if adapter is None:

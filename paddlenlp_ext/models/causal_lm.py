@@ -137,7 +137,7 @@ class CausalLM(TrainableModel, PushToHub):
         Args:
             input_ids, position_ids, document_lengths, cache: see `forward`.
             document_parents: for each document of a row, the index of the document that it continues, or None
-                (ops/attention/document_layout.py). The prompt of several answers is stored and computed once.
+                (ops/attention/document_layout.py). A prompt that several answers share is stored and computed once.
             loss_positions: unique indices into the flattened batch [B * S], int64 [R]. The last layer may skip the
                 feed-forward at all other positions, whose hidden states are then unspecified. None: all positions.
 

@@ -150,7 +150,7 @@ class Decoder(nn.Layer):
         return x_BSD
 
     def layer_exchange(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> LayerExchange | None:
-        """Return the exchange of a pass with input embeddings [B, S, D]; None if layers exchange no tensors."""
+        """Return the `LayerExchange` for input embeddings [B, S, D]; None if layers do not exchange tensors."""
         if not self.has_layer_embeddings and not any(source is not None for source in self.sources):
             return None
         embeddings_BSLP = layer_embeddings(self, x_BSD, inputs.input_ids) if self.has_layer_embeddings else None

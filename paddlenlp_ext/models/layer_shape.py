@@ -1,4 +1,4 @@
-"""Sizes of a decoder layer that may differ between the layers of a model."""
+"""Sizes of a decoder layer; they may differ between the layers of a model."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
     strategy_name                        rope type of the saved config        max_position_embeddings
     RotaryEmbedding                      unchanged                            trained x factor
     LinearScalingRotaryEmbedding         linear                               trained (loaders multiply by factor)
-    NTKScalingRotaryEmbedding            default, with another rope_theta     trained x factor
+    NTKScalingRotaryEmbedding            default, with a new rope_theta       trained x factor
     DynamicNTKScalingRotaryEmbedding     dynamic                              trained (loaders multiply by factor)
     YaRNScalingRotaryEmbedding           yarn                                 trained x factor
     LongRoPEScalingRotaryEmbedding       longrope                             trained x factor

@@ -121,7 +121,7 @@ def _delta_net_options(net: GatedDeltaNet, inputs: AttentionInputs) -> BlockDelt
 
 
 def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, AdaptedLinear]) -> str | None:
-    """Add the linear layers to `linears`, by field of the C++ struct; return why a layer is unsupported, or None."""
+    """Add the linear layers to `linears`, by struct field; return the reason why a layer is unsupported, or None."""
     if has_forward_hooks(block):
         return f"{type(block).__name__} has hooks"
     for name, field in names.items():
@@ -142,7 +142,10 @@ def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, Adapt
 
 
 def _gradient_reason(x_BSD: paddle.Tensor, linears: Mapping[str, AdaptedLinear]) -> str | None:
-    """Return why a pass without gradients runs op by op: trained and frozen weights then give the same bits."""
+    """Return a reason if the pass needs no gradients.
+
+    Without gradients, every model runs op by op, so that frozen weights give the same bits as trained weights.
+    """
     factors = [factor for each in linears.values() for factor in each.factors]
     return None if is_recomputed() or needs_grad(x_BSD, *factors) else "the pass needs no gradients"
 
@@ -173,7 +176,7 @@ def _attention_reason(attention: Any, epsilon: float) -> str | None:
         return None
     norms = [getattr(attention, name) for name in attention.qk_norm.names]
     if not attention.qk_norm.per_head or any(type(each) is RMSNorm and each.epsilon != epsilon for each in norms):
-        return "the C++ block does not support QK norms over all heads, or with another epsilon"
+        return "the C++ block does not support QK norms over all heads, or with a different epsilon"
     return next(filter(None, map(_norm_reason, norms)), None)
 
 

@@ -1,7 +1,7 @@
 """Activation recomputation (gradient checkpointing): which activations are saved, and which are recomputed.
 
 Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
-`RecomputePlan` decides which regions are recomputed. All plans give the same results, dropout included.
+`RecomputePlan` decides which regions are recomputed. All plans give the same results, including dropout.
 
 | granularity | recomputed | saved |
 |---|---|---|

@@ -35,7 +35,9 @@ from paddlenlp_ext.utils.stop_signals import STOP_SIGNALS, default_stop_signals
 
 _paddle_create_group = gloo_group_class().create
 _arrivals: dict[int, tuple[Any, Arrivals]] = {}
-"""Group and `Arrivals` by the id() of the group. The entry keeps the group alive, so that its id is not reused."""
+"""Groups with their `Arrivals`, by the id() of the group. The entry keeps the group alive, so that its id is not
+reused.
+"""
 
 
 def create_group(store: Any, rank: int, size: int, group_id: int = 0) -> Any:

@@ -13,7 +13,7 @@ AXES: dict[Style, int] = {"colwise": 0, "inner_colwise": 0, "rowwise": 1, "vocab
 
 
 def own_tensors(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the parameters and buffers of a layer, excluding its sublayers."""
+    """Return the parameters and buffers of a layer, excluding the tensors of its sublayers."""
     tensors = {**own_parameters(layer), **own_buffers(layer)}
     return {name: tensor for name, tensor in tensors.items() if tensor is not None}
 

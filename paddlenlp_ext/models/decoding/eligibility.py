@@ -61,8 +61,8 @@ def prepared(
         cache: the cache that stores the step.
         key: key of the step in the cache.
         target: function that returns the model or the layers.
-        reason: function that returns why the step is unavailable for the model or the layers, or None if it is
-            available.
+        reason: function that returns the reason why the step is unavailable for the model or the layers, or None if it
+            is available.
         make: function that creates the step from the model or the layers.
         name: name of the step in the log.
     """
@@ -109,7 +109,7 @@ def is_plain(inputs: AttentionInputs) -> bool:
 
 
 def model_reason(model: Any) -> str | None:
-    """Return why a `CausalLM` cannot run in one C++ call, or None if it can."""
+    """Return the reason why a `CausalLM` cannot run in one C++ call, or None if it can."""
     decoder, lm_head = model.model, model.lm_head
     embedding, norm = decoder.embed_tokens, decoder.norm
     if decoder.stage is not None or model.vocab_parallel is not None:
@@ -132,7 +132,7 @@ def model_reason(model: Any) -> str | None:
 
 
 def layers_reason(layers: Iterable[Any]) -> str | None:
-    """Return why one of the decoder layers cannot run in C++, or None if all layers can."""
+    """Return the reason why one of the decoder layers cannot run in C++, or None if all layers can."""
     layers = list(layers)
     reasons = (reason for reason in map(_layer_reason, layers) if reason is not None)
     if not any(isinstance(layer.mixer, AttentionLayer) for layer in layers):
@@ -195,7 +195,7 @@ def _linear_reason(layer: Any) -> str | None:
 
 
 def block_reason(block: Any, norm: Any) -> str | None:
-    """Return why the norm before an attention or feed-forward block cannot be fused, or None if it can."""
+    """Return the reason why the norm before an attention or feed-forward block cannot be fused, or None if it can."""
     readers = norm_readers(block)
     if not readers:
         return f"a norm before {type(block).__name__} cannot be fused"
@@ -207,7 +207,7 @@ def block_reason(block: Any, norm: Any) -> str | None:
 
 
 def fused_norms_reason(layers: Iterable[Any]) -> str | None:
-    """Return why the given layers have no norm that can be fused, or None if at least one norm can be fused."""
+    """Return the reason why no norm of the given layers can be fused, or None if at least one norm can be fused."""
     reasons = [block_reason(block, norm) for layer in layers for block, norm in normed_blocks(layer)]
     return None if None in reasons else next(iter(reasons), "no layer has a norm before attention and feed-forward")
 

@@ -55,7 +55,7 @@ def _run_adamw(
 
 
 def _adamw_numbers(updates: Sequence[AdamWUpdate], epsilon: float) -> list[list[float]]:
-    """Return decay factor, bias-corrected rate, bias-corrected epsilon and 0 of each update, in fp32 as in C++.
+    """Return decay factor, bias-corrected rate, bias-corrected epsilon and an unused 0 per update, in fp32 as in C++.
 
     Paddle keeps the powers of beta on the CPU, where reading them does not wait for the GPU.
     """

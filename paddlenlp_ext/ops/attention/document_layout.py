@@ -180,7 +180,8 @@ def _check_parents(
     """Check that each branch continues the last preceding document without a parent.
 
     Raises:
-        ValueError: a branch continues another document, or a row has more or fewer entries than documents.
+        ValueError: a branch continues another document, or the number of entries of a row is not the number of
+            documents.
     """
     if [len(row) for row in document_lengths] != [len(row) for row in document_parents]:
         raise ValueError(

@@ -92,7 +92,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """Return the cached result of `make`, such as a weight in another layout; `make` runs once per `key`."""
+        """Return the cached result of `make`, such as a weight in a different layout; `make` runs once per `key`."""
 
     @paddle.no_grad()
     def attend(

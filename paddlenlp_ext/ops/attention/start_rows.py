@@ -75,8 +75,8 @@ class PrefixedDocuments:
     Attributes:
         prefix_length: P, which may be 0.
         layout: layout of the documents including the copies.
-        sources: int64 [E], source of each position: an index into the P prefix positions, followed by the positions of
-            the batch.
+        sources: int64 [E], source of each position: an index into the concatenation of the P prefix positions and the
+            positions of the batch.
         own_positions: int64 [B * S], index of each original position in the row.
     """
 
@@ -86,7 +86,7 @@ class PrefixedDocuments:
     own_positions: paddle.Tensor
 
     def insert(self, x_BSXH: paddle.Tensor, prefix_PXH: paddle.Tensor | None) -> paddle.Tensor:
-        """Return the row with all copies, [1, E, X, H]; without `prefix_PXH` (for queries), the prefix is zeros."""
+        """Return the row with all copies, [1, E, X, H]; without `prefix_PXH` (for queries), its rows are zeros."""
         rows = x_BSXH.flatten(0, 1)
         if prefix_PXH is None:
             prefix_PXH = paddle.zeros([self.prefix_length, *rows.shape[1:]], rows.dtype)

@@ -53,7 +53,7 @@ def usable_in_fp32_or_bf16(x: paddle.Tensor) -> str | None:
 
 
 def products_unavailable_reason() -> str | None:
-    """Return why C++ ops with matrix products are unavailable, such as a Paddle without oneDNN; else None."""
+    """Return the reason why C++ matrix products are unavailable, such as a Paddle without oneDNN; else None."""
     if _has_onednn(_LIBRARIES):
         return unavailable_reason()
     return unavailable_reason() or "this Paddle has no oneDNN, which computes the matrix products of C++ ops"

@@ -10,7 +10,7 @@ struct ConvolutionSizes {
     i64 rows;  // rows of the input, at least `positions`
     i64 channels;
     i64 num_taps;
-    const i64* taps;  // [positions, num_taps], rows that a position reads; `rows` for a tap that counts as 0
+    const i64* taps;  // [positions, num_taps], rows that a position reads; `rows`: the tap counts as 0
 };
 
 #pragma GCC visibility push(default)

@@ -19,8 +19,8 @@ struct DeltaRuleSizes {
 
 // q, k [positions, key_heads, key_dim]; v, o [positions, heads, value_dim]; decay, beta [positions, heads]; initial,
 // final [documents, heads, key_dim, value_dim]. `initial` is null for zeros. The forward pass writes o and final; final
-// may be equal to initial. The backward pass reads all but o, and writes all gradients; initial_gradient may be null.
-// `final` may be null in the backward pass if no document has a parent; final_gradient is null for zeros.
+// may be equal to initial. The backward pass reads all tensors except o, and writes all gradients; initial_gradient may
+// be null. `final` may be null in the backward pass if no document has a parent; final_gradient is null for zeros.
 struct DeltaRuleTensors {
     const float* q;
     const float* k;
@@ -53,7 +53,8 @@ struct StateSpaceSizes {
 
 // c, b [positions, groups, state_dim]; dx, y [positions, heads, head_dim]; decay [positions, heads]; initial, final
 // [documents, heads, state_dim, head_dim]. `initial` is null for zeros. The forward pass writes y and final; final may
-// be equal to initial. The backward pass reads all but y, and writes all gradients; initial_gradient may be null.
+// be equal to initial. The backward pass reads all tensors except y, and writes all gradients; initial_gradient may be
+// null.
 struct StateSpaceTensors {
     const float* c;
     const float* b;

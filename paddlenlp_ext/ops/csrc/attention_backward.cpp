@@ -19,7 +19,8 @@ using namespace attention;
 constexpr i64 FEW_TASKS = 8;  // with fewer tasks, threads may be idle
 
 // Gradients of keys [positions, heads, head_dim] and values [positions, heads, value_dim], either summed over the query
-// heads of a group (heads is kv_heads) or separate for each query head. Null if they are not needed.
+// heads of a group (heads is kv_heads) or separate for each query head. The pointers are null if the gradients are not
+// needed.
 struct KeyGradients {
     float *k, *v;
     i64 heads;

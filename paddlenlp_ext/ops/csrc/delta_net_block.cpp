@@ -16,8 +16,8 @@
 namespace plx {
 namespace {
 
-// Tensors saved for the backward pass. `final` is null if no document continues another one; `normed` is null if no
-// layer that reads it has an update.
+// Tensors saved for the backward pass. `final` is null if no document continues another document; `normed` is null if
+// no layer that reads it has an update.
 template <class Value>
 struct Saved {
     float *inverse_rms, *channels, *z, *a, *b, *o, *final;

@@ -8,7 +8,7 @@ namespace {
 
 using namespace delta_rule;
 
-// States before the chunks and rows added by the chunks, for all value heads of a key head.
+// States before the chunks, and the rows that the chunks add, for all value heads of a key head.
 struct Saved {
     i64 group, state_size, rows_size;
     float* data;

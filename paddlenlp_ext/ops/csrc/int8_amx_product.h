@@ -20,8 +20,9 @@ static_assert(BLOCK % TILE_DEPTH == 0 && COLUMNS % SQUARE == 0 && SUM_LANES == T
 // Eight tiles of 16 rows of 64 bytes: 0 to 3 are sums, 4 and 5 rows of values, 6 and 7 columns of a panel.
 static const TileShapes TILE_SHAPES{1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// Adds to `totals` [SQUARE, SQUARE] the product of a block of `depth` values of SQUARE rows and of SQUARE columns of a
-// panel. The sums are exact, and the arithmetic in floats is the same as in add_block(), so the bits are the same.
+// Multiplies a block of `depth` values of SQUARE rows by SQUARE columns of a panel, and adds the product to `totals`
+// [SQUARE, SQUARE]. The sums are exact, and the arithmetic in floats is the same as in add_block(), so the bits are the
+// same.
 static inline void add_square(const Rows& rows, i64 block, i64 depth, const uint8_t* weights, float* totals) {
     const int8_t* const values = rows.values + block * BLOCK;
     _tile_zero(0);

@@ -1,5 +1,5 @@
-// Linear layer in 8-bit integers: y = x W^T + bias and the gradient of x, with blocks of the rows of x, or of the
-// gradient, and rows of W rounded to int8. Products and sums of a block are exact integers.
+// Linear layer in 8-bit integers: y = x W^T + bias, and the gradient of x. Blocks of the rows of x or of the gradient
+// are rounded to int8, and so are the rows of W. Products and sums of a block are exact integers.
 //
 // A thread copies a panel of W into the layout of the instructions, and multiplies a part of the rows with the panel.
 
@@ -24,8 +24,8 @@ inline f32x16 scaled(const Value* x, const float* factors, i64 at, i64 count) {
 }
 
 // Rounds `size` values to int8, and returns their scale. Values with NaN or infinity have the scale NaN, so that all
-// products are NaN. `sum` is set to the sum of the integers. The maximum is taken over bits, because comparisons skip
-// NaN.
+// products are NaN. `sum` is set to the sum of the integers. The maximum is taken over the bits as integers, because
+// comparisons of floats skip NaN.
 template <class Value>
 float round_block(const Value* x, const float* factors, i64 size, int8_t* to, int32_t* sum) {
     u32x16 bits{};

@@ -1,7 +1,7 @@
 // Products of 8-bit integers with 32-bit sums: rows of int8 values times a panel of a weight.
 //
-// The instructions of VNNI multiply unsigned by signed bytes. A panel therefore stores weight + 128, and each sum
-// starts at -128 times the sum of the values, so that the result is exact.
+// VNNI instructions multiply unsigned by signed bytes. A panel therefore stores weight + 128, and each sum starts at
+// -128 times the sum of the values, so that the result is exact.
 #pragma once
 
 #include "simd.h"
@@ -67,9 +67,9 @@ struct Panel {
     float bias[COLUMNS];
 };
 
-// Adds to `totals` [COUNT, COLUMNS] the product of a block of `depth` values of COUNT rows, `stride` bytes apart, and
-// of the panel's bytes `weights`. Row r has the scale scales[r * blocks] and the offset offsets[r * blocks]. The
-// function is not inlined, so that GCC keeps the sums in registers.
+// Multiplies a block of `depth` values of COUNT rows, `stride` bytes apart, by the panel's bytes `weights`, and adds
+// the product to `totals` [COUNT, COLUMNS]. Row r has the scale scales[r * blocks] and the offset offsets[r * blocks].
+// The function is not inlined, so that GCC keeps the sums in registers.
 template <int COUNT>
 __attribute__((noinline)) static void add_block(const int8_t* values, i64 stride, i64 depth, const uint8_t* weights,
                                                 const float* scales, const int32_t* offsets, i64 blocks,
@@ -109,8 +109,8 @@ static inline void store_scaled(Floats total, const Panel& panel, i64 column, fl
         std::memcpy(y + column, &result, size_t(columns - column) * sizeof(float));
 }
 
-// y[r, c] = total(r, c) * column scale + bias for COUNT rows and the first `columns` columns of a panel, where a total
-// is the sum of the exact sums of the blocks times their scales. `stride` is the row stride of y.
+// y[r, c] = total(r, c) * column scale + bias for COUNT rows and the first `columns` columns of a panel, where total(r,
+// c) sums the exact sum of each block times the scale of the block. `stride` is the row stride of y.
 template <int COUNT>
 static void product_of_rows(const Rows& rows, const Panel& panel, float* y, i64 columns, i64 stride) {
     Floats totals[COUNT * VECTORS] = {};

@@ -38,7 +38,7 @@ static inline void start_rows(const float* residual, const float* bias, const fl
     });
 }
 
-// Calls start_rows for any number of rows.
+// Computes start_rows for any number of rows.
 static inline void start_outputs(const float* residual, const float* bias, const float* u, i64 stride,
                                  const float* factors, i64 rank, i64 width, i64 rows, float* y) {
     constexpr int GROUP = 4;  // rows that share a load of F

@@ -13,7 +13,7 @@ namespace plx {
 template <class Value>
 class NarrowFactor {
   public:
-    // `rounded` has the values of `exact` in the type of the products; it must outlive the factor.
+    // `rounded` has the values of `exact` in the type of the products; it must outlive this object.
     NarrowFactor(const float*, const Value* rounded, i64 rank, i64 depth)
         : rounded_(rounded), rank_(rank), depth_(depth) {}
 

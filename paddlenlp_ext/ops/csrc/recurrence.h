@@ -138,7 +138,7 @@ struct ChunkDecays {
         : since_start(arrays.take<float>(CHUNK)), until_end(arrays.take<float>(CHUNK)),
           d(arrays.take<float>(CHUNK * CHUNK)), sums_(arrays.take<double>(CHUNK)) {}
 
-    // Sets all but d. The values of `decays` for adjacent positions are `stride` floats apart.
+    // Sets all factors except d. The values of `decays` for adjacent positions are `stride` floats apart.
     void load_vectors(const float* decays, i64 stride, i64 count) {
         rows = count;
         double sum = 0.0;

@@ -1,4 +1,4 @@
-// Rotary position embedding of all heads (rope.h). Channels of a head from `rotated` on are copied.
+// Rotary position embedding of all heads (rope.h). The channels of a head after the first `rotated` are copied.
 #include "rope.h"
 
 #include <algorithm>

@@ -39,7 +39,7 @@ class HeadRange {
     const i64 group_, index_;
 };
 
-// B and C of a chunk and a group.
+// B and C for a chunk and a group.
 struct GroupChunk {
     const i64 dim;
     i64 rows = 0, stride = 0;
@@ -59,7 +59,7 @@ struct GroupChunk {
     }
 };
 
-// Decays of a chunk and a head, with P and the scaled rows of dx.
+// Decays for a chunk and a head, with P and the scaled rows of dx.
 struct HeadChunk : ChunkDecays {
     const i64 width;
     float* const p;       // [64, 64]

@@ -197,7 +197,7 @@ Status state_space_duality_backward(const StateSpaceSizes* sizes, const StateSpa
         const auto all = families(*sizes);
         const i64 per_group = HeadRange::per_group(*sizes), ranges = sizes->groups * per_group;
         const i64 size = num_positions(*sizes) * sizes->groups * sizes->state_dim;
-        const PooledArray<float> others(2 * (per_group - 1) * size);  // gradients of all but the first range
+        const PooledArray<float> others(2 * (per_group - 1) * size);  // gradients of all ranges except the first
         auto gradients = [&](i64 index) -> GroupGradients {
             if (index == 0) return {tensors->c_gradient, tensors->b_gradient};
             float* const own = others.data() + 2 * (index - 1) * size;

@@ -29,7 +29,7 @@ class CppRecurrence:
         name: name of the recurrence.
         sizes: name of the struct with the sizes.
         tensors: name of the struct with the addresses of the tensors.
-        inputs: names of the input fields of this struct: q, k and v, or their counterparts; inputs [T, N]; and the
+        inputs: names of the input fields of `tensors`: q, k and v (or their counterparts), the inputs [T, N], and the
             initial states.
         output: name of the output field.
         constants: values of the last fields of the struct with the sizes.

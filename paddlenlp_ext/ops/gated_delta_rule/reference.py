@@ -34,7 +34,7 @@ def gated_delta_rule_reference(
 
 
 def _normalized(x_TGH: paddle.Tensor, heads: int) -> paddle.Tensor:
-    """Return the vectors with norm 1, repeated for the value heads that share a key head."""
+    """Return the vectors scaled to norm 1, and repeated for the value heads that share a key head."""
     squares_TG1 = (x_TGH * x_TGH).sum(-1, keepdim=True)
     # in float64, because Paddle's square roots of float32 depend on the index in the tensor
     norm_TG1 = paddle.sqrt(squares_TG1.astype("float64") + NORM_EPSILON).astype(x_TGH.dtype)

@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.tensor_utils import contiguous
 
 
 def unavailable_reason() -> str | None:
-    """Return why 8-bit matmuls are not faster than other matmuls on this processor, or None if they are faster."""
+    """Return the reason why 8-bit matmuls are not the fastest on this processor, or None if they are."""
     if library.unavailable_reason() is not None:
         return library.unavailable_reason()
     if not _has_int8_products():

@@ -121,7 +121,7 @@ def losses_by_chunks(
 
 
 class _Counter:
-    """Number of correct predictions, as a mutable argument: a PyLayer can return only differentiable tensors."""
+    """Mutable number of correct predictions, because a PyLayer can return only differentiable tensors."""
 
     correct: int | paddle.Tensor = 0
 

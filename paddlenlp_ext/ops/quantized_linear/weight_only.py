@@ -46,8 +46,8 @@ def quantized_linear_weight_only(x: paddle.Tensor, weight: QuantizedWeight) -> p
 def fits_kernel(weight: QuantizedWeight) -> bool:
     """Return whether Paddle's kernel supports a weight; the result is cached on the weight.
 
-    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. With another
-    row length, Paddle would write out of bounds while reordering the codes.
+    The kernel supports only certain sizes. Paddle does not check that the row length is a multiple of 64. With other
+    row lengths, Paddle would write out of bounds while reordering the codes.
     """
     if "fits kernel" not in weight.kernel_cache:
         out, width = weight.shape

@@ -33,7 +33,7 @@ def dynamic_levels(signed: bool = True) -> np.ndarray:
     """Return the value of each 8-bit code of a scale or optimizer moment, float32 [256], ascending.
 
     The positive values are 1 and interval midpoints in the seven decades from 10^-7 to 1. From the lowest to the
-    highest decade, a decade has 1, 2, 4 ... 64 equal intervals. With unsigned codes, a decade has twice as many
+    highest, the decades have 1, 2, 4 ... 64 equal intervals. With unsigned codes, each decade has twice as many
     intervals.
     """
     middles = []

@@ -33,7 +33,7 @@ def _forward_tile(
     new = tl.maximum(largest, tl.max(x, axis=1) * factor)
     shift = new
     if MASKED:
-        shift = tl.where(new == float("-inf"), 0.0, new)  # no key of a tile so far was visible to the query
+        shift = tl.where(new == float("-inf"), 0.0, new)  # no key in the tiles so far is visible to the query
     p = tl.exp2(x * factor - shift[:, None])
     shrink = tl.exp2(largest - shift)
     total = total * shrink + tl.sum(p, axis=1)
