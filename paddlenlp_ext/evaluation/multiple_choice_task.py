@@ -113,9 +113,9 @@ def _read_choices(row: dict[str, Any], options: TaskOptions) -> tuple[str, ...]:
         listed = read_list(read_member(row, options.choices, ()), path)
         choices = [as_text(choice, (*path, index)) for index, choice in enumerate(listed)]
     if len(choices) < 2:
-        raise InvalidRowError(INVALID_CHOICES, f"the row has {len(choices)} choices; write at least two", path)
+        raise InvalidRowError(INVALID_CHOICES, f"the row has {len(choices)} choices, but needs at least two", path)
     if any(not choice for choice in choices):
-        raise InvalidRowError(INVALID_CHOICES, f"choice {choices.index('')} is empty; write a text", path)
+        raise InvalidRowError(INVALID_CHOICES, f"choice {choices.index('')} is empty; add text", path)
     return tuple(choices)
 
 

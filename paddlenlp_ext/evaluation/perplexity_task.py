@@ -151,7 +151,7 @@ def rolling_windows(tokens: Sequence[int], start: int, max_length: int) -> Itera
 def _read_plain_text(value: Any, field: str) -> str:
     text = read_text(read_member(read_object(value, ()), field, ()), (field,))
     if not text.strip():
-        raise InvalidRowError(EMPTY_TEXT, f"{field} is empty; write a text or remove the row", (field,))
+        raise InvalidRowError(EMPTY_TEXT, f"{field} is empty; add text or remove the row", (field,))
     return text
 
 
@@ -163,5 +163,5 @@ def _read_text_file(file: Path) -> str:
     except UnicodeDecodeError as error:
         raise ValueError(f"{file}: byte {error.start} is not valid UTF-8; save the file as UTF-8") from None
     if not text.strip():
-        raise ValueError(f"{file}: the file is empty; write a text")
+        raise ValueError(f"{file}: the file is empty; add text")
     return text

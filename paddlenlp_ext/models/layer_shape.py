@@ -131,7 +131,7 @@ def layer_embedding_shape(config: ConfigReader) -> LayerEmbeddingShape | None:
     if shape.vocab_size < config.size("vocab_size"):
         raise ValueError(
             f"vocab_size {config.size('vocab_size')} in config.json: tokens after {shape.vocab_size - 1} have no layer "
-            "embeddings (vocab_size_per_layer_input); add no tokens to this model"
+            "embeddings (vocab_size_per_layer_input); do not add tokens to this model"
         )
     return shape
 

@@ -154,7 +154,7 @@ def _pass_reason(layer: Any, norm: Any, x_BSD: paddle.Tensor, inputs: AttentionI
     if inputs.cache is not None or inputs.prefix is not None or inputs.num_shared or inputs.adapter_inputs is not None:
         return "the pass has a cache, a prefix, a shared prompt, or inputs of an adapter"
     if inputs.query_scale is not None or layer.residual_multiplier != 1.0:
-        return "the C++ block does not support a scale of the queries or a residual multiplier"
+        return "the C++ block does not support query scales or a residual multiplier"
     if is_symbolic(x_BSD):
         return "the model is being exported"
     unavailable_reason = library.usable(x_BSD) or library.products_unavailable_reason()

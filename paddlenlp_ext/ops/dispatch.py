@@ -140,7 +140,7 @@ class DispatchedOp:
             if reason is None:
                 return name, rejected
             rejected[name] = reason
-        raise AssertionError(f"{self.name}: no backend accepts this input, although the reference should accept any")
+        raise AssertionError(f"{self.name}: no backend accepts this input, but the reference should accept any input")
 
     def _log(self, x: paddle.Tensor, name: str, rejected: dict[str, str]) -> None:
         reason = (
@@ -186,7 +186,7 @@ def on_cpu(x: paddle.Tensor) -> str | None:
     """Return None if the tensor is on the CPU, otherwise the reason why the backend cannot run."""
     if x.place.is_cpu_place():
         return None
-    return NotApplicable(f"the backend runs only on the CPU, and the tensor is on {x.place}")
+    return NotApplicable(f"the backend runs only on the CPU, but the tensor is on {x.place}")
 
 
 def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
@@ -194,16 +194,16 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     if not x.place.is_cpu_place():
         return on_cpu(x)
     if x.dtype != paddle.float32:
-        return NotApplicable(f"the backend computes only in float32, and the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend computes only in float32, but the tensor is {x.dtype.name}")
     return None
 
 
 def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
     """Return None for a bfloat16 or float16 tensor on a GPU, otherwise the reason why the backend cannot run."""
     if not x.place.is_gpu_place():
-        return NotApplicable(f"the backend needs a GPU, and the tensor is on {x.place}")
+        return NotApplicable(f"the backend needs a GPU, but the tensor is on {x.place}")
     if x.dtype not in (paddle.bfloat16, paddle.float16):
-        return NotApplicable(f"the backend needs half precision, and the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend needs half precision, but the tensor is {x.dtype.name}")
     return None
 
 

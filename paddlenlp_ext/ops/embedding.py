@@ -32,7 +32,7 @@ def embedding_cpp(table: paddle.Tensor, ids: paddle.Tensor) -> paddle.Tensor:
 def _stored_in_bf16(table: paddle.Tensor) -> str | None:
     if not table.place.is_cpu_place() or table.dtype != paddle.bfloat16:
         return NotApplicable(
-            f"the backend needs a bfloat16 table on the CPU, and the table is {table.dtype.name} on {table.place}"
+            f"the backend needs a bfloat16 table on the CPU, but the table is {table.dtype.name} on {table.place}"
         )
     return library.unavailable_reason()
 

@@ -54,7 +54,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({"model_type": "nemotron_h", "mlp_hidden_act": "xielu"}, "mlp_hidden_act 'xielu' in config.json is not supp"),
         (
             {"model_type": "olmo_hybrid", "layer_types": ["linear_attention"] * 2},
-            "layer_types in config.json must have linear_attention and full_attention layers",
+            "layer_types in config.json must contain both linear_attention and full_attention",
         ),
         (
             {"model_type": "granitemoehybrid", "layer_types": ["mamba", "conv"]},
@@ -82,7 +82,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ),
         (
             {"model_type": "hunyuan_v1_moe", "num_experts": [4, 8]},
-            r"num_experts in config\.json must be equal in all layers, got \[4, 8\]",
+            r"num_experts in config\.json must have the same value in all layers, got \[4, 8\]",
         ),
         ({"model_type": "arcee", "hidden_act": "silu"}, "hidden_act 'silu' .* known: relu2, xielu"),
         ({"model_type": "lfm2", "layer_types": ["conv", "mamba"]}, "must be full_attention or conv .* conv, mamba"),
@@ -114,7 +114,7 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({**GEMMA_4, "num_kv_shared_layers": 3}, "num_kv_shared_layers 3 .*: layer 0 reads .*no layer before layer 0"),
         (
             {**GEMMA_4, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 9},
-            "vocab_size .*: tokens after 8 have no layer embeddings .*; add no tokens to this model",
+            "vocab_size .*: tokens after 8 have no layer embeddings .*; do not add tokens to this model",
         ),
         ({**GEMMA_4, "use_bidirectional_attention": "all"}, "use_bidirectional_attention 'all' .*: .*'vision'"),
         ({"model_type": "mistral", "sliding_window": 0}, "sliding_window .* got 0"),

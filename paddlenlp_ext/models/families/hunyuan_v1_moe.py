@@ -37,7 +37,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
         values = config.get(key)
         if isinstance(values, list):
             if len(set(values)) != 1:
-                raise ValueError(f"{key} in config.json must be equal in all layers, got {values}")
+                raise ValueError(f"{key} in config.json must have the same value in all layers, got {values}")
             config[key] = values[0]
     return {**config, "moe_intermediate_size": config["intermediate_size"], "num_shared_expert": 1}
 

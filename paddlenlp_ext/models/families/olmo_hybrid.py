@@ -72,7 +72,7 @@ def _differences(config: ConfigReader) -> dict[str, Any]:
     scale = 2.0 if config.value("linear_allow_neg_eigval") else 1.0
     mixers = delta_net_mixers(config, SplitGatedDeltaShape, _NORM_EPSILON, scale)
     if len({*mixers}) != 2:
-        raise ValueError("layer_types in config.json must have linear_attention and full_attention layers")
+        raise ValueError("layer_types in config.json must contain both linear_attention and full_attention")
     rope = config.value("rope_parameters") or {}
     has_rope = rope.get("rope_theta", 1.0) is not None
     return {

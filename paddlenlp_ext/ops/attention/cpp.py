@@ -62,7 +62,7 @@ def _check_shapes(inputs: Mapping[str, paddle.Tensor], layout: AttentionLayout) 
     if "prefix_k" in inputs:
         before = [inputs[name].shape for name in ("prefix_k", "prefix_v")]
         assert before == [[before[0][0], *own[2:]] for own in (keys, values)], (
-            "the prefix must have the heads of the keys and values"
+            "the prefix must have the same heads as the keys and values"
         )
     assert "sinks" not in inputs or inputs["sinks"].shape == [heads], f"{heads} heads need one sink each"
     assert all(x.dtype == paddle.float32 for x in inputs.values()), f"{[x.dtype.name for x in inputs.values()]}"

@@ -250,7 +250,7 @@ def store_positions_cpp(x_BSKH: paddle.Tensor, cache_BKCH: paddle.Tensor, starts
     batch, length, kv_heads, size = x_BSKH.shape
     capacity = cache_BKCH.shape[2]
     assert cache_BKCH.shape == [batch, kv_heads, capacity, size], (
-        "the cache must have the heads and the size of the keys or values"
+        "the cache must have the same heads and size as the keys or values"
     )
     assert starts_B.shape == (batch,), "every row must have a start"
     assert starts_B.min() >= 0 and starts_B.max() <= capacity - length, (

@@ -56,7 +56,7 @@ def products_unavailable_reason() -> str | None:
     """Return the reason why C++ matrix products are unavailable, such as a Paddle without oneDNN; else None."""
     if _has_onednn(_LIBRARIES):
         return unavailable_reason()
-    return unavailable_reason() or "this Paddle has no oneDNN, which computes the matrix products of C++ ops"
+    return unavailable_reason() or "this build of Paddle lacks oneDNN, which computes the matrix products of C++ ops"
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-// Tile registers of AMX: the permission of Linux, and the configuration of a thread.
+// Tile registers of AMX: permission from Linux, and configuration by each thread.
 #pragma once
 
 #include "api.h"

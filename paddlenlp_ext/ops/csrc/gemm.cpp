@@ -32,7 +32,8 @@ void require_success(int status, i64 m, i64 n, i64 k) {
 
 template <class Function>
 void require(Function* product) {
-    if (product == nullptr) throw std::runtime_error("this Paddle has no oneDNN, which computes matrix products");
+    if (product == nullptr)
+        throw std::runtime_error("this build of Paddle lacks oneDNN, which computes matrix products");
 }
 
 // Handles products without rows, columns or depth, because oneDNN rejects some of them. Returns false for all other

@@ -11,7 +11,7 @@
 namespace plx {
 namespace int8 {
 
-constexpr int TILE = 16;                // rows of a tile, and its columns of 32 bits
+constexpr int TILE = 16;                // number of rows of a tile, and number of its 32-bit columns
 constexpr i64 TILE_DEPTH = 4 * TILE;    // bytes of a row of a tile
 constexpr i64 SQUARE = 2 * TILE;        // rows and columns of the 2 x 2 tiles whose sums are computed at once
 constexpr i64 CHUNK_ROWS = 4 * SQUARE;  // rows that read a block of SQUARE columns while it is in the L1 cache

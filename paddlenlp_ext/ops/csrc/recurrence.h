@@ -170,8 +170,8 @@ struct ChunkDecays {
 // States of the heads of a task in the backward pass, `size` floats each.
 struct BackwardStates {
     i64 size;
-    float* before;    // states at the start of a document; save_states writes the states at the end
-    float* of_after;  // gradient of the states at the end of a document; run_reversed writes the gradient at the start
+    float* before;    // states at the start of a document, or after save_states at its end
+    float* of_after;  // gradient of the states at the end of a document, or after run_reversed at its start
     float* of_root;   // gradient of the states after the first document of a family
 };
 

@@ -41,10 +41,10 @@ def _rotated(
     x_BSNH, (batch, length, num_heads, head_dim) = x_BSNH.contiguous(), x_BSNH.shape
     rotary_dim = cos_BSR.shape[-1]
     assert cos_BSR.shape == sin_BSR.shape == [batch, length, rotary_dim], (
-        "the tables must have the batch size and length of x"
+        "the tables must have the same batch size and length as x"
     )
     assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
-    assert x_BSNH.dtype == cos_BSR.dtype == sin_BSR.dtype, "the tables must have the dtype of x"
+    assert x_BSNH.dtype == cos_BSR.dtype == sin_BSR.dtype, "the tables must have the same dtype as x"
     out_BSNH = empty(x_BSNH.shape)
     inputs = pointer(x_BSNH), pointer(cos_BSR), pointer(sin_BSR)
     sizes = batch * length, num_heads, head_dim, rotary_dim

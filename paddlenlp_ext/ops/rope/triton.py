@@ -75,7 +75,7 @@ def _tables(
     """Check the shapes of the cos and sin tables, and return contiguous tables."""
     (batch, length, _, head_dim), rotary_dim = heads[0].shape, tables[0].shape[-1]
     assert all(each.shape == [batch, length, rotary_dim] for each in tables), (
-        "the tables must have the batch size and length of x"
+        "the tables must have the same batch size and length as x"
     )
     assert rotary_dim <= head_dim and rotary_dim % 2 == 0, f"{rotary_dim} of {head_dim} channels cannot be rotated"
     return tables[0].contiguous(), tables[1].contiguous()

@@ -33,7 +33,7 @@ _OLDEST_TRITON = (3, 8)
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for a tensor on a GPU with a recent Triton, otherwise the reason why Triton kernels cannot run."""
     if not x.place.is_gpu_place():
-        return NotApplicable(f"the backend needs a GPU, and the tensor is on {x.place}")
+        return NotApplicable(f"the backend needs a GPU, but the tensor is on {x.place}")
     if reason := too_old_gpu(x, "Triton"):
         return reason
     if importlib.util.find_spec("triton") is None:
@@ -50,7 +50,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise why Triton kernels cannot run."""
     if x.place.is_gpu_place() and x.dtype not in _FLOATS:
-        return NotApplicable(f"the backend computes only in float32, and the tensor is {x.dtype.name}")
+        return NotApplicable(f"the backend computes only in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 
 
