@@ -25,7 +25,7 @@ from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.utils.distributed_env import rank
 
 _LEAST = 256
-"""Bytes below which a tensor is a control value: a count, a norm, a flag."""
+"""Largest size, in bytes, of a control value: a count, a norm or a flag."""
 
 
 class Counting:

@@ -95,7 +95,7 @@ def run(case: dict[str, Any], command: Sequence[Any]) -> dict[str, float]:
 
 
 def run_ours(case: dict[str, Any]) -> dict[str, float]:
-    """Return the seconds of this package."""
+    """Return the times of this package, in seconds."""
     from paddlenlp_ext import AutoModelForCausalLM, configure_runtime
 
     configure_runtime()

@@ -181,7 +181,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument(
         "--seconds", type=float, default=300.0, help="time for all steps, in seconds, without the start of the process"
     )
-    parser.add_argument("--apart", action="store_true", help="make two steps with each group in a separate process")
+    parser.add_argument("--apart", action="store_true", help="run two steps with each group in a separate process")
     parser.add_argument("--table", type=Path, help="print the tables of the lines in this file")
     args, keys = parser.parse_known_args(argv)
     if args.table is not None:

@@ -65,13 +65,13 @@ CASES = [
         "all weights in bf16, stochastic rounding, adamw_8bit",
         f"{_BF16_WEIGHTS} --master_weight false --optim adamw_8bit",
     ),
-    (2, 256, "LoRA over int8", "--lora true --weight_quantize_algo weight_only_int8"),
-    (2, 256, "LoRA over int4", "--lora true --weight_quantize_algo weight_only_int4"),
-    (2, 256, "LoRA over fp4", "--lora true --weight_quantize_algo fp4"),
-    (2, 256, "LoRA over nf4", "--lora true --weight_quantize_algo nf4"),
-    (2, 256, "LoRA over nf4, double", _NF4),
-    (4, 512, "LoRA over nf4, double", _NF4),
-    (4, 512, "LoRA over nf4, double, recompute", f"{_NF4} --recompute true"),
+    (2, 256, "LoRA on int8", "--lora true --weight_quantize_algo weight_only_int8"),
+    (2, 256, "LoRA on int4", "--lora true --weight_quantize_algo weight_only_int4"),
+    (2, 256, "LoRA on fp4", "--lora true --weight_quantize_algo fp4"),
+    (2, 256, "LoRA on nf4", "--lora true --weight_quantize_algo nf4"),
+    (2, 256, "LoRA on nf4, double", _NF4),
+    (4, 512, "LoRA on nf4, double", _NF4),
+    (4, 512, "LoRA on nf4, double, recompute", f"{_NF4} --recompute true"),
 ]
 _SHAPE = {
     **SMOLLM2_SHAPE,
@@ -95,7 +95,7 @@ FAMILY_CASES = [
     (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "qwen2"),
     (2, 256, "all weights", "--lora false", "qwen3"),
     (4, 512, "LoRA, bf16", "--lora true --bf16 true", "qwen3"),
-    (4, 512, "LoRA over nf4, double", _NF4, "mistral"),
+    (4, 512, "LoRA on nf4, double", _NF4, "mistral"),
     (4, 512, "LoRA", "--lora true", "gemma2"),
     (2, 256, "all weights, adamw_mini", "--lora false --optim adamw_mini", "gemma3_text"),
     (4, 512, "all weights, recompute", "--lora false --recompute true", "olmo2"),
@@ -110,7 +110,7 @@ FAMILY_CASES = [
 LAYOUT_CASES = [
     # documents, length, name, keys, family, processes
     (4, 512, "LoRA, tensor 2", "--lora true --tensor_parallel_degree 2", "qwen2", 2),
-    (4, 512, "LoRA over nf4, double, tensor 2", f"{_NF4} --tensor_parallel_degree 2", "mistral", 2),
+    (4, 512, "LoRA on nf4, double, tensor 2", f"{_NF4} --tensor_parallel_degree 2", "mistral", 2),
     (
         4,
         512,

@@ -95,18 +95,18 @@ def dataset_lengths(data: str, model: str, max_length: int) -> np.ndarray:
 
 
 def padded_positions(lengths: np.ndarray) -> int:
-    """Return the positions of padded batches in the stream's order, each as wide as its longest row."""
+    """Return the number of positions in batches of consecutive rows, padded to the longest row of each batch."""
     batches = [lengths[start : start + PADDED_ROWS] for start in range(0, len(lengths), PADDED_ROWS)]
     return sum(int(batch.max()) * len(batch) for batch in batches)
 
 
 def next_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Return the packs of `zero_padding`."""
+    """Return the number of packs with `zero_padding`."""
     return len(PackingPlan(lengths, batch_size=1, packing="in_order", capacity=capacity, shuffle=False).packs(0))
 
 
 def worst_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Return packs where a row goes to the emptiest open pack of its group, or to a new one if it does not fit."""
+    """Return the number of packs if a row goes to the emptiest pack of its group, or to a new pack if it does not fit."""
     count = 0
     for start in range(0, len(lengths), BUFFER_ROWS):
         rooms: list[int] = []
@@ -121,7 +121,7 @@ def worst_fit(lengths: np.ndarray, capacity: int) -> int:
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:
-    """Return packs where the longest remaining row goes to the fullest pack that has room for it."""
+    """Return the number of packs if the longest remaining row goes to the fullest pack that has room for it."""
     rooms = [0] * (capacity + 1)  # number of open packs by remaining room
     occupied, count = 0, 0  # bit r of `occupied`: some pack has room r
     for length in sorted(lengths.tolist(), reverse=True):

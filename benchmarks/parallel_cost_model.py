@@ -138,7 +138,7 @@ def _tensor_bytes(config: Any, layout: Layout, step: Step, process: int, held: N
     total = micro * all_reduce(sums * hidden_bytes, tensor)
     if is_first:
         total += micro * all_reduce(hidden_bytes, tensor)  # sums the embedding's output
-        if step.lora_rank and step.plan is None:  # nothing trains below the first layer
+        if step.lora_rank and step.plan is None:  # no weights below the first layer are trained
             total -= micro * all_reduce(hidden_bytes, tensor)
     if layout.sequence_parallel:  # gradients are gathered before the layers, hidden states after them
         total += micro * (is_first + is_last) * _ring(hidden_bytes, tensor)

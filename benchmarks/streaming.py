@@ -145,7 +145,7 @@ def open_stream(tokenizer: Any, paths: list[Path], workers: int, **keys: Any) ->
 
 
 def measure_memory(kind: str, options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
-    """Read an epoch of the file of a kind, "plain" or "gz"; return memory and speed."""
+    """Read one epoch of the "plain" or "gz" file; return memory and speed."""
     stream, order = open_stream(tokenizer, [options.folder / f"{kind}-{options.megabytes}"], options.workers)
     begin, tenths, peak, tokens = time.perf_counter(), [], 0.0, 0
     for step in order.step_batches():
@@ -201,7 +201,7 @@ def check_resume(options: argparse.Namespace, tokenizer: Any) -> dict[str, Any]:
         cursor = json.loads(json.dumps(step.next_cursor))
         position = (step.epoch + step.is_last, 0 if step.is_last else step.index + 1, cursor)
         stream.close()
-    assert resumed == expected, "a resumed stream has other rows"
+    assert resumed == expected, "the rows of the resumed stream differ"
     return {"steps": len(resumed), "rows_are_equal": True}
 
 

@@ -1,4 +1,4 @@
-"""Case of benchmarks/triton_ops.py: an op on PyTorch's tensors, computed by our Triton kernels and by other packages.
+"""Case of benchmarks/triton_ops.py: an op on PyTorch tensors, in this project's Triton kernels and in other packages.
 
 A new op is one function that returns its `Case`, and an `Entry` in the `OPS` of a module triton_cases_<area>.py.
 """
@@ -28,7 +28,7 @@ class Case:
     """One op at one shape.
 
     Attributes:
-        inputs: tensors of the op; floating-point tensors with `requires_grad` get gradients.
+        inputs: tensors of the op; gradients are computed for floating-point tensors with `requires_grad`.
         ours: the op with our kernels.
         formula: the op in plain PyTorch, with the dtypes that transformers uses.
         peer: the op of another package; None if there is none.

@@ -1,4 +1,4 @@
-"""Attention of benchmarks/triton_ops.py: soft-caps, windows, sinks, linear biases and packed documents.
+"""Attention cases of benchmarks/triton_ops.py: soft-caps, windows, sinks, linear biases and packed documents.
 
 Operations are counted only for visible pairs of a query and a key. The compiled program is PyTorch's flex_attention.
 The peer is PyTorch's scaled_dot_product_attention (SDPA), if SDPA supports the options of the case.

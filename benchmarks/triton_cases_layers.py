@@ -1,4 +1,4 @@
-"""Norms, rotations and gates of benchmarks/triton_ops.py."""
+"""Cases of benchmarks/triton_ops.py: norms, rotations and gates."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def norm_formula(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def rms_norm(dtype: torch.dtype, device: str, rows: int, size: int) -> Case:
-    """Return the case of an RMS norm whose weight trains."""
+    """Return the case of an RMS norm with a trained weight."""
     x, weight = leaf(rows, size, dtype=dtype, device=device), leaf(size, dtype=dtype, device=device)
 
     def liger() -> Op:
@@ -96,7 +96,7 @@ def rope(dtype: torch.dtype, device: str, *shape: int) -> Case:
 
 
 def norm_rope(dtype: torch.dtype, device: str, *shape: int) -> Case:
-    """Return the case of norms of heads, whose weights train, and a rotation."""
+    """Return the case of head norms with trained weights, followed by a rotation."""
     q, k, cos, sin = _heads_and_tables(dtype, device, shape)
     weights = [leaf(shape[-1], dtype=dtype, device=device) for _ in range(2)]
 

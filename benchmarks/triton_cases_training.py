@@ -1,4 +1,4 @@
-"""The lm_head's loss, LoRA linears and AdamW of benchmarks/triton_ops.py."""
+"""Cases of benchmarks/triton_ops.py: loss of the lm_head, LoRA linear layers and AdamW."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def adamw(in_8_bits: bool, dtype: torch.dtype, device: str, factors: str) -> Cas
 
 
 def _steps_of(make: Callable[[Iterable[torch.Tensor]], Any]) -> Op:
-    """Return an op that makes an optimizer step; calls with the same parameters share the optimizer's state."""
+    """Return an op that runs an optimizer step; calls with the same parameters share the optimizer's state."""
     parameters: list[torch.Tensor] = []
     optimizer: Any = None
 

@@ -123,7 +123,7 @@ def norm_backward(tensors: Tensors, bounds: dict[str, int]) -> Run:
 
 
 def _heads(tensors: Tensors, count: int) -> tuple[Any, list[Any], tuple[Any, Any]]:
-    """Return `count` pairs of queries and keys, and tables."""
+    """Return `rope.Heads` of the first pair, `count` pairs of queries and keys, and cos and sin tables."""
     batch, length, num_q, num_k, size = (2, 5, 5, 1, 20) if tensors.small else (2, 4096, 32, 8, 128)
     pairs = [[tensors.random(batch, length, heads, size) for heads in (num_q, num_k)] for _ in range(count)]
     tables = tensors.random(batch, length, size, dtype="fp32"), tensors.random(batch, length, size, dtype="fp32")

@@ -43,7 +43,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
     parser.add_argument(
         "--gsm8k", type=Path, help="folder with train.json and dev.json; unset: only the task inflection is run"
     )
-    parser.add_argument("--methods", nargs="+", help="only these lines of the table")
+    parser.add_argument("--methods", nargs="+", help="rows of the table to run")
     parser.add_argument(
         "--sweep",
         type=float,
