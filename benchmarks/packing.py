@@ -106,7 +106,7 @@ def next_fit(lengths: np.ndarray, capacity: int) -> int:
 
 
 def worst_fit(lengths: np.ndarray, capacity: int) -> int:
-    """Return the number of packs if a row goes to the emptiest pack of its group, or to a new pack if it does not fit."""
+    """Return the number of packs if a row goes to the emptiest pack of its group, or a new pack if it does not fit."""
     count = 0
     for start in range(0, len(lengths), BUFFER_ROWS):
         rooms: list[int] = []
