@@ -128,7 +128,7 @@ class LogitAdjustments:
     """Penalties and biases of single tokens, as defined in the OpenAI API.
 
     Attributes:
-        frequency_penalty: value subtracted from the logit of a token for each time that the token was generated.
+        frequency_penalty: value subtracted from the logit of a token for each time the token was generated.
         presence_penalty: value subtracted once from the logit of every generated token.
         logit_bias: value added to the logit of a token, by token id.
     """

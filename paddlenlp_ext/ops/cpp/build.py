@@ -68,7 +68,7 @@ def _requested_level() -> str | None:
     """Return the value of PADDLENLP_EXT_LEVEL: the name of a level, "native", or None if unset.
 
     Raises:
-        BuildError: PADDLENLP_EXT_LEVEL has another value.
+        BuildError: PADDLENLP_EXT_LEVEL is neither the name of a level nor "native".
     """
     requested = os.environ.get("PADDLENLP_EXT_LEVEL") or None
     if requested not in (None, "native", *_LEVELS_BY_NAME):

@@ -7,7 +7,7 @@ namespace plx {
 
 struct ConvolutionSizes {
     i64 positions;
-    i64 rows;  // rows of the input, at least `positions`
+    i64 rows;  // number of input rows, at least `positions`
     i64 channels;
     i64 num_taps;
     const i64* taps;  // [positions, num_taps], rows that a position reads; `rows`: the tap counts as 0

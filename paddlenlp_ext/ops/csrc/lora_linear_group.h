@@ -78,14 +78,14 @@ class LinearGroup {
         b_sums_ = std::make_unique<PooledArray<float>>(lanes_ * terms_size());
     }
 
-    // Gradients of a chunk: the gradient of u.
+    // Gradient of u for a chunk, in float and in the type of the products.
     struct InnerGradient {
         PooledArray<float> exact;
         Converted<Value> rounded;
         InnerGradient(i64 rank, i64 rows) : exact(rank * rows), rounded(exact.data(), rank * rows) {}
     };
 
-    // Returns the gradient of u of a chunk, and adds to the gradients of B.
+    // Returns the gradient of u for a chunk, and accumulates the gradients of B.
     InnerGradient inner_gradient(const Chunk& chunk, const Value* inner, const std::vector<const Value*>& y) const {
         InnerGradient of_u(rank_, chunk.rows);
         i64 first = 0, terms = 0;
@@ -112,7 +112,7 @@ class LinearGroup {
                  has_start ? 1.0f : 0.0f, to, in_);
     }
 
-    // Adds to the gradients of A. The input of the chunk starts at row `first` of x; x is not read without updates.
+    // Accumulates the gradients of A. The input of the chunk starts at row `first` of x; x is not read without updates.
     void multiply_inputs(const Chunk& chunk, const InnerGradient& of_u, const Value* x, i64 first) const {
         if (rank_ == 0) return;
         gemm(false, false, rank_, in_, chunk.rows, 1.0f, of_u.rounded.data(), chunk.rows, x + first * in_, in_,
