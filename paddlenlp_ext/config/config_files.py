@@ -55,7 +55,7 @@ def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
     for setting in settings:
         earlier = first.setdefault(setting.key, setting)
         if earlier is not setting:
-            message = f"{setting.key!r} is written twice, first in line {earlier.location.line}; keep one"
+            message = f"duplicate key {setting.key!r}, first in line {earlier.location.line}; keep one"
             problems.append(Problem(setting.key, message, setting.location))
     return [setting for setting in first.values() if setting.key != SCHEMA_KEY], problems
 

@@ -112,7 +112,7 @@ def _value(node: yaml.Node, text: str) -> Any:
     for key, value in node.value:
         name = _key(key, text)
         if name in members:
-            raise JsonError(f"the key {name!r} is written twice; keep one", text, key.start_mark.index)
+            raise JsonError(f"duplicate key {name!r}; keep one", text, key.start_mark.index)
         members[name] = _value(value, text)
     return members
 

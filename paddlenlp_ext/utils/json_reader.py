@@ -20,11 +20,11 @@ from typing import Any, NoReturn
 
 MAX_DIGITS = 300
 """Maximum number of digits of an integer; integers up to this length can be converted to float."""
-SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "key written twice", "number too long"
+SYNTAX, ENCODING, DUPLICATE, NUMBER = "broken JSON", "not UTF-8", "duplicate key", "number too long"
 """Values of `JsonError.reason`."""
 
 _SPACE = re.compile(r"[ \t\r\n]*")
-_NO_NAN = "JSON has no NaN and no infinity; write a finite number"
+_NO_NAN = "JSON has no NaN or infinity; write a finite number"
 _HINTS = (
     (re.compile(r"//|/\*"), "JSON has no comments; delete this one"),
     (re.compile(r"#"), "JSON has no comments that begin with #; delete this one"),
@@ -220,7 +220,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     members = dict(pairs)
     if len(members) < len(pairs):
         ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
-        raise _RefusedError(DUPLICATE, f"the key {twice!r} is written twice in one object; keep one")
+        raise _RefusedError(DUPLICATE, f"duplicate key {twice!r} in one object; keep one")
     return members
 
 

@@ -64,7 +64,7 @@ BROKEN = {
     "learning_rate: .nan": (1, 16, "finite"),
     "learning_rate: 1e999": (1, 16, "finite"),
     "seed: " + "9" * 301: (1, 7, "301 digits"),
-    "eval_dataset_path: {a: 1, a: 2}": (1, 27, "written twice"),
+    "eval_dataset_path: {a: 1, a: 2}": (1, 27, "duplicate key 'a'"),
     "output_dir: a: b": (1, 14, "':'"),
     "output_dir: 'a": (1, 15, "closing quote"),
     'output_dir: "C:\\data"': (1, 17, "backslash"),
@@ -85,7 +85,7 @@ def test_read_text_with_broken_yaml_locates_it(text: str):
 
 def test_read_text_with_a_duplicate_key_in_yaml_locates_it():
     _, (found,) = read_text('seed: 1\nlora: true\n"seed": 2', "run.yaml")
-    assert str(found) == "run.yaml:3:1: 'seed' is written twice, first in line 1; keep one"
+    assert str(found) == "run.yaml:3:1: duplicate key 'seed', first in line 1; keep one"
 
 
 def test_load_run_config_reads_yaml_as_json(tmp_path):

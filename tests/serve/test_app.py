@@ -270,7 +270,7 @@ def test_error_of_an_invalid_field_has_the_status_and_codes_of_openai(models, fi
     [
         (
             b'{"model": "a", "model": "b"}',
-            "the body cannot be read: 1:1: the key 'model' is written twice",
+            "the body cannot be read: 1:1: duplicate key 'model'",
         ),
         (b'{"model": }', "the body is not JSON: "),
     ],

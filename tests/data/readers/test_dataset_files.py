@@ -13,7 +13,7 @@ GOOD = '{"src": "2 + 2?", "tgt": "vier"}'
 LONG = "verb " * 200
 
 BROKEN, TYPE, MISSING, UNKNOWN = "broken JSON", "wrong type", "missing key", "unknown format"
-EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "key written twice"
+EMPTY, UNEQUAL, ROLES, TWICE = "empty target", "unequal lists", "role order", "duplicate key"
 UTF8, SYSTEMS, UNSUPPORTED = "not UTF-8", "two system prompts", "not supported"
 NO_TARGET, REFUSED = "no target token", "template refuses"
 

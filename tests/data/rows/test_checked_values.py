@@ -49,6 +49,6 @@ def test_row_with_a_value_of_another_type_is_dropped(name, tmp_path):
 
 
 def test_read_json_of_a_key_twice_raises_with_the_key():
-    with pytest.raises(InvalidRowError, match=r"^tools: the key 'name' is written twice in one object") as raised:
+    with pytest.raises(InvalidRowError, match=r"^tools: duplicate key 'name' in one object") as raised:
         read_json('[{"name": "a", "name": "b"}]', ("tools",))
     assert raised.value.reason == DUPLICATE
