@@ -223,7 +223,7 @@ class PeftConfig(OptionGroup, metaclass=ConfigType):
         raise NotImplementedError
 
     def wrapper(self, bases: Mapping[str, Any], seed: int) -> Callable[[str, nn.Layer], AdapterLayer]:
-        """Return a function from (name, base) to the adapter layer; methods whose layers share tensors override it.
+        """Return a function that maps (name, base) to the adapter layer; methods with shared tensors override it.
 
         Args:
             bases: name -> layer, for all layers to wrap; only `in_features` and `out_features` are used.

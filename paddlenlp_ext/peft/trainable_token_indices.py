@@ -6,7 +6,7 @@
 shares the trained rows of the embedding.
 
 The embedding looks up trained tokens in delta. An lm_head adds an update of rank K to the base's logits. The update
-needs no copy of the weight, and no gradient of the full weight.
+requires neither a copy of the weight nor a gradient of the full weight.
 
     h E'^T = h E^T + u B^T        u = h (delta - E[t])^T, [.., K]        B [V, K]: B[v, k] = 1 if v is the k-th token
 
@@ -43,7 +43,7 @@ def token_ids(value: object, key: str) -> tuple[int, ...]:
     """Parse token ids: a list, a command-line string (`3,7` or `[3, 7]`), or None, which yields no ids.
 
     Raises:
-        ValueError: the value is not a list of integers, or an id is negative or listed twice; the message has `key`.
+        ValueError: the value is not a list of integers, or an id is negative or listed twice; the message names `key`.
     """
     elements: object = value
     if isinstance(value, str):

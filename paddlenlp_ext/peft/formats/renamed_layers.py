@@ -1,4 +1,4 @@
-"""Adapter files of models whose layers have other names in files than in memory (file_layouts/renamed_tensors.py).
+"""Adapter files for models with different layer names in files and in memory (file_layouts/renamed_tensors.py).
 
 | | in memory | in files, as in Hugging Face PEFT |
 | --- | --- | --- |

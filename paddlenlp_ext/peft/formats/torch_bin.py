@@ -1,6 +1,6 @@
 """Read the tensors of a `.bin` file that `torch.save` wrote, with an unpickler that is restricted to tensors.
 
-The file is a ZIP archive. `data.pkl` is a pickle of the dict of tensors, and `data/<key>` has the bytes of a storage.
+The file is a ZIP archive. `data.pkl` is a pickle of the dict of tensors, and `data/<key>` is the content of a storage.
 Unpickling imports and calls the functions that the pickle refers to. For tensors, the pickle refers only to functions
 that build tensors from storages. A file that refers to any other function is rejected before the import. PyTorch is not
 needed.

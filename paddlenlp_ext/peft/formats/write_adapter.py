@@ -77,7 +77,7 @@ def fields_and_tensors(
 def stored_keys(adapter: AdapterToWrite) -> dict[str, str]:
     """Return a dict from tensor names to Hugging Face PEFT's keys, for keys that are not `key_prefix` plus the name.
 
-    The dict has `own_keys`, the replaced parameters of adapted layers and of experts, and the trained token rows.
+    The dict contains `own_keys`, the replaced parameters of adapted layers and of experts, and the trained token rows.
     """
     model, config, layers = adapter.base_model, adapter.peft_config, adapter.injected
     keys = dict(config.own_keys)

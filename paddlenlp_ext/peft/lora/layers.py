@@ -146,7 +146,7 @@ class LoRAHead(LoRALinear, AdaptedHead):
     def logit_updates(self, hidden: paddle.Tensor) -> list[tuple[paddle.Tensor, paddle.Tensor]]:
         """Return the factors of the logit update: s dropout(h) A^T and B.
 
-        If B has a bias, the list also has the pair (column of ones, bias). The list is empty if the adapter is
+        If B has a bias, the list also contains the pair (column of ones, bias). The list is empty if the adapter is
         disabled.
         """
         if not self.enabled:

@@ -156,7 +156,7 @@ def round_to_stored(model: nn.Layer, source: WeightSource) -> None:
 def _adapter_factory(
     source: WeightSource, stored: AdapterFiles, modules: dict[str, dict[str, np.ndarray]]
 ) -> Callable[[str, nn.Layer], WeightAdapter]:
-    """Return a function from (layer name, base layer) to the adapter layer with the stored tensors."""
+    """Return a function that maps (layer name, base layer) to the adapter layer with the stored tensors."""
     shapes = {module: source.shape(f"{module}.weight") for module in modules}
     tokens = tokens_by_table(stored.config.trainable_token_indices)
     bases = {

@@ -5,9 +5,9 @@ Introduced as FedPara (Hyeon-Woo et al. 2021, arXiv:2108.06098), used for fine-t
     y = x W^T + x delta^T        delta W = s (A1 B1) * (A2 B2)        s = alpha / r
     A1, A2 [out, r], B1 [r, in] ~ Kaiming-uniform, B2 [r, in] = 0
 
-The rank of the update is at most r^2: delta W = s A B. The r^2 columns of A [out, r^2] are the products of a column of
-A1 and a column of A2. The r^2 rows of B [r^2, in] are the products of a row of B1 and a row of B2. If r^2 is small, the
-forward pass uses A and B instead of delta W.
+The rank of the update is at most r^2: delta W = s A B. Each column of A [out, r^2] is the elementwise product of a
+column of A1 and a column of A2. Each row of B [r^2, in] is the elementwise product of a row of B1 and a row of B2. If
+r^2 is small, the forward pass uses A and B instead of delta W.
 
 Shapes: r rank, in/out features of the adapted linear.
 """

@@ -65,7 +65,7 @@ logger = get_logger("paddlenlp_ext.peft")
 
 
 def _variant(name: str) -> Any:
-    """Declare the switch of a variant; if the switch is True, the constructor returns the variant's config."""
+    """Declare the flag of a variant; if the flag is True, the constructor returns the variant's config."""
     return field(default=False, repr=False, compare=False, metadata={"variant": name})
 
 
@@ -74,7 +74,7 @@ def _variant(name: str) -> Any:
 class LoRAConfig(RandomInitConfig):
     """Options of LoRA, rsLoRA and LoRA+.
 
-    The switch of a variant, or Hugging Face PEFT's `init_lora_weights`, selects the variant's config:
+    The flag of a variant, or Hugging Face PEFT's `init_lora_weights`, selects the variant's config:
 
     >>> LoRAConfig(r=4, lora_alpha=8).lora_alpha
     8

@@ -3,7 +3,7 @@
     y = x W^T + s (dropout(x) A^T) M^T B^T        delta W = s B M A
     A [r, in], M [r, r] ~ Kaiming-uniform, B [out, r] = 0        s = alpha / r, or alpha / sqrt(r) with rsLoRA
 
-LoRA adds r outer products, each of a column of B and a row of A. The mixer M has a weight for each of the r * r
+LoRA adds r outer products of a column of B and a row of A. The mixer M has a weight for each of the r * r
 possible outer products. M can be multiplied into B, so a trained adapter can be saved as a plain LoRA with
 `mixer_to_lora` or `save_as_lora`.
 

@@ -240,8 +240,8 @@ def chosen_block_size(method: str, block_size: int | None, num_blocks: int | Non
     """
     if block_size is not None and num_blocks is not None:
         raise ValueError(
-            f"{method}_block_size={block_size} and {method}_num_blocks={num_blocks} exclude each other, because their "
-            "product is the number of inputs of a layer; leave one of them out"
+            f"{method}_block_size={block_size} and {method}_num_blocks={num_blocks} are mutually exclusive, because "
+            "their product is the number of inputs of a layer; leave one of them out"
         )
     return default if block_size is None and num_blocks is None else block_size
 
