@@ -28,7 +28,7 @@ _MEASURED_ROWS = 256
 
 
 def multiply_in_int8(model: nn.Layer) -> None:
-    """Let the quantized linear layers of a model compute in 8-bit integers if their format supports this.
+    """Enable 8-bit integer matmuls in a model's quantized linear layers, if their format supports this.
 
     Raises:
         ValueError: this machine has no fast 8-bit matmuls.
@@ -97,7 +97,7 @@ def inaccurate_layers(errors: dict[str, float]) -> list[str]:
 
 
 def keep_activations(model: nn.Layer, names: Collection[str]) -> None:
-    """Let the layers `names` compute with unrounded activations."""
+    """Disable 8-bit integer matmuls in the layers `names`; their activations are then not rounded."""
     layers = int8_linears(model)
     for name in names:
         if name in layers:
