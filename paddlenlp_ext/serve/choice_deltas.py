@@ -82,7 +82,7 @@ class Choice:
         return self._is_stopped
 
     def on_end_token(self, logprob: TokenLogprob) -> None:
-        """Send the log-probability of the end token, which has no text and does not count as generated."""
+        """Send the log-probability of the EOS token, which has no text and does not count as generated."""
         self._send(Delta(self._index, logprobs=(logprob,)))
 
     def on_end(self, reason: str | Exception) -> None:

@@ -23,7 +23,7 @@ class FairTurns:
         self._max_waiting = max_waiting
         self._is_taken = False
         self._waiting: dict[Hashable, deque[asyncio.Future[None]]] = {}
-        """Waiting requests of each client; the client of the next turn is first."""
+        """Waiting requests by client, in the order of the clients' turns."""
 
     @asynccontextmanager
     async def turn(self, client: Hashable) -> AsyncIterator[None]:

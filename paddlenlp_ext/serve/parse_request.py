@@ -53,7 +53,7 @@ class GenerationRequest:
     Attributes:
         model: name of the model.
         max_tokens: maximum number of new tokens; None: as many as the context allows.
-        decoding: sampling options, without end tokens and token limit.
+        decoding: sampling options, without EOS tokens and token limit.
         adjustments: logit bias and penalties.
         num_choices: number of choices for each prompt.
         stops: stop strings.
@@ -290,11 +290,11 @@ def _check_parts(messages: list[dict[str, Any]]) -> None:
 def _prompts(value: Any) -> tuple[str | list[int], ...]:
     """Return the prompts in `value`: a string, a list of token ids, or a list of strings and lists of token ids."""
     if value is None:
-        raise _missing("prompt", "a text or token ids")
+        raise _missing("prompt", "a string or token ids")
     if isinstance(value, str):
         return (checked_text("prompt", value),)
     if not isinstance(value, list) or not value:
-        raise invalid("prompt", "send a text, token ids, or a list of at least one of these")
+        raise invalid("prompt", "send a string, token ids, or a list of at least one of these")
     if all(type(each) is int for each in value):
         return (value,)
     for index, each in enumerate(value):

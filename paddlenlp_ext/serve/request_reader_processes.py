@@ -3,7 +3,7 @@
     body of up to 16 KiB --> turns of the clients --> process
     larger body          --> turns of the clients --> process with low priority
 
-A large body therefore delays neither small bodies nor the engine. Each process has a limit on processor time
+A large body therefore delays neither small bodies nor the engine. Each process has a limit on CPU time
 per request, and on Linux a memory limit. A process that exceeds the time limit is killed and replaced.
 """
 
@@ -27,7 +27,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.serve")
 MAX_SECONDS = 10.0
-"""Maximum processor time in seconds to read one request."""
+"""Maximum CPU time in seconds to read one request."""
 _MAX_BYTES = 4 << 30
 """Maximum memory in bytes that a process may allocate after its start, on Linux."""
 _PROCESS_SIZE = Path("/proc/self/statm")
@@ -58,7 +58,7 @@ class ReaderProcesses:
 
     Args:
         reader: the reader, which the processes copy.
-        max_seconds: maximum processor time in seconds to read one request.
+        max_seconds: maximum CPU time in seconds to read one request.
     """
 
     def __init__(self, reader: RequestReader, max_seconds: float = MAX_SECONDS) -> None:

@@ -3,7 +3,7 @@
 | field | answer |
 |---|---|
 | `response_format` | any JSON object, or a value of a JSON schema |
-| `structured_outputs` | `json`: a value of a JSON schema; `regex`: a match; `choice`: one of a list of texts |
+| `structured_outputs` | `json`: a value of a JSON schema; `regex`: a match; `choice`: one of several strings |
 | `guided_json`, `guided_regex`, `guided_choice` | earlier names of vLLM's fields |
 """
 

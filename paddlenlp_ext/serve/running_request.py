@@ -106,7 +106,7 @@ class RunningRequest:
 def _engine_request(
     request: GenerationRequest, model: ServedModel, choice: Choice, prompt: list[int], limit: int, row: int
 ) -> generation_request.Request:
-    # lm-evaluation-harness drops the last entry of an echoed request, so the end token needs an entry, too.
+    # lm-evaluation-harness drops the last entry of an echoed request, so the EOS token needs an entry, too.
     lists_all_tokens = isinstance(request, CompletionRequest) and request.num_top is not None
     return generation_request.Request(
         prompt=prompt,

@@ -13,8 +13,8 @@ from paddlenlp_ext.utils.optional_packages import import_extra
 logger = get_logger("paddlenlp_ext.serve")
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _SWITCH_INTERVAL_S = 0.0005
-"""Seconds after which the event loop releases the interpreter lock to the engine's thread. The engine's thread needs
-the lock after each operator, so with Python's default of 5 ms, a forward pass would often wait for the event loop."""
+"""Seconds after which the event loop releases the GIL to the engine's thread. The engine's thread needs the GIL after
+each operator, so with Python's default of 5 ms, a forward pass would often wait for the event loop."""
 
 
 def serve(arguments: ServeArguments) -> None:
@@ -54,7 +54,8 @@ def serve(arguments: ServeArguments) -> None:
         listener = config.bind_socket()
     except (OSError, SystemExit) as error:
         raise ValueError(
-            f"--host {arguments.host} --port {arguments.port}: cannot listen there; choose another host or port"
+            f"--host {arguments.host} --port {arguments.port}: cannot listen on this address; choose another host "
+            "or port"
         ) from error
     # The fork server inherits SIG_IGN, so that Ctrl-C does not interrupt its imports.
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

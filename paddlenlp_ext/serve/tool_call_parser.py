@@ -126,7 +126,7 @@ class HermesParser(ToolCallParser):
 
 
 class BareJsonParser(ToolCallParser):
-    """Parser of an answer that consists of JSON calls, separated by semicolons or white space."""
+    """Parser of an answer that consists of JSON calls, separated by semicolons or whitespace."""
 
     call_format = ('{"name": ', ', "parameters": ', "}")
     separator = "; "
