@@ -50,8 +50,8 @@ def export_model(
         The relative difference between the logits of program and model (see `compare`).
 
     Raises:
-        ValueError: a file of the tokenizer or config has the name of a file of the program, or the logits of
-            program and model differ by more than `LIMITS`.
+        ValueError: a tokenizer or config file has the same name as a program file, or the logits of program and
+            model differ by more than `LIMITS`.
     """
     with atomic_folder(folder) as draft:
         write_companions(draft, source.path, adapter or source.path, model.dtype_name, source.config_overrides or {})
