@@ -73,7 +73,7 @@ class PairLoss:
 
 PairFunction = Callable[[Pairs, PreferenceConfig], paddle.Tensor]
 PAIR_LOSSES: dict[str, PairFunction] = {}
-"""`loss_type` -> function from pairs and options to the loss of each pair, float32 [N]."""
+"""`loss_type` -> function that maps pairs and options to the loss of each pair, float32 [N]."""
 
 
 def _pair_loss(function: PairFunction) -> PairFunction:
