@@ -84,7 +84,7 @@ def _reporters(value: Any) -> list[str]:
 
 
 Conversion = Callable[[Any], dict[str, Any]]
-"""Function from the value of an argument to the keys and values of the run configuration that the argument sets."""
+"""Function that maps the value of an argument to the keys and values that it sets in the run configuration."""
 CONVERSIONS: dict[str, Conversion] = {
     "lr_scheduler_type": lambda value: {"lr_scheduler_type": _named(value)},
     "warmup_steps": _warmup,

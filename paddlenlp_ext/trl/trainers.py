@@ -176,8 +176,8 @@ class SFTTrainer(_TaskTrainer):
         processing_class: tokenizer; None: the tokenizer of the model, or `tokenizer_name_or_path` of `args.run_keys`.
         callbacks: callbacks in addition to the default callbacks.
         peft_config: config of the adapter to train; None: all weights are trained.
-        formatting_func: function from a row to its text; every token of the text is a target token. Datasets must be in
-            memory.
+        formatting_func: function that maps a row to its text; every token of the text is a target token. Datasets must
+            be in memory.
 
     Raises:
         ValueError: an argument, the model or a row is invalid.
@@ -302,7 +302,7 @@ def _tokenizer_for(name: str | None, tokenizer: Any) -> Any:
 
 
 def _check_in_memory(formatting_func: Any, field: str, train_dataset: Any, eval_dataset: Any) -> None:
-    """Check that datasets are in memory if `formatting_func`, or a `field` other than TRL's default, reads their rows.
+    """Check that datasets are in memory if `formatting_func` is set or `field` is not TRL's default.
 
     Raises:
         ValueError: a dataset is a path.
@@ -318,7 +318,7 @@ def _check_in_memory(formatting_func: Any, field: str, train_dataset: Any, eval_
 
 
 def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str] | None:
-    """Return the function from a row to its text; None if the rows are not plain text in memory."""
+    """Return a function that maps a row to its text; None if the rows are not plain text in memory."""
     rows = rows_in_memory(dataset)
     if rows is None or not len(rows) or set(rows[0]) & {"messages", "prompt", "conversations", "src", "output"}:
         return None
@@ -326,7 +326,7 @@ def _text_reader(field: str, dataset: Any) -> Callable[[Mapping[str, Any]], str]
 
 
 def _texts(dataset: Any, as_text: Callable[[Mapping[str, Any]], str]) -> Any:
-    """Replace each row in memory with a row that has only the row's text; a dict of datasets keeps its names."""
+    """Replace each row in memory with a row that contains only its text; a dict of datasets keeps its names."""
     if dataset is None or isinstance(dataset, str | os.PathLike):
         return dataset
     if isinstance(dataset, Mapping):
