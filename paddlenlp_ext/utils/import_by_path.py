@@ -47,7 +47,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _import_file(file: Path) -> ModuleType:
-    """Import a file under a name that its path determines, so that a second import returns the same module."""
+    """Import a file under a name derived from its path, so that a second import returns the same module."""
     file = file.resolve(strict=True)
     name = f"{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
     if name not in sys.modules:

@@ -24,7 +24,7 @@ from types import FrameType, ModuleType
 from typing import Any, NoReturn
 
 SIGHUP: signal.Signals | None = getattr(signal, "SIGHUP", None)
-"""Loss of the terminal; None on Windows."""
+"""Hangup: the terminal was closed; None on Windows."""
 _NAMES = ("SIGINT", "SIGTERM", "SIGUSR1", "SIGHUP", "SIGBREAK")
 STOP_SIGNALS: tuple[signal.Signals, ...] = tuple(getattr(signal, name) for name in _NAMES if hasattr(signal, name))
 """Signals that ask a program to stop.
@@ -107,7 +107,7 @@ def kept_stop_signals() -> Iterator[None]:
 def default_stop_signals() -> Iterator[None]:
     """Restore the default action of stop signals, terminating the process, within the block.
 
-    Some Paddle functions hold the interpreter lock, so a handler in Python could not run until they return.
+    Some Paddle functions hold the GIL, so a handler in Python could not run until they return.
     """
     with kept_stop_signals():
         handle_stop_signals(signal.SIG_DFL)
@@ -116,7 +116,7 @@ def default_stop_signals() -> Iterator[None]:
 
 @contextmanager
 def keyboard_interrupts() -> Iterator[None]:
-    """Let Ctrl-C raise KeyboardInterrupt within the block; restore the previous handler after the block."""
+    """Raise KeyboardInterrupt on Ctrl-C within the block; restore the previous handler after the block."""
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -125,7 +125,7 @@ def keyboard_interrupts() -> Iterator[None]:
 
 
 def stop_program(number: int, frame: FrameType | None) -> NoReturn:
-    """Handle the first signal outside of training: print a line and leave the program within three seconds.
+    """Handle the first signal outside of training: print a line and exit within three seconds.
 
     The process also ends if a library catches `ProgramStopped`. During an import, the process ends immediately, because
     modules such as Paddle's print their own messages when an exception interrupts their import.
