@@ -40,7 +40,7 @@ _MAX_LOSS_SHARE = 0.9
 Above this fraction, copying the rows takes longer than the skipped computation."""
 
 Measure = Callable[[TrainableModel, paddle.Tensor, Any], tuple[paddle.Tensor, np.ndarray]]
-"""Type of `Objective.measure`, a function from model, hidden states [B, S, D] and batch to loss and metric sums."""
+"""Type of `Objective.measure`: model, hidden states [B, S, D] and batch -> loss and metric sums."""
 
 
 def loss_sum(model: TrainableModel, batch: PackedBatch) -> tuple[paddle.Tensor, int]:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from paddlenlp_ext.config.sections.optim import OptimConfig
 
 Schedule = Callable[[int], float]
-"""Function from the number of completed optimizer steps to the learning rate of the next step."""
+"""Function that maps the number of completed optimizer steps to the learning rate of the next step."""
 
 _DECAYS: dict[str, Callable[[float, OptimConfig], float]] = {
     "linear": lambda progress, _: 1.0 - progress,

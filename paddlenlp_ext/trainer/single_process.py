@@ -30,7 +30,7 @@ class SingleProcess:
         size: number of replicas.
         is_main: whether this process writes files and logs.
         forward_is_collective: whether the forward pass has collectives over all replicas (ZeRO-3, expert parallelism),
-            so that all replicas must run the same number of forward passes.
+            so all replicas must run the same number of forward passes.
     """
 
     index = 0

@@ -57,7 +57,7 @@ class NonFiniteError(ValueError):
         loss: loss on this process.
         grad_norm: gradient norm on this process.
         message: error message; None: a message with loss and gradient norm.
-        is_overflow: whether the loss is finite on all processes, so that a lower loss scale may help.
+        is_overflow: whether the loss is finite on all processes, in which case a lower loss scale may help.
     """
 
     def __init__(self, loss: float, grad_norm: float, message: str | None = None, is_overflow: bool = False) -> None:

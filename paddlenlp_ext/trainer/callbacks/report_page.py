@@ -1,4 +1,4 @@
-"""Write report.html, and refresh the page while a run goes on."""
+"""Write report.html, and refresh the page during a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Experiment trackers that `report_to` can select: VisualDL, TensorBoard, Weights & Biases, SwanLab and MLflow.
 
 By default, trackers write their local files into output_dir; docs/trackers.md describes logins and other settings. A
-tracker that fails does not end the run: the callback logs a warning, and the run goes on without the tracker.
+tracker that fails does not end the run: the callback logs a warning, and the run continues without the tracker.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ class TrackerCallback(Callback):
         except Exception as error:  # any error of the library
             self._tracker = None
             logger.warning(
-                "report_to: %s failed (%s: %s); the run goes on without this tracker, and metrics.jsonl has all "
+                "report_to: %s failed (%s: %s); the run continues without this tracker, and metrics.jsonl has all "
                 "metrics",
                 self.name,
                 type(error).__name__,

@@ -136,7 +136,7 @@ def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
     """Check that the options of the preference loss or the reward model have the values of the checkpoint.
 
     Raises:
-        ValueError: an option has changed; the message has the old and the new value.
+        ValueError: an option has changed; the message gives the old and the new value.
     """
     options = [
         option
@@ -176,7 +176,7 @@ def _changes(checkpoint: Path, config: RunConfig, options: list[Option]) -> list
 
 
 def _check_best(checkpoint: Path, state: TrainerState, config: RunConfig, best_name: str) -> None:
-    """Forget the best evaluation if the metric changed, or the best checkpoint is required but damaged or missing."""
+    """Reset the best evaluation if the metric changed, or the best checkpoint is required but damaged or missing."""
     assert config.train.output_dir is not None
     best = state.best_step
     if best is None:

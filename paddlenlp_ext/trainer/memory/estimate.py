@@ -274,7 +274,7 @@ def _rounded_bytes(numerics: Numerics) -> float:
 
 
 def _backward_size(config: Any, tensor: int) -> float:
-    """Return the number of elements per token that the backward op of the gate holds, the maximum over a layer's ops.
+    """Return the number of elements per token that the gate's backward op holds, the maximum over a layer's ops.
 
     While the op runs, five gradients exist: the gradients of the gate's output, of gate, of up, and of the hidden
     states before and after the feed-forward layer.

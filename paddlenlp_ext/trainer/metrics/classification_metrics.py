@@ -68,7 +68,7 @@ class LabelReport:
 
 
 def label_report(outputs: Sequence[str], references: Sequence[str]) -> LabelReport:
-    """Compute the scores of generated labels; surrounding white space is ignored.
+    """Compute the scores of generated labels; surrounding whitespace is ignored.
 
     Raises:
         ValueError: `outputs` is empty, or `outputs` and `references` differ in length.

@@ -14,7 +14,7 @@ _UNSPACED_CHARACTER = re.compile(f"[{_UNSPACED}]")
 
 
 class WordTokenizer:
-    """Tokenizer for lower-case words in any script. The default tokenizer of rouge-score drops non-ASCII text."""
+    """Tokenizer for lowercase words in any script. The default tokenizer of rouge-score drops non-ASCII text."""
 
     def tokenize(self, text: str) -> list[str]:
         """Return the words in order, without punctuation."""
@@ -26,7 +26,7 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
 
     Returns:
         Mean F-measures rouge1, rouge2 and rougel; corpus-level bleu4; and exact_match, the fraction of outputs that
-        equal their reference except for surrounding white space.
+        equal their reference except for surrounding whitespace.
 
     Raises:
         ValueError: `outputs` is empty, `outputs` and `references` differ in length, or a metric library is not
@@ -46,7 +46,7 @@ def text_metrics(outputs: Sequence[str], references: Sequence[str]) -> dict[str,
 
 
 def is_exact_match(output: str, reference: str) -> bool:
-    """Return whether two texts are equal except for surrounding white space."""
+    """Return whether two texts are equal except for surrounding whitespace."""
     return output.strip() == reference.strip()
 
 

@@ -5,9 +5,9 @@ reference model are computed. The log-probabilities are stored in the folder of 
 a hash of weights and compute dtype.
 
 Log-probabilities cannot be computed in advance if the reference model follows the trained model
-(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. A run whose
-log-probabilities cannot be computed in advance holds a copy of the reference model's trained parameters, and swaps the
-copy with the current parameters for each forward pass of the reference model.
+(`ref_model_update_steps`), or if KTO pairs prompts with the answers of other rows in the micro-batch. In these
+cases, the run holds a copy of the reference model's trained parameters, and swaps the copy with the current parameters
+for each forward pass of the reference model.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def reference_logps(
     Args:
         rows: the dataset.
         collate_rows: function that collates a micro-batch.
-        answer_logps: function from a batch to the log-probabilities of its answers; None on stages without lm_head.
+        answer_logps: function that returns the log-probabilities of a batch's answers; None on stages without lm_head.
         batch_size: number of rows in a batch.
         process_group: processes of the run; each replica computes a share of the batches.
         file: file of the stored log-probabilities.

@@ -32,7 +32,7 @@ from paddlenlp_ext.trainer.optimizers.bf16_rounding import StochasticRounding
 from paddlenlp_ext.trainer.optimizers.small_state_optimizer import SmallStateOptimizer
 
 GatherShards = Callable[[paddle.Tensor, Shard], paddle.Tensor]
-"""Function from this tensor-parallel rank's shard of a tensor to the full tensor; collective."""
+"""Function that returns the full tensor, given this tensor-parallel rank's shard; collective."""
 
 _TABLES = frozenset({"embed_tokens", "embed_tokens_per_layer", "lm_head", "embedding", "oft_R", "hra_u", "reflectors"})
 """Components in the names of two-dimensional parameters that are not linear maps: embeddings, angles, directions."""
