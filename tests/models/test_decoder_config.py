@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from fnmatch import fnmatchcase
 
 import pytest
@@ -11,6 +12,7 @@ from paddlenlp_ext.models.moe_config import router_overrides
 from paddlenlp_ext.models.registry import FAMILIES
 from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.linear import Linear
+from tests.golden.cases.model_cases import CASES
 from tests.models.tiny_model import TINY, make_model
 
 LAYER_KINDS = {
@@ -151,6 +153,16 @@ def test_from_dict_of_deepseek_v2_without_experts_may_have_null_experts_per_toke
     """Check what transformers writes for a model with dense layers only."""
     config = DecoderConfig.from_dict({**TINY, **LATENT, "num_experts_per_tok": None})
     assert config.experts == (None, None)
+
+
+@pytest.mark.parametrize("case", sorted(CASES))
+def test_from_dict_without_a_key_reads_the_default_or_raises(case):
+    config = CASES[case]
+    for key in config:
+        rest = {name: value for name, value in config.items() if name != key}
+        for source in (rest, {**rest, key: None}):
+            with contextlib.suppress(ValueError):
+                DecoderConfig.from_dict(source)
 
 
 def test_from_dict_without_model_type_lists_known_families():

@@ -121,7 +121,7 @@ def targets() -> dict[str, Target]:
 
 
 KEPT: dict[str, tuple[int, ...]] = {
-    "config": (3071, 12590, 2011479, 2021283),
+    "config": (3071, 12590, 2011479, 2021283, 77000548),
     "adapters": (
         2002679,
         2040737,

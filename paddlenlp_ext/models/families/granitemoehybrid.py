@@ -39,15 +39,15 @@ _FILES = RenamedTensors(
     },
 )
 _ROWS = {"shared_mlp.input_linear": {"shared_mlp.gate_proj": 1, "shared_mlp.up_proj": 1}}  # single layers in GGUF files
-_HAS_ROPE, _EXPERT_SIZE = "has_rope", "moe_intermediate_size"
-"""Keys that `_complete` adds: presence of RoPE, which GGUF files store, and intermediate size of an expert."""
+_HAS_ROPE, _EXPERT_SIZE, _DEFAULT_SIZE = "has_rope", "moe_intermediate_size", 11008
+"""Keys that `_complete` adds: presence of RoPE, which GGUF files store, and an expert's size; the default size."""
 
 
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return {
         **config,
         "layer_types": layer_types_with_mamba(config),
-        _EXPERT_SIZE: config["intermediate_size"],
+        _EXPERT_SIZE: config.get("intermediate_size", _DEFAULT_SIZE),
         "intermediate_size": config.get("shared_intermediate_size") or 1024,
         _HAS_ROPE: config.get("position_embedding_type") == "rope",
     }
@@ -83,7 +83,7 @@ FAMILIES.register("granitemoehybrid")(
         {
             **GRANITE_MULTIPLIERS,
             **MAMBA_DEFAULTS,
-            "intermediate_size": 11008,
+            "intermediate_size": _DEFAULT_SIZE,
             "num_experts_per_tok": 2,
             "num_local_experts": 8,
             "router_aux_loss_coef": 0.001,
