@@ -71,6 +71,12 @@ def version_entries(has_plain_keys: bool) -> dict[str, Any]:
 
 
 _THOUGHT_END = re.compile(rb"<\\?/think>")
+_LONG_TEXT = re.compile(rb'[^"]{128,}')
+
+
+def _shortened(text: re.Match[bytes]) -> bytes:
+    """Return a shorter replacement of a long text between quotes: also white space, or also not a plain key."""
+    return b" " if text[0].isspace() else b"x" * 64 + text[0][-16:]
 
 
 class _PlainKeys:
@@ -103,7 +109,7 @@ class _PlainKeys:
         last = text.rfind(b'"', end)
         before = text.rfind(b'"', end, max(last, end))
         begins = [quote for quote in (before, last) if quote >= 0]
-        self._rest = text[begins[0] :] if begins else b""
+        self._rest = _LONG_TEXT.sub(_shortened, text[begins[0] :]) if begins else b""
 
 
 def tokenizer_fingerprint(tokenizer: Any) -> str:

@@ -193,6 +193,23 @@ def test_plain_keys_in_pieces_are_those_of_the_full_text(text, size):
     assert keys.are_plain == (found <= cache_key_module._PLAIN_KEYS)
 
 
+@pytest.mark.parametrize("white", ["", " " * 300])
+@pytest.mark.parametrize(
+    "end", ['": 1', '"', "", '</think>"', '", "src"WHITE: 1', '", "key"WHITE: 1', '"WHITEx, "src": 1']
+)
+@pytest.mark.parametrize("start", ['{"src": "', '{"', '{"src'])
+def test_plain_keys_beside_long_texts_in_pieces_are_those_of_the_full_text(start, end, white):
+    text = (start + "long " * 100 + end.replace("WHITE", white)).encode()
+    whole = cache_key_module._PlainKeys()
+    whole.observe(text)
+    for size in (3, 50, 200):
+        keys = cache_key_module._PlainKeys()
+        for begin in range(0, len(text), size):
+            keys.observe(text[begin : begin + size])
+            assert len(keys._rest) < 600
+        assert keys.are_plain == whole.are_plain
+
+
 def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeypatch):
     folder = tmp_path / "golden"
     shutil.copytree(GOLDEN_DATA / "token_cache", folder)
