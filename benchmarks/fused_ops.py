@@ -96,7 +96,7 @@ def in_plain_paddle(case: str) -> Iterator[None]:
 
 
 def time_in_turn(step: Callable[[str], object], cases: Sequence[str], seconds: float) -> dict[str, list[float]]:
-    """Return the times of each case's steps, made in rounds until the next step would end after `seconds`.
+    """Time steps of all cases in rounds, until the next step would end after `seconds`; return the times by case.
 
     The first round is not timed.
     """

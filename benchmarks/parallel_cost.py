@@ -142,7 +142,7 @@ def pair(predicted: float, counted: float, unit: float) -> str:
 
 
 def measured_tables() -> str:
-    """Compare formula and measurement, for the process that sends most bytes or needs most memory."""
+    """Compare formula and measurement, for the process that sends the most bytes or needs the most memory."""
     config, sent, held = DecoderConfig.from_dict(MODEL), [], []
     for name, processes, layout, keys in RUNS:
         print(name, flush=True)

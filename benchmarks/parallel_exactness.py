@@ -60,7 +60,7 @@ class Layout:
 
 
 def layouts(tensor: int) -> list[Layout]:
-    """Return the layouts of all dimensions; `tensor` is a tensor-parallel degree that the model supports."""
+    """Return layouts along each parallel axis and along several axes; the model must support the degree `tensor`."""
     split, stages = {"tensor_parallel_degree": tensor}, {"pipeline_parallel_degree": 2}
     shared = {"sharding": "stage1", "sharding_parallel_degree": 2}
     return [

@@ -156,7 +156,7 @@ def compare_losses(out: Path, model: str, dataset: str, steps: int, work: Path, 
 def train(
     kind: str, options: QuantizationConfig | None, model: str, dataset: str, steps: int, work: Path, keys: Sequence[str]
 ) -> Path:
-    """Run the launcher, unless a finished run of that name exists."""
+    """Run llm/run_finetune.py, unless a finished run of this kind exists; return the folder of the run."""
     folder = work / kind
     if (folder / "train_results.json").is_file():
         return folder

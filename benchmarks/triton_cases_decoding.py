@@ -62,7 +62,7 @@ class Matrix:
 def decoding(
     norms: bool, dtype: torch.dtype, device: str, positions: int, inputs: int, outputs: tuple[int, ...], form: str
 ) -> Case:
-    """Return the case of linear layers that read the same positions, with or without sum and norm before them."""
+    """Return the case of linear layers with one input, optionally after a residual addition and a norm."""
     matrices = [Matrix.random(form, each, inputs, dtype, device) for each in outputs]
     rounded = [matrix.exact.to(dtype) for matrix in matrices]
     x, addend = (torch.randn(positions, inputs, device=device).to(dtype) for _ in range(2))

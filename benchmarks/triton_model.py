@@ -232,7 +232,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value, help=f"default {value}")
     args = parser.parse_args()
     if args.steps <= WARM_UP:
-        parser.error(f"--steps {args.steps}: the first {WARM_UP} are not timed; give more")
+        parser.error(f"--steps {args.steps}: the first {WARM_UP} steps are not timed; pass a larger number")
     device = device_of(args.check or args.table)
     if args.check:
         check(device)

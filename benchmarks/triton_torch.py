@@ -193,7 +193,7 @@ class LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient):
-        (rows, total), ctx.gradients = ctx.gradients, None  # scaled in place: a single backward pass
+        (rows, total), ctx.gradients = ctx.gradients, None  # scaled in place, so a second backward pass is impossible
         rows = None if rows is None else rows.mul_(gradient)
         return rows, None if total is None else total.mul_(gradient).to(ctx.dtype), None, None
 
