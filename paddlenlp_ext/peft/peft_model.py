@@ -63,7 +63,7 @@ def get_peft_model(
 class PeftModel(ActiveAdapterFiles, TrainableModel):
     """Model with named adapters, accepted wherever its base model is accepted.
 
-    One adapter is active, and the model delegates to this adapter. Switching adapters copies no tensors.
+    One adapter is active, and the model delegates to this adapter. Switching adapters does not copy tensors.
 
     Args:
         model: base model whose layers are wrapped by the adapter.
@@ -99,7 +99,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
 
     @property
     def injected(self) -> dict[str, AdapterLayer]:
-        """Name -> layer of the active adapter."""
+        """Layers of the active adapter, by name."""
         return self.adapter.injected
 
     @property
@@ -156,7 +156,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         self.base_model.add_eos_token_ids(token_ids)
 
     def generate(self, prompts: Any = None, **options: Any) -> list[list[int]] | paddle.Tensor:
-        """Generate with the active adapter; takes the arguments of `generation.transformers_generate.generate_for`."""
+        """Generate with the active adapter; arguments as in `generation.transformers_generate.generate_for`."""
         return generate_for(self, prompts, **options)
 
     def set_dropout_seed(self, seed: int | None) -> None:
@@ -212,7 +212,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
 
     # -- several adapters ---------------------------------------------------------------------------------------------
     def add_adapter(self, adapter_name: str, peft_config: PeftConfig, seed: int = 42) -> None:
-        """Add an adapter of any method without activating it; takes the arguments of `get_peft_model`.
+        """Add an adapter of any method without activating it; arguments as in `get_peft_model`.
 
         Raises:
             ValueError: the name is taken, the active adapter is merged, or the new adapter cannot be added (see
@@ -221,7 +221,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
         self.adapters.add(adapter_name, lambda: new_adapter(self.base_model, peft_config, seed))
 
     def load_adapter(self, folder: str | os.PathLike[str], adapter_name: str, is_trainable: bool = True) -> None:
-        """Add a stored adapter without activating it; takes the arguments of `from_pretrained`.
+        """Add a stored adapter without activating it; arguments as in `from_pretrained`.
 
         Raises:
             ValueError: the name is taken, the active adapter is merged, or the stored adapter cannot be loaded (see
@@ -298,7 +298,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
 
         Args:
             model: base model without an adapter.
-            folder: adapter folder of `save_pretrained`, Hugging Face PEFT or PaddleNLP; weights must not be pickled.
+            folder: folder of an adapter saved by this package, Hugging Face PEFT or PaddleNLP, without pickled weights.
             adapter_name: name of the adapter for `set_adapter`.
             is_trainable: whether the adapter can be trained; False freezes it.
 
@@ -315,7 +315,7 @@ class PeftModel(ActiveAdapterFiles, TrainableModel):
     def from_files(
         cls, model: TrainableModel, stored: AdapterFiles, adapter_name: str = "default", is_trainable: bool = True
     ) -> PeftModel:
-        """Add the stored adapter to its base model; takes the arguments of `from_pretrained`."""
+        """Add the stored adapter to its base model; arguments as in `from_pretrained`."""
         peft_model = PeftModel(model, stored_adapter(model, stored), adapter_name)
         if not is_trainable:
             for parameter in peft_model.parameters():

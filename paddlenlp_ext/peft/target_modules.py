@@ -67,7 +67,7 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
     """Return a stored config without the targets and modules to save that are missing in the model.
 
     PaddleNLP's files list the layers of all variants of a model family. Hugging Face PEFT ignores missing modules. If
-    no entry matches, all entries stay, so that `select_targets` or `replace_parameters` raises an error.
+    no entry matches, all entries are kept, so that `select_targets` or `replace_parameters` raises an error.
     """
     changed: dict[str, Any] = {}
     targets = getattr(config, "target_modules", None)
@@ -81,9 +81,9 @@ def without_foreign_targets(config: PeftConfig, model: TrainableModel) -> PeftCo
 
 
 def shortest_targets(chosen: Sequence[str], model: nn.Layer) -> list[str]:
-    """Return short values of `target_modules` that match exactly the layers `chosen` of the model.
+    """Return short values of `target_modules` that match the layers `chosen` of the model and no others.
 
-    The result has the last components of the names ("q_proj"), or the full names if a last component also matches
+    The result contains the last components of the names ("q_proj"), or the full names if a last component also matches
     other layers.
     """
     leaves = Counter(name.rpartition(".")[2] for name in chosen)

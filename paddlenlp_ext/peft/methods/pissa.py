@@ -49,7 +49,7 @@ class PiSSAConfig(InitFromWeightsConfig):
     recorded_options: ClassVar[tuple[str, ...]] = ("svd",)
     paddlenlp_files: ClassVar[PaddleNLPFiles | None] = PaddleNLPFiles("lora_config.json")
     missing_init_reason: ClassVar[str] = (
-        "subtracts factors from the base, but the file does not contain these factors, and PEFT computes other factors "
+        "subtracts factors from the base, but the file does not contain these factors, and PEFT computes new factors "
         "each time it loads the file; save the adapter from PEFT as a plain LoRA, with "
         "path_initial_model_for_weight_conversion"
     )
