@@ -19,7 +19,7 @@ _REPAIRABLE = {
     errno.EROFS: ("the file system is read-only", "make the file system writable, or choose another folder"),
     errno.EACCES: ("permission denied", "change the permissions or choose another path"),
     errno.EPERM: ("the operation is not permitted", "change the permissions or choose another path"),
-    errno.ELOOP: ("the path is a loop of symbolic links", "remove the link"),
+    errno.ELOOP: ("the path contains a loop of symbolic links", "remove the link"),
     errno.ENAMETOOLONG: ("the name is too long", "choose a shorter name"),
     errno.EIO: ("the device reports an input/output error", f"check the disk {_ELSEWHERE}"),
     errno.ESTALE: ("the network file system has lost the file", "mount the file system again"),

@@ -22,8 +22,8 @@ from paddlenlp_ext.utils.storage_errors import StorageError, explain, explained_
         (OSError(errno.ENOSPC, "x", "/models/base", None, "runs/a/b"), "runs/a/b: no space is left"),
         (Exception("I/O error: No space left on device (os error 28)"), "runs/a: no space is left on the device"),
         (ValueError("embedded null byte"), "runs/a: a path has a NUL character"),
-        (OSError(errno.ELOOP, "x", "runs/b"), "runs/b: the path is a loop of symbolic links"),
-        (RuntimeError("Symlink loop from 'a'"), "Symlink loop from 'a': the path is a loop of symbolic links"),
+        (OSError(errno.ELOOP, "x", "runs/b"), "runs/b: the path contains a loop of symbolic links"),
+        (RuntimeError("Symlink loop from 'a'"), "Symlink loop from 'a': the path contains a loop of symbolic links"),
         (RuntimeError("Could not determine home directory."), "Could not determine home directory: a path begins with"),
     ],
 )
