@@ -39,7 +39,7 @@ _PROCESS_BYTES = 370e6
 _LOSS_CHUNK = 256
 """Number of target positions per chunk of logits (ops/linear_cross_entropy/__init__.py), except with Triton. In
 bfloat16, the C++ library uses chunks of 384 positions without a rounded copy of the gradient. 384 positions without the
-copy need as many bytes as 256 positions with the copy."""
+copy take as many bytes as 256 positions with the copy."""
 _SMALLEST_BLOCK = 1 << 18
 """Minimum size in bytes of a C++ op's result that is allocated in a block (ops/cpp/library.py)."""
 _FREE_BLOCKS = 1 / 16
