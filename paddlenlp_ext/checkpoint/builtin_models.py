@@ -56,7 +56,7 @@ def unpack_builtin(name: str) -> Path:
 
     Raises:
         ModuleNotFoundError: the model's package or the gguf library is not installed.
-        ValueError: the GGUF file is missing from the package or has a wrong checksum.
+        ValueError: the GGUF file is missing from the package or has the wrong checksum.
     """
     model = BUILTIN_MODELS[name]
     folder = cache_root() / f"{name}-{model.sha256[:12]}-v{LAYOUT_VERSION}"

@@ -5,8 +5,8 @@
                          language_model.lm_head.*, lm_head.*                read as lm_head.*
                          all other tensors, such as vision_tower.*          not read
 
-A saved or merged model is the text model alone. transformers can save a text model under the names of the composite
-model, and adapters can have these names too. Layers for multi-token prediction (`mtp.*`) are not read either.
+Saved and merged models contain only the text model. transformers can save a text model with the tensor names of the
+composite model, and adapters can have these names too. Layers for multi-token prediction (`mtp.*`) are not read either.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _OTHER_NAMES = re.compile(r"^(language_model\.model|model\.language_model|model\
 
 
 def is_composite(config: Mapping[str, Any]) -> bool:
-    """Return whether a config.json dict describes a text model with other parts."""
+    """Return whether a config.json dict describes a composite model."""
     text = config.get("text_config")
     return isinstance(text, Mapping) and isinstance(text.get("model_type"), str)
 
@@ -56,7 +56,7 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class TextModelWeights(WeightSource):
-    """Weights of the text model of a composite model, under the names of a text model.
+    """Weights of the text model in a composite model, with the tensor names of a separate text model.
 
     The constructor logs the parts that are not read.
     """
@@ -94,7 +94,7 @@ def has_composite_names(names: Iterable[str]) -> bool:
 
 
 def without_composite_prefix(name: str) -> str:
-    """Return a dotted name, or a pattern for dotted names, with the names of layers in a text model."""
+    """Convert a dotted name, or a pattern for dotted names, from a composite model to its text model."""
     return re.sub(r"(?:language_model\\?\.model|model\\?\.language_model)(?=\\?\.)", "model", name)
 
 
@@ -106,5 +106,5 @@ def _name_in_text_model(name: str) -> str | None:
 
 
 def _part(name: str) -> str:
-    """Return the name of the part of a composite model that has the tensor `name`, such as "vision_tower"."""
+    """Return the part of a composite model to which the tensor `name` belongs, such as "vision_tower"."""
     return name.removeprefix("model.").partition(".")[0]

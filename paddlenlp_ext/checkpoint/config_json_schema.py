@@ -1,7 +1,7 @@
 """Types and ranges of the keys of config.json and generation_config.json.
 
 Each key is checked even if the family of the model does not use the key. Keys that no family uses are not listed.
-`DecoderConfig` checks relations between keys, such as a hidden size that is divisible by the number of heads.
+`DecoderConfig` checks constraints between keys: for example, the number of heads must divide the hidden size.
 """
 
 from __future__ import annotations

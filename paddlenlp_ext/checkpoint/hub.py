@@ -1,4 +1,4 @@
-"""Resolve a model name to a local path: a folder, a .gguf file, a built-in model, or a model of a hub."""
+"""Resolve a model name to a local path: a folder, a .gguf file, a built-in model, or a model on a hub."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def resolve_model(name_or_path: str | os.PathLike[str], weights: bool = True) ->
     The name is resolved, in this order, as a folder, a .gguf file, a built-in model or a hub id.
 
     Args:
-        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B` (of the hub
-            that the environment variable DOWNLOAD_SOURCE names, by default Hugging Face) or
+        name_or_path: for example `./my-model`, `model.gguf`, `smollm2-135m-instruct`, `Qwen/Qwen3-0.6B` (on the hub
+            that the environment variable DOWNLOAD_SOURCE selects, by default Hugging Face) or
             `modelscope:Qwen/Qwen3-0.6B`.
-        weights: whether the weights of a hub's model are downloaded; if false, the folder may lack weights.
+        weights: whether to download the weights of a hub model; if false, the folder may lack weights.
 
     Returns:
         The path of a Hugging Face folder or of a .gguf file.
@@ -63,8 +63,8 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
         return resolve_model(name)
     except ValueError as error:
         raise ValueError(
-            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path starts at the current "
-            f"folder): {error}. If the base model is elsewhere: {remedy}"
+            f"{os.fspath(adapter)} names its base model as {os.fspath(name)!r} (a relative path is resolved from the "
+            f"current folder): {error}. If the base model is elsewhere: {remedy}"
         ) from error
 
 

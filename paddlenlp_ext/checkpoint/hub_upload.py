@@ -17,7 +17,7 @@ from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors", "adapter_model.safetensors")
-"""Patterns of files with weights; a folder that is uploaded has at least one such file."""
+"""Name patterns of weight files; an uploaded folder has at least one weight file."""
 UPLOADED = (
     *WEIGHTS,
     *("model.safetensors.index.json", "config.json", "generation_config.json", "adapter_config.json"),
@@ -25,13 +25,13 @@ UPLOADED = (
     *("chat_template*", "additional_chat_templates/*.jinja", "quantize_config.json"),
     *("README.md", "LICENSE*", *(f"{split}_results.json" for split in ("train", "eval", "test", "all"))),
 )
-"""Patterns of the files that are uploaded, relative to the folder; `*` does not match `/`."""
+"""Path patterns of uploaded files, relative to the folder; `*` does not match `/`."""
 
 logger = get_logger(__name__)
 
 
 class UploadError(ValueError):
-    """Failed upload of a completed run. All results of the run are on disk."""
+    """Error about the failed upload of a completed run. All results of the run are on disk."""
 
 
 def check_hub_login(repo_id: str, needed_by: str) -> None:
@@ -53,7 +53,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise ValueError(
-            f"{needed_by}: {repo_id!r} is not a name for the hub; choose organisation/name ({error})"
+            f"{needed_by}: {repo_id!r} is not a valid repository name; choose organisation/name ({error})"
         ) from error
     if constants.HF_HUB_OFFLINE:
         raise ValueError(f"{needed_by}: HF_HUB_OFFLINE is set, which forbids uploads; unset this environment variable")

@@ -1,7 +1,7 @@
 """Download models from Hugging Face, ModelScope or AI Studio with the hub's own package.
 
-The packages show progress, continue an interrupted download and keep a cache for later runs. A prefix
-of the hub id or the environment variable DOWNLOAD_SOURCE, as in PaddleNLP, selects the hub:
+The packages show progress, continue an interrupted download and keep a cache for later runs. The hub is selected by a
+prefix of the hub id or, as in PaddleNLP, by the environment variable DOWNLOAD_SOURCE:
 
     Qwen/Qwen3-0.6B                 DOWNLOAD_SOURCE, by default huggingface
     modelscope:Qwen/Qwen3-0.6B      ModelScope, independently of DOWNLOAD_SOURCE
@@ -31,9 +31,9 @@ class ModelHub:
 
     Attributes:
         title: name for messages.
-        snapshot: function that imports the hub's package, given a model name for error messages. The results are the
-            download function of the package and the exceptions of the package. The download function takes a hub id and
-            patterns of file names (`allow_patterns`, `ignore_patterns`), and returns the folder.
+        snapshot: function that imports the hub's package, given a model name for error messages, and returns the
+            package's download function and exceptions. The download function takes a hub id and patterns of file names
+            (`allow_patterns`, `ignore_patterns`), and returns the folder.
     """
 
     title: str
@@ -73,7 +73,7 @@ MODEL_HUBS = {
 
 
 def download_model(name: str, hint: str = "", weights: bool = True) -> Path:
-    """Return the cached folder of a hub's model; download missing files, except pickles and files that are not used.
+    """Return the cached folder of a hub model; download missing files, except pickles and files that are not used.
 
     Args:
         name: `organisation/name`, or `hub:organisation/name` with a key of `MODEL_HUBS`.

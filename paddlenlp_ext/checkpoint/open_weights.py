@@ -20,7 +20,7 @@ def open_weights(path: str | os.PathLike[str]) -> WeightSource:
     """Open the weights of a Hugging Face folder, a `.safetensors` file or a `.gguf` file.
 
     FP8 weights are dequantized. Integer weights of GPTQ, AWQ, AutoRound and compressed-tensors are converted to this
-    package's integer format. Of a composite model, only the text model is read.
+    package's integer format. Only the text model of a composite model is read.
 
     Raises:
         ValueError: the folder has no weights or only pickles, a file is damaged, the index contradicts the shards, a

@@ -1,4 +1,4 @@
-"""Resize the embedding and lm_head to another vocabulary size while reading them.
+"""Resize the embedding and lm_head to a different vocabulary size while reading them.
 
     stored rows     E[0] ... E[V-1]
     enlarged        E[0] ... E[V-1] m ... m        m: mean of the stored rows, rounded to the stored dtype
@@ -32,7 +32,7 @@ def with_vocab_size(source: WeightSource, vocab_size: int | None) -> WeightSourc
 
 
 class ResizedVocabulary(WeightSource):
-    """Stored tensors, with embedding and lm_head resized to another vocabulary size.
+    """Stored tensors, with embedding and lm_head resized to a different vocabulary size.
 
     Args:
         source: the stored tensors.

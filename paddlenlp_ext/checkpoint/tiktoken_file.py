@@ -1,4 +1,4 @@
-"""Build a fast tokenizer of transformers from the vocabulary file of Qwen 1, `qwen.tiktoken`.
+"""Build a transformers fast tokenizer from the vocabulary file of Qwen 1, `qwen.tiktoken`.
 
     IQ== 0          base64 of the bytes of a token, and its rank
     IsK9 1234

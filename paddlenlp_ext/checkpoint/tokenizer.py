@@ -21,7 +21,7 @@ def load_tokenizer(name_or_path: str | os.PathLike[str]) -> PreTrainedTokenizerB
     """Load the tokenizer of a model.
 
     Args:
-        name_or_path: any name that `resolve_model` accepts; the weights of a hub's model are not downloaded.
+        name_or_path: any name that `resolve_model` accepts; the weights of a hub model are not downloaded.
 
     Returns:
         A transformers tokenizer, with the chat template of the model if there is one. A tokenizer without a padding
@@ -51,7 +51,7 @@ class AutoTokenizer:
 
 
 class _PaddleTensors:
-    """Mixin for transformers' tokenizers: Paddle tensors as results of `__call__` and as arguments of `decode`."""
+    """Mixin for transformers' tokenizers: `__call__` can return Paddle tensors, and `decode` accepts them."""
 
     def __call__(self, *args: Any, return_tensors: str | None = None, **options: Any) -> Any:
         """Tokenize as in transformers; with `return_tensors="pd"`, the values are Paddle tensors."""
@@ -70,7 +70,7 @@ class _PaddleTensors:
         return parent.decode(_without_tensors(token_ids), *args, **options)
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
-        """Copy and pickle the tokenizer with the class of transformers, because the subclass has no importable name."""
+        """Copy and pickle the tokenizer as its transformers class, because the subclass has no importable name."""
         plain = object.__new__(type(self).__mro__[2])
         plain.__dict__.update(self.__dict__)
         return _with_paddle_tensors, (plain,)
@@ -109,7 +109,7 @@ def _from_folder(folder: Path) -> PreTrainedTokenizerBase:
             f"{folder}: no tokenizer files (looked for {', '.join(_TOKENIZER_FILES)}); copy the files from the "
             "original model"
         )
-    # Hide the warning of transformers that PyTorch is not installed.
+    # Hide transformers' warning that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import AutoTokenizer as TransformersTokenizer
 

@@ -49,7 +49,7 @@ KEYS: dict[str, Kind] = kinds_by_key(
     (OBJECT.or_null(), "added_tokens_decoder"),
 )
 TOKEN_KEYS: dict[str, Kind] = kinds_by_key((TEXT, "content"), (FLAG, "lstrip normalized rstrip single_word special"))
-"""Keys of a token in object form."""
+"""Keys of a token that is stored as a JSON object."""
 MAX_GROWTH = 128
 """Maximum factor by which a text may grow in bytes.
 

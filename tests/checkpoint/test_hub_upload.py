@@ -69,7 +69,9 @@ def test_check_hub_login_offline_raises(hub: FakeHub, monkeypatch):
 
 @pytest.mark.parametrize("name", ["my run", "a/b/c", "-x"])
 def test_check_hub_login_invalid_name_raises(hub: FakeHub, name):
-    with pytest.raises(ValueError, match=rf"push_to_hub: '{name}' is not a name for the hub; choose organisation/name"):
+    with pytest.raises(
+        ValueError, match=rf"push_to_hub: '{name}' is not a valid repository name; choose organisation/name"
+    ):
         check_hub_login(name, "push_to_hub")
 
 

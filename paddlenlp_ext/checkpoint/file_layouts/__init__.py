@@ -1,1 +1,1 @@
-"""Conversion between tensors in files and model parameters whose names or shapes differ, such as experts."""
+"""Convert between tensors in files and model parameters that have different names or shapes, such as experts."""

@@ -1,4 +1,4 @@
-"""Interface for converting between tensors in files and model parameters whose names or shapes differ."""
+"""Interface for converting between tensors in files and model parameters that have different names or shapes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class FileLayout:
     """Layout of a model's files; in the base class, tensors in files and parameters have the same names and shapes.
 
     Attributes:
-        renames_adapters: whether the layers of adapters have other names in files than in memory.
+        renames_adapters: whether adapter layers have different names in files and in memory.
     """
 
     renames_adapters: bool = False

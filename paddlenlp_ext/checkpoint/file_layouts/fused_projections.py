@@ -157,7 +157,7 @@ def join_fused(tensors: Mapping[str, Any], layers: FusedLayers) -> dict[str, Any
         if found.tensor not in (*_STACKED, *_INTEGERS):
             raise ValueError(
                 f"{name}: files store this layer fused in {found.fused}, but layers in this format cannot be fused; "
-                "save the adapter, or merge the adapter, instead of saving the quantized model"
+                "save or merge the adapter instead of saving the quantized model"
             )
         assert found.projection is not None, f"{name} is already fused"
         groups.setdefault(f"{found.fused}.{found.tensor}", {})[found.projection] = as_lazy(tensor)

@@ -1,4 +1,4 @@
-"""Convert between fused tensors and their parts in files: the rows of the fused tensor, in order."""
+"""Convert between fused tensors and their parts in files; each part holds a range of rows of the fused tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
 FusedRows = Mapping[str, Mapping[str, int]]
-"""Fused layer -> name of a part -> its share of the rows, relative to the other parts.
+"""Fused layer -> name of a part -> number of its rows relative to the other parts; the parts are in row order.
 
 Names start after "model.layers.N.".
 """

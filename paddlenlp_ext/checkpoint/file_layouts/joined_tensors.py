@@ -1,4 +1,4 @@
-"""Base class for joining several stored tensors to one tensor."""
+"""Base class for joining several stored tensors into one tensor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Layout of files with separate tensors for each expert, below layers with other names."""
+"""Layout of files with separate tensors for each expert and with different layer names."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _SAME = RenamedTensors({})
 
 
 class RenamedExperts(FileLayout):
-    """Layout that combines two layouts.
+    """Layout that renames layers and stores the tensors of each expert separately.
 
     Attributes:
-        names: names of the layers in files and adapters.
-        experts: tensors of the experts, below the names of the layers in memory.
-        prefixes: prefixes in files of the names in adapters.
+        names: layer names in memory -> layer names in adapter files.
+        experts: tensors of the experts, with the layer names in memory.
+        prefixes: layer names in adapter files -> layer names in model files.
     """
 
     def __init__(self, names: RenamedTensors, experts: StackedExperts, prefixes: RenamedTensors = _SAME) -> None:

@@ -20,11 +20,10 @@ class RenamedTensors(FileLayout):
     Args:
         names: dotted name of a layer in memory -> name in files. `*` stands for the index of a decoder layer. A name
             also applies to sublayers: `model.layers.*.mlp` renames the layer `model.layers.3.mlp.up_proj`. The longest
-            name that matches is used.
+            matching name is used.
         tensors: dotted name of a tensor in memory -> name in files. A name applies only to the tensor itself.
-        in_adapters: whether adapter files have the names of the files, as in Hugging Face PEFT; False: the names in
-            memory.
-        unused: regular expression for the names in memory of stored tensors that are not read; None: read all tensors.
+        in_adapters: whether adapter files use the names in files, as in Hugging Face PEFT; False: the names in memory.
+        unused: regular expression that matches the in-memory names of ignored tensors; None: read all tensors.
     """
 
     def __init__(
@@ -110,7 +109,7 @@ def _different_parts(memory: str, file: str, names: Mapping[str, str]) -> dict[s
     """Return the components that differ between two dotted names.
 
     The result has the last two components if the lengths differ, or if several names in memory have the same parent in
-    files: `mamba.in_proj` and `mlp.up_proj` are `mixer.in_proj` and `mixer.up_proj`.
+    files. For example, files store `mamba.in_proj` as `mixer.in_proj` and `mlp.up_proj` as `mixer.up_proj`.
     """
     own, stored = memory.split("."), file.split(".")
     parents = {_parent(name) for name, other in names.items() if _parent(other) == _parent(file)}

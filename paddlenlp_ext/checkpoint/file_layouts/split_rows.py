@@ -1,4 +1,4 @@
-"""Layout of files that store the rows of some tensors as several tensors, and name some layers differently."""
+"""Layout of files that split the rows of some parameters into several tensors and use different layer names."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from paddlenlp_ext.checkpoint.weight_source import WeightSource
 
 
 class SplitRows(FileLayout):
-    """Layout of files in which several tensors have the rows of one parameter.
+    """Layout of files in which several tensors hold the rows of one parameter.
 
-    Reading joins the parts in order, whatever their sizes.
+    Reading joins the parts in order, regardless of their sizes.
 
     Args:
         rows: parameters that files store in parts.
-        read: names of layers in files that are read.
-        written: names of layers in files that are written.
+        read: layer names in existing files.
+        written: layer names in new files.
     """
 
     def __init__(self, rows: FusedRows, read: RenamedTensors, written: RenamedTensors) -> None:

@@ -1,1 +1,1 @@
-"""GGUF files of llama.cpp: read them under Hugging Face names, and write them."""
+"""Read and write the GGUF files of llama.cpp, with Hugging Face names for tensors."""

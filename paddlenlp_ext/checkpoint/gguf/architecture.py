@@ -4,8 +4,8 @@ The converter of llama.cpp changes some tensors. Reading undoes the changes, and
 
 - In some families, query and key rows are permuted so that the two channels of a rotary pair are adjacent (`permutes`).
 - In some families, norm weights are stored as 1 + w instead of w (`norm_offset`).
-- In some families, the rates of decay are stored as -exp(x) instead of x (`logarithms`).
-- In some families, rows and columns are stored in another order (`row_order`, `column_order`).
+- In some families, decay rates are stored as -exp(x) instead of x (`logarithms`).
+- In some families, rows and columns are stored in a different order (`row_order`, `column_order`).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Key:
         """Return the value of the key in a file.
 
         Raises:
-            ValueError: the value is missing, has a wrong type, or is less than the minimum.
+            ValueError: the value is missing, has the wrong type, or is less than the minimum.
         """
         if self.kind is int:
             return count(file, self.name, self.default, self.minimum)
@@ -95,7 +95,7 @@ class Architecture:
             `feed_forward_length`.
         reads: function that recognizes the files of this family among files with the same `general.architecture`.
         writes: function that returns whether a model (`DecoderConfig`) of the family has this layout.
-        variants: layouts of other models of the family, which have another `general.architecture`.
+        variants: layouts of other models of the family, which have a different `general.architecture`.
         permutes: whether the rows of query and key projections are permuted.
         norm_offset: offset that is added to norm weights in files.
         plain_norms: suffixes of the Hugging Face names of norm weights that files store without the offset.
@@ -103,7 +103,7 @@ class Architecture:
         row_order: function that returns, for each row of a stored tensor, its index in the Hugging Face tensor; called
             with the Hugging Face name and the config (`DecoderConfig`); None: the order is the same. `restore` must
             undo the order.
-        column_order: function that returns the same for columns.
+        column_order: function like `row_order`, for columns.
         norm_epsilon: name of the epsilon of norms in the metadata and in config.json.
         has_window: whether the family has sliding-window attention.
         is_partly_rotated: whether RoPE may rotate only some channels of a head (`partial_rotary_factor`).
@@ -113,7 +113,7 @@ class Architecture:
         mixers: kinds of token mixers other than attention (`MixerShape.kind`) that files can store.
         has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
             with a short convolution or Mamba-2 instead of attention.
-        squeezed: suffix of the Hugging Face names of tensors -> axis of length 1 that files omit.
+        squeezed: name suffix of Hugging Face tensors -> axis of length 1 that files omit.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
         split: inverse of `restore`, called with the tensors and the config (`DecoderConfig`) of a model; None: each
@@ -159,23 +159,23 @@ class Architecture:
         """Return the keys of config.json that are specific to this family.
 
         Raises:
-            ValueError: metadata are missing or damaged, or describe an unsupported model.
+            ValueError: metadata is missing or damaged, or describes an unsupported model.
         """
         read = {name: key.read(file) for name, key in self.keys.items()}
         return {**read, **self.constants, **self.settings(file)}
 
     def converts_values(self, name: str) -> bool:
-        """Return whether files store other values than the Hugging Face tensor `name` has."""
+        """Return whether the stored values differ from the values of the Hugging Face tensor `name`."""
         return self._offset(name) != 0 or name.endswith(self.logarithms)
 
     def to_stored(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Return the float32 values that files store for the values of the Hugging Face tensor `name`."""
+        """Convert values of the Hugging Face tensor `name` to the float32 values that files store."""
         if name.endswith(self.logarithms):
             return -np.exp(values.astype(np.float64)).astype(np.float32)
         return values + np.float32(self._offset(name)) if self._offset(name) else values
 
     def from_stored(self, name: str, values: np.ndarray) -> np.ndarray:
-        """Return the float32 values of the Hugging Face tensor `name`; the inverse of `to_stored`, up to rounding.
+        """Convert stored values to the Hugging Face tensor `name`; the inverse of `to_stored`, up to rounding.
 
         Raises:
             ValueError: the values have no logarithm.
@@ -210,7 +210,7 @@ def count(file: GgufFile, key: str, default: int | None = None, minimum: int = 1
         maximum: largest valid value.
 
     Raises:
-        ValueError: the key is missing, or the value has a wrong type or is outside the range.
+        ValueError: the key is missing, or the value has the wrong type or is outside the range.
     """
     key = file.architecture_key(key)
     value = file.require(key, int) if default is None else file.get(key, int, default)
@@ -231,7 +231,7 @@ def kv_heads_by_layer(file: GgufFile) -> list[int]:
     """Return the number of key-value heads of each layer, from a list or a single number in the metadata.
 
     Raises:
-        ValueError: the value has a wrong type, or the list does not have one item for each layer.
+        ValueError: the value has the wrong type, or the list does not have one item for each layer.
     """
     key, layers = file.architecture_key("attention.head_count_kv"), count(file, "block_count")
     if not isinstance(file.metadata.get(key), list):
@@ -248,7 +248,7 @@ def has_bias(file: GgufFile, name: str) -> bool:
 
 
 def has_window(file: GgufFile) -> bool:
-    """Return whether the metadata of a file specify sliding-window attention."""
+    """Return whether the metadata of a file specifies sliding-window attention."""
     return bool(count(file, "attention.sliding_window", 0, minimum=0))
 
 

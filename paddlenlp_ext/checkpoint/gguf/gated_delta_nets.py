@@ -73,18 +73,18 @@ def _settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _metadata(config: Any) -> dict[str, Any]:
-    """Return the metadata without a key of config.json.
+    """Return the metadata that has no counterpart among the keys of config.json.
 
     The multimodal RoPE assigns the channel pairs to three axes in turn.
 
     Raises:
-        ValueError: llama.cpp does not compute the sizes of the heads.
+        ValueError: llama.cpp does not support the head sizes.
     """
     keys, values = (config.value(f"linear_{name}_head_dim") for name in ("key", "value"))
     if keys != values:
         raise ValueError(
             f"a GGUF file cannot express heads with {keys} key channels and {values} value channels: "
-            "llama.cpp computes only equal sizes"
+            "llama.cpp supports only equal sizes"
         )
     interval = next((layer for layer, mixer in enumerate(config.mixers, start=1) if mixer is None), None)
     pairs = config.ropes[0].rotary_dim // 2

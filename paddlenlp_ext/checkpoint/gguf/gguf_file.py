@@ -1,7 +1,7 @@
 """Open a GGUF model and access its metadata with type checks.
 
 The tensors of a split model are distributed over the files `NAME-00001-of-0000N.gguf` to `NAME-0000N-of-0000N.gguf`.
-The first file has the metadata. One `GgufFile` represents all files of the model.
+The first file contains the metadata. One `GgufFile` represents all files of the model.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _read_model(parts: tuple[tuple[Path, int, int], ...]) -> GgufFile:
 
 
 def _check_part(header: GgufFile, number: int, count: int) -> None:
-    """Check that the metadata agree with the file name.
+    """Check that the metadata agrees with the file name.
 
     Args:
         header: header of the file.
@@ -176,7 +176,7 @@ def _check_part(header: GgufFile, number: int, count: int) -> None:
         count: number of files according to the name.
 
     Raises:
-        ValueError: the metadata have a different index or a different number of files.
+        ValueError: the metadata has a different index or a different number of files.
     """
     stored_count = max(header.get("split.count", int, 1), 1)  # llama.cpp stores 0 in a merged file
     stored_number = header.get("split.no", int, 0) + 1

@@ -1,4 +1,4 @@
-"""Convert scalars of a layer that checkpoints store as tensors, and GGUF files as metadata lists, one item a layer."""
+"""Convert layer scalars: checkpoints store a tensor per layer, GGUF files a metadata list with one item per layer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paddlenlp_ext.sharding_spec import Shard
 
 
 class ListedTensor(NamedTuple):
-    """Metadata key of a list, and the shape of the tensor that holds an item of the list in the checkpoint."""
+    """Metadata key of a list, and the shape of the checkpoint tensor that holds an item of the list."""
 
     key: str
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ def scalar_metadata(tensors: Mapping[str, LazyTensor], listed: ListedTensors) ->
 
 
 def without_scalars(tensors: Mapping[str, LazyTensor], listed: ListedTensors) -> dict[str, LazyTensor]:
-    """Return the tensors that are stored as tensors in GGUF files, too."""
+    """Return the tensors that GGUF files do not store in metadata lists."""
     return {name: tensor for name, tensor in tensors.items() if split_layer(name)[1] not in listed}
 
 
@@ -46,7 +46,7 @@ class LayerScalars(WeightSource):
     """Tensors of a GGUF file, with a tensor for each item of the metadata lists.
 
     Raises:
-        ValueError: a list is missing, has an item of another type, or does not have one item for each layer.
+        ValueError: a list is missing, has an item of the wrong type, or does not have one item for each layer.
     """
 
     def __init__(self, source: WeightSource, listed: ListedTensors) -> None:

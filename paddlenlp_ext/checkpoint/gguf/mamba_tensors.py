@@ -42,7 +42,7 @@ _KEYS = {
 }
 _COLUMNS = ("mamba.A_log", "mamba.D")
 _FLAT = (*_COLUMNS, "mamba.norm.weight")
-"""Suffixes of the names of vectors that files store with two axes."""
+"""Name suffixes of the vectors that files store with two axes."""
 
 
 def with_mamba(attention: Architecture, name: str) -> Architecture:
@@ -77,10 +77,10 @@ def with_mamba(attention: Architecture, name: str) -> Architecture:
 
 
 def _settings(file: GgufFile) -> dict[str, Any]:
-    """Return the keys of config.json that the keys of the metadata determine together.
+    """Return the keys of config.json that depend on several metadata keys.
 
     Raises:
-        ValueError: the channels of the heads are not a multiple of the hidden size and of the number of heads.
+        ValueError: the number of channels of all heads is not a multiple of the hidden size and of the number of heads.
     """
     inner, hidden, heads = (count(file, key) for key in ("ssm.inner_size", "embedding_length", "ssm.time_step_rank"))
     if inner % hidden or inner % heads:
@@ -99,10 +99,10 @@ def _settings(file: GgufFile) -> dict[str, Any]:
 
 
 def _metadata(config: Any) -> dict[str, Any]:
-    """Return the metadata without a key of config.json.
+    """Return the metadata that has no counterpart among the keys of config.json.
 
     Raises:
-        ValueError: llama.cpp does not compute a part of the layers.
+        ValueError: llama.cpp does not support an option of the layers.
     """
     shape = config.other_mixers[0]
     if shape.bias or shape.step_limits != (0.0, math.inf):
@@ -129,7 +129,7 @@ def _reshaped(tensor: LazyTensor, shape: tuple[int, ...]) -> np.ndarray:
 
 
 class _FlatTensors(WeightSource):
-    """Tensors of a GGUF file, with one axis where the checkpoint has one."""
+    """Tensors of a GGUF file, with the vectors of the checkpoint flattened to one axis."""
 
     def __init__(self, source: WeightSource) -> None:
         self.path, self._source = source.path, source

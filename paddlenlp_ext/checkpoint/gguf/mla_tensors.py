@@ -45,7 +45,7 @@ def latent_settings(file: GgufFile) -> dict[str, Any]:
     `key_length_mla` and `value_length_mla` are the sizes of a head.
 
     Raises:
-        ValueError: a head has no key channels without rotation, or metadata are damaged.
+        ValueError: a head has no key channels without rotation, or metadata is damaged.
     """
     heads, rotated = count(file, "attention.head_count"), count(file, "rope.dimension_count")
     keys = count(file, "attention.key_length_mla", count(file, "attention.key_length"))
@@ -119,7 +119,7 @@ def _read_values(both: LazyTensor, heads: int, unrotated: int) -> np.ndarray:
 
 
 class JoinedLatents(JoinedTensors):
-    """Tensors of a GGUF file, with key and value tensors joined to kv_b_proj as in the Hugging Face checkpoint.
+    """Tensors of a GGUF file, with key and value tensors joined into kv_b_proj as in the Hugging Face checkpoint.
 
     Raises:
         ValueError: the key tensor or the value tensor of a layer is missing.

@@ -207,7 +207,7 @@ def find_tool_delimiters(write: WriteChat, before_answer: str, has_system: bool)
 def _around_content(write: WriteChat, head: str, call: str) -> tuple[str, str] | None:
     """Return the text before and after the content of an answer with calls.
 
-    Return None if the template rejects or omits such content.
+    Return None if the template rejects or omits the content.
 
     Args:
         write: function that renders the template.

@@ -147,7 +147,7 @@ def _read(cursor: _Cursor, path: Path) -> tuple[dict[str, Any], dict[str, GgufTe
 
 
 def _tensor_entry(cursor: _Cursor) -> tuple[str, tuple[int, ...], int, int]:
-    """Return name, shape (rows first), type and offset of the next tensor."""
+    """Return the name, shape (rows first), type and offset of the next tensor."""
     name, num_dims = cursor.text(), cursor.whole(_UINT32)
     if not 1 <= num_dims <= _MAX_DIMS:
         raise ValueError(f"tensor {name} has {num_dims} axes")

@@ -26,7 +26,7 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
     """Build the tokenizer of a GGUF file.
 
     Raises:
-        ValueError: the file has no tokenizer, or the tokenizer metadata are damaged or not supported.
+        ValueError: the file has no tokenizer, or the tokenizer metadata is damaged or not supported.
     """
     fields = read_tokenizer_fields(file)
     tokenizer = _byte_level_bpe(fields) if fields.model == "gpt2" else sentencepiece_bpe(fields)
@@ -38,8 +38,8 @@ def tokenizer_from_gguf(file: GgufFile) -> PreTrainedTokenizerFast:
 
 
 def as_transformers_tokenizer(tokenizer: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
-    """Wrap a tokenizer in the class of transformers; `options` are arguments of the class, such as `eos_token`."""
-    # Hide the warning of transformers that PyTorch is not installed.
+    """Wrap a tokenizer in the transformers class; `options` are arguments of the class, such as `eos_token`."""
+    # Hide transformers' warning that PyTorch is not installed.
     os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
     from transformers import PreTrainedTokenizerFast
 
@@ -50,7 +50,7 @@ def _byte_level_bpe(fields: TokenizerFields) -> Tokenizer:
     """Build the byte-level BPE tokenizer of a file, with the pre-tokenizer that the file names.
 
     Raises:
-        ValueError: the file names no pre-tokenizer or an unknown pre-tokenizer.
+        ValueError: the name of the pre-tokenizer is missing or unknown.
     """
     try:
         return byte_level_bpe(fields.pre, {token: index for index, token in enumerate(fields.tokens)}, fields.merges)

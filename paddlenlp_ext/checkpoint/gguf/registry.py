@@ -29,7 +29,7 @@ def model_type_of(file: GgufFile) -> str:
 
 
 def layouts() -> list[tuple[str, Architecture]]:
-    """Return the `model_type` and the layout of each kind of GGUF files."""
+    """Return the `model_type` and the layout of each kind of GGUF file."""
     return [(kind, each) for kind, layout in ARCHITECTURES.items() for each in (layout, *layout.variants)]
 
 

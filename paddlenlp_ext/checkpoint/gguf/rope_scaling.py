@@ -208,7 +208,7 @@ def _bounds(divisors: np.ndarray, theta: float) -> tuple[float, float]:
         return fastest_scaled * ratio**0.25, fastest_scaled * ratio**0.75
     keep = (1 / divisors[inside] - 1 / factor) / (1 - 1 / factor)
     if inside.sum() == 1:
-        # The line through the only point reaches 0 and 1 between the neighbouring frequencies.
+        # Choose a line through the only point so that it reaches 0 and 1 between the neighbouring frequencies.
         (at,), (height,) = turns[inside], keep
         zero = max(fastest_scaled, (at - height * slowest_kept) / (1 - height))
         return zero, zero + (at - zero) / height

@@ -26,10 +26,10 @@ class HeadSizes(NamedTuple):
 
 
 def head_sizes(file: GgufFile) -> HeadSizes:
-    """Return the sizes of the heads of a file.
+    """Return the head counts and head sizes of a file.
 
     Raises:
-        ValueError: metadata are missing, or the sizes do not fit together.
+        ValueError: metadata is missing, or the sizes do not fit together.
     """
     keys, values = count(file, "ssm.group_count"), count(file, "ssm.time_step_rank")
     inner = count(file, "ssm.inner_size")

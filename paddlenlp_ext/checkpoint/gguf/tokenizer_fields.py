@@ -189,7 +189,7 @@ def _special_tokens(file: GgufFile, tokens: Sequence[str]) -> dict[str, str]:
 
 
 def _added_tokens(file: GgufFile, special: Mapping[str, str], adds_bos: bool) -> dict[str, bool]:
-    """Return a dict with whether the tokenizer adds `bos_token`, and `eos_token`, to every text.
+    """Return a dict from `bos_token` and `eos_token` to whether the tokenizer adds the token to every text.
 
     Args:
         file: the file.
@@ -197,7 +197,7 @@ def _added_tokens(file: GgufFile, special: Mapping[str, str], adds_bos: bool) ->
         adds_bos: whether llama.cpp adds bos if the key `add_bos_token` is missing.
 
     Raises:
-        ValueError: the metadata specify that a token is added, but lack the id of the token.
+        ValueError: the metadata specifies that a token is added, but lacks the id of the token.
     """
     adds = {
         "bos_token": file.get(_PREFIX + "add_bos_token", bool, adds_bos),

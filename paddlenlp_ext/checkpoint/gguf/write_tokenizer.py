@@ -246,5 +246,5 @@ def _difference(expected: PreTrainedTokenizerBase, found: PreTrainedTokenizerBas
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str, adds_ends: bool = False) -> list[int]:
-    """Encode a text with the backend tokenizer, which avoids the warning of transformers about long texts."""
+    """Encode a text with the backend tokenizer, to avoid transformers' warning about long texts."""
     return tokenizer.backend_tokenizer.encode(text, add_special_tokens=adds_ends).ids

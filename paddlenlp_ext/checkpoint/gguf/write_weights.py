@@ -65,7 +65,7 @@ def stored_values(name: str, tensor: LazyTensor, architecture: Architecture, con
 
 
 def in_stored_rows(name: str, tensor: LazyTensor, architecture: Architecture, config: Any) -> np.ndarray:
-    """Return the float32 values of a tensor with the rows of `name` in the order of GGUF files."""
+    """Return the float32 values of a tensor, with its rows in the order that GGUF files use for `name`."""
     values = cast(tensor.read(), tensor.dtype, "float32")
     if architecture.permutes and (".q_proj." in name or ".k_proj." in name):
         values = permute_rows(values, config.num_attention_heads if ".q_proj." in name else config.num_key_value_heads)
@@ -74,7 +74,7 @@ def in_stored_rows(name: str, tensor: LazyTensor, architecture: Architecture, co
 
 
 def in_stored_columns(name: str, values: np.ndarray, architecture: Architecture, config: Any) -> np.ndarray:
-    """Return values with the columns of `name` in the order of GGUF files."""
+    """Return values with their columns in the order that GGUF files use for `name`."""
     order = architecture.column_order(name, config)
     return values if order is None else values[:, order]
 

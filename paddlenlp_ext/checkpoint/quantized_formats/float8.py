@@ -52,7 +52,7 @@ def open_float8(source: WeightSource, options: Mapping[str, Any]) -> WeightSourc
         options: `quantization_config` of config.json.
 
     Raises:
-        ValueError: block sizes are invalid, scales are missing or have a wrong shape, or the variant of
+        ValueError: block sizes are invalid, scales are missing or have the wrong shape, or the variant of
             compressed-tensors is not supported.
     """
     if options.get("quant_method") == COMPRESSED_TENSORS:

@@ -22,7 +22,7 @@ def read_layout(config: Mapping[str, Any]) -> PackedLayout | None:
     """Return the packed integer format that a `quantization_config` describes; None for other quantization methods.
 
     Raises:
-        ValueError: a value has a wrong type, or the variant of the format is not supported.
+        ValueError: a value has the wrong type, or the variant of the format is not supported.
     """
     method = config.get("quant_method")
     if method != AUTO_ROUND and method not in LAYOUTS:

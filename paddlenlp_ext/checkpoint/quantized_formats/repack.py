@@ -116,7 +116,7 @@ class PackedWeights(WeightSource):
         is_known = groups.shape == (inputs,) and inputs > 0 and groups.min() >= 0 and groups.max() < count
         if not is_known or set(np.bincount(groups, minlength=count)) != {inputs / count}:
             raise ValueError(
-                f"{self.path}: {layer} does not divide its {inputs} inputs into {count} groups of the same size; "
+                f"{self.path}: {layer} does not divide its {inputs} inputs into {count} groups of equal size; "
                 "start from the original model"
             )
         return np.argsort(groups, kind="stable").astype(np.int32)

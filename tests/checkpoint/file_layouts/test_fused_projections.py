@@ -84,7 +84,7 @@ def test_quantized_model_with_fused_layers_loads_from_full_precision_and_is_not_
     options = QuantizationConfig(algo="nf4")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "base", quantization_config=options)
     assert "model.layers.0.self_attn.k_proj" in {name.rpartition(".")[0] for name in model.state_dict()}
-    with pytest.raises(ValueError, match="layers in this format cannot be fused; save the adapter"):
+    with pytest.raises(ValueError, match="layers in this format cannot be fused; save or merge the adapter"):
         model.save_pretrained(tmp_path / "quantized")
     only_down = AutoModelForCausalLM.from_pretrained(
         tmp_path / "base", quantization_config=QuantizationConfig(algo={"down_proj": "nf4"})
