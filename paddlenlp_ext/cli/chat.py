@@ -17,7 +17,7 @@ class TextStream:
     """Write generated tokens as text; a character is written as soon as all its bytes are generated.
 
     Args:
-        decode: function from token ids to text.
+        decode: function that decodes token ids to text.
         output: stream for the text.
     """
 
@@ -54,8 +54,8 @@ def chat(
 
     Args:
         model: the decoder.
-        encode_prompt: function from a message and the earlier turns to prompt ids.
-        decode: function from token ids to text.
+        encode_prompt: function that encodes a message and the earlier turns as prompt ids.
+        decode: function that decodes token ids to text.
         source: stream of messages, by default standard input; a terminal shows `> ` before each message.
         output: stream for the answers, by default standard output.
         options: further arguments of `generate`.
@@ -91,7 +91,7 @@ def _next_line(source: TextIO, output: TextIO) -> str | None:
         output.flush()
     try:
         line = source.readline()
-        line.encode()  # fails for the unpaired surrogates that stand for invalid UTF-8 in some locales
+        line.encode()  # fails for unpaired surrogates, which represent invalid UTF-8 in some locales
     except UnicodeError as error:
         raise ValueError(f"standard input is not UTF-8 ({error}); convert it with iconv") from error
     return line.strip() if line else None

@@ -105,7 +105,7 @@ def _plan_table(
 
 
 def _peft_warning(model: CausalLM | PeftModel) -> str | None:
-    """Return a warning about the adapted layers that Hugging Face PEFT does not load; None without such layers."""
+    """Return a warning about adapted layers that Hugging Face PEFT does not load; None if it loads all of them."""
     if not isinstance(model, PeftModel):
         return None
     config = model.peft_config
@@ -165,7 +165,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
 
 
 def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
-    """Return the number of token positions of a micro-batch, with padding."""
+    """Return the number of token positions of a micro-batch, including padding."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
     total = sum(rows[index].length for pack in packs for index in pack)

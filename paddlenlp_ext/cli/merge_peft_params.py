@@ -76,7 +76,7 @@ def merge_arguments(
 
     Raises:
         ConfigError: arguments are unknown, missing or invalid; the message lists all problems.
-        ValueError: neither an adapter nor a base model is named.
+        ValueError: neither an adapter nor a base model is given.
     """
     options = {entry.attribute: entry for entry in options_of(MergeArguments, "arguments")}
     options["adapter_path"] = replace(options["adapter_path"], key=adapter_argument.removeprefix("--"))
@@ -116,7 +116,7 @@ def run_merge(arguments: MergeArguments) -> str:
         output = copy_model(
             arguments.model_name_or_path, arguments.output_path, dtype=arguments.dtype, overwrite=arguments.overwrite
         )
-        return f"{output}: copy of {arguments.model_name_or_path}; no adapter was named, so nothing was merged"
+        return f"{output}: copy of {arguments.model_name_or_path}; no adapter was given, so nothing was merged"
     report = merge_adapter(
         arguments.adapter_path,
         arguments.output_path,

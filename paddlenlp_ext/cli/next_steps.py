@@ -1,4 +1,4 @@
-"""Describe where the results of a run are, and the commands that use the results, ready to paste into a shell."""
+"""Describe the results of a run, with commands that use them; the commands can be pasted into a shell."""
 
 from __future__ import annotations
 

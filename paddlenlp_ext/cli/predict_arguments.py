@@ -1,6 +1,6 @@
 """Parse the command line of llm/predict/predictor.py, without the delay of importing Paddle.
 
-Names, meanings and defaults of the arguments are PaddleNLP's, except that `device` and `dtype` are optional. An
+Names, meanings and defaults of the arguments match PaddleNLP's, except that `device` and `dtype` are optional. An
 argument that is not implemented is accepted only with the value that has no effect.
 """
 
@@ -73,7 +73,7 @@ class PredictorArguments(ModelArguments):
     repetition_penalty: float = option(
         1.0, help="penalty on tokens that have already occurred: above 1, these tokens become less likely"
     )
-    seed: int = option(0, help="random seed of sampling")
+    seed: int = option(0, help="random seed for sampling")
     json_schema: str | None = option(None, help="file with a JSON schema; every answer conforms to the schema")
     regex: str | None = option(None, help="regular expression that every answer matches from start to end")
     mode: str = option(

@@ -77,14 +77,14 @@ def predict_file(
     Args:
         model: the decoder.
         rows: rows to answer; prompts of similar length are decoded together.
-        decode: function from token ids to text.
+        decode: function that decodes token ids to text.
         output_file: file for the lines.
         batch_size: number of prompts decoded together.
         inputs: result of `run_inputs`.
         options: further arguments of `generate`.
 
     Raises:
-        ValueError: an interrupted run with other inputs has left lines, or another process is writing the file.
+        ValueError: the file has lines of an interrupted run with other inputs, or another process is writing the file.
     """
     draft = IncompleteFile(output_file, inputs)
     part_size = batch_size * _BATCHES_PER_PART
@@ -110,7 +110,7 @@ def predict_file(
 
 @contextmanager
 def _progress(num_rows: int, num_done: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts a finished row and its tokens; show a bar on a terminal, else log lines."""
+    """Yield a function that counts a finished row and its tokens; show a bar on a terminal, otherwise log lines."""
     started = time.perf_counter()
     done, tokens = num_done, 0
 

@@ -2,7 +2,7 @@
 
 Answers for the output file `NAME` are written to `.NAME.incomplete`, and the inputs of the run to `.NAME.inputs`, both
 in the folder of `NAME`. A later run with equal inputs continues after the last complete line. A later run with other
-inputs is refused, because the file would mix the answers of two runs.
+inputs raises an error, because the file would mix the answers of two runs.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class IncompleteFile:
         """Check that lines of an earlier run were written with the same inputs.
 
         Raises:
-            ValueError: an earlier run with other inputs has left lines.
+            ValueError: the file has lines of an earlier run with other inputs.
         """
         if not self.path.exists() or self.path.stat().st_size == 0:
             return
@@ -84,7 +84,7 @@ def digest(value: Any) -> str:
 
 
 def files_state(path: Path) -> list[Any]:
-    """Return name, size and modification time of a file, or of each file in a folder, sorted by name."""
+    """Return the name, size and modification time of a file, or of each file in a folder, sorted by name."""
     files: Sequence[Path] = sorted(path.iterdir()) if path.is_dir() else [path]
     states = [(file.name, file.stat()) for file in files if file.is_file()]
     return [[name, state.st_size, state.st_mtime_ns] for name, state in states]

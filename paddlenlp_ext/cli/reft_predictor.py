@@ -64,7 +64,7 @@ def check_reft(folder: Path) -> None:
     """Check that the adapter in a folder is a ReFT adapter; a folder without an adapter passes.
 
     Raises:
-        ValueError: the adapter has another method.
+        ValueError: the adapter has a different type.
     """
     config = folder / "adapter_config.json"
     found = read_json_object(config).get("peft_type") if config.is_file() else "REFT"

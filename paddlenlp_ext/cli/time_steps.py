@@ -33,7 +33,7 @@ class _Clock(Callback):
 def time_steps(config: RunConfig) -> str:
     """Train two steps in a temporary folder, and describe the time of a step and of the run.
 
-    The second step is measured, because the first step also allocates memory. The run is not evaluated or saved.
+    The second step is measured, because the first step also allocates memory. The model is not evaluated or saved.
 
     Raises:
         ValueError: the model or data cannot be used, the run does not train, or a launcher started several processes.

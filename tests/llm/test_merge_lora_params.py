@@ -125,7 +125,7 @@ def test_merge_lora_params_without_adapter_copies_the_base(
     out = tmp_path / "copy"
     chosen = ("--dtype", dtype) if dtype else ()
     assert run(script, "--model_name_or_path", base, "--output_path", out, *chosen) == 0
-    assert "no adapter was named, so nothing was merged" in capsys.readouterr().out
+    assert "no adapter was given, so nothing was merged" in capsys.readouterr().out
     source = open_weights(out)
     assert {source.dtype(name) for name in source.names()} == {expected}
     before, after = weights(base), weights(out)
