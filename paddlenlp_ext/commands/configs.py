@@ -166,7 +166,7 @@ def _only(found: Sequence[ShippedConfig], words: Sequence[str]) -> ShippedConfig
 
 
 def _differences(config: ShippedConfig, others: Sequence[ShippedConfig]) -> str:
-    """Return the settings of a file that are not the same in all listed files, the rarest value first."""
+    """Return the settings of a file that some listed files do not share, the rarest value first."""
     shared = {key: sum(other.settings.get(key) == value for other in others) for key, value in config.settings.items()}
     different = [key for key, count in shared.items() if count < len(others) and key not in _NOT_COMPARED]
     return ", ".join(

@@ -121,13 +121,13 @@ def _number(text: str | float) -> float:
 
 
 def _default_data() -> str:
-    """Return the first file of rows in the current folder, or the built-in dataset."""
+    """Return the first data file in the current folder, or the built-in dataset."""
     files = [str(path) for path in sorted(Path().iterdir()) if path.suffix in _DATA_SUFFIXES]
     return files[0] if files else "inflection"
 
 
 def _default_goal(data: str) -> str:
-    """Guess the goal from the beginning of the file with the rows."""
+    """Guess the goal from the beginning of the data file."""
     path = Path(data).expanduser()
     if not path.is_file():
         return GOALS[0]

@@ -79,9 +79,9 @@ def _has_bf16() -> bool:
 
 
 def _load(keys: dict[str, Any], goal: str) -> tuple[dict[str, Any], RunConfig, RunData]:
-    """Load training and dev rows; return keys, configuration and rows.
+    """Load training and eval rows; return the keys, the configuration and the rows.
 
-    Without a dev split, a tenth of the rows is held out. If no rows can be held out, there are no dev rows.
+    Without a dev split, a tenth of the rows is held out. If no rows can be held out, there are no eval rows.
     """
     with_dev = {**keys, "do_eval": True, "per_device_eval_batch_size": 8}
     for tried in (with_dev, {**with_dev, "dev_ratio": 0.1}):
@@ -108,9 +108,9 @@ def config_of(keys: Mapping[str, Any], goal: str) -> RunConfig:
 
 
 def _steps(num_rows: int, mean_length: float, max_length: int, has_dev: bool) -> dict[str, Any]:
-    """Return the keys of steps and intervals.
+    """Return the configuration keys for steps and intervals.
 
-    A step has about a hundredth of the rows, but at least 8 and at most 32, and at least one pack. A run has three
+    A step uses about a hundredth of the rows, but at least 8 and at most 32, and at least one pack. A run has three
     epochs, or up to ten epochs to reach 20 steps. The limit is 200 steps on a CPU, and 2,000 steps on a GPU.
     """
     rows_per_step = min(_MAX_ROWS_PER_STEP, max(_MIN_ROWS_PER_STEP, num_rows // 100))

@@ -133,8 +133,8 @@ def with_data_files(argv: Sequence[str]) -> list[str]:
 def has_rows(name: str) -> bool:
     """Return whether a file has rows rather than keys of a configuration.
 
-    A folder has rows, and a file with the suffix of a dataset, such as .jsonl or .csv, has rows. A .json or YAML file
-    has rows if it begins with a list, or if its first line is an object without a key of a configuration.
+    Folders have rows, and so do files other than .json and YAML files, such as .jsonl and .csv files. A .json or YAML
+    file has rows if it begins with a list, or if its first line is an object without a key of a configuration.
     """
     path = Path(name).expanduser()
     if not path.is_file() or not name.endswith(FILE_SUFFIXES):

@@ -108,7 +108,7 @@ def predict(argv: Sequence[str]) -> None:
     """Generate an answer for each row of a file, or a score for each row if the model is a reward model.
 
     Raises:
-        ValueError: no rows are named, and the run has no dev rows.
+        ValueError: no rows are given, and the run has no eval rows.
     """
     from paddlenlp_ext.cli.predict_arguments import parse_arguments
 
