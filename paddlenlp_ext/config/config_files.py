@@ -14,7 +14,7 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FILE_SUFFIXES = (".json", *YAML_SUFFIXES)
 """Suffixes of configuration files; a file with any other suffix is read as JSON."""
 MAX_BYTES = 1 << 20
-"""Maximum size of a configuration file in bytes; the largest shipped file has a few kilobytes."""
+"""Maximum size of a configuration file in bytes; the largest shipped file is a few kilobytes."""
 
 
 def read_file(path: str) -> tuple[list[Setting], list[Problem]]:
@@ -55,7 +55,7 @@ def read_text(text: str, path: str) -> tuple[list[Setting], list[Problem]]:
     for setting in settings:
         earlier = first.setdefault(setting.key, setting)
         if earlier is not setting:
-            message = f"duplicate key {setting.key!r}, first in line {earlier.location.line}; keep one"
+            message = f"duplicate key {setting.key!r}, first on line {earlier.location.line}; keep one"
             problems.append(Problem(setting.key, message, setting.location))
     return [setting for setting in first.values() if setting.key != SCHEMA_KEY], problems
 

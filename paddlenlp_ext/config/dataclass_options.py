@@ -108,10 +108,10 @@ def option(
         minimum, maximum: inclusive bounds of a number, or of each number in a list.
         above, below: exclusive bounds of a number, or of each number in a list.
         choices: allowed strings, or allowed elements of a list.
-        flags: allowed words of a string; spaces separate the words.
+        flags: allowed words in a string of space-separated words.
         aliases: other names of the key.
         winning_aliases: other names that take precedence over the key in the same file.
-        synonyms: other name of a choice -> the choice.
+        synonyms: synonym -> choice.
         key: name of the key; None: name of the field, with the prefix `<switch>_` in an adapter method.
         arguments: other names of the field in the constructor of an adapter config; these names are not keys.
     """

@@ -1,4 +1,4 @@
-"""Detect GPUs and bfloat16 support of the processor without importing Paddle."""
+"""Detect GPUs and the processor's bfloat16 support without importing Paddle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def has_gpu() -> bool:
 
 
 def has_bf16_arithmetic() -> bool:
-    """Return whether the processor has bfloat16 matmuls (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo)."""
+    """Return whether the processor has bfloat16 matmul instructions (`avx512_bf16` or `amx_bf16` in /proc/cpuinfo)."""
     return not _processor_flags().isdisjoint(("avx512_bf16", "amx_bf16"))
 
 

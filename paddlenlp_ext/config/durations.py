@@ -1,4 +1,4 @@
-"""Times in configurations, such as `max_train_time`, in seconds."""
+"""Convert durations in configurations, such as `max_train_time`, to seconds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def parse_time(value: float | str) -> float:
     """Convert a time to seconds: a number, "HH:MM:SS" or "D-HH:MM:SS".
 
     Raises:
-        ValueError: the time has a different form, or is at most 0.
+        ValueError: the time has a different format, or is not positive.
     """
     seconds = 0.0
     if not isinstance(value, str):

@@ -103,7 +103,7 @@ def help_text(keys: Keys, usage: str, with_idle: bool = False) -> str:
 
 
 def key_details(entry: Mapping[str, Any]) -> str:
-    """Return type, limits and default of a key in one line."""
+    """Return the type, limits and default of a key on one line."""
     if "x-type" not in entry:
         return ""
     default = "required" if entry.get("x-required") else f"default {show_default(entry['default'])}"

@@ -19,14 +19,14 @@ _STRING_OR_LAST_COMMA = re.compile(rf"{_STRING}|(?<=[^\s,\[{{:])(?P<blank>\s*,)(
 
 
 def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> None:
-    """Append the settings of a JSON text to `settings`; after an error, `settings` has the settings before the error.
+    """Append the settings of a JSON text to `settings`, up to the first error.
 
     Raises:
         JsonError: the text is not JSON, is not one object, or has a value that `read_value` rejects.
     """
     for match in _STRING_OR_COMMENT.finditer(text):
         if match["open"]:
-            raise JsonError("this comment has no end; write */ after it", text, match.start())
+            raise JsonError("this comment is not closed; end it with */", text, match.start())
     text = _blanked(_STRING_OR_LAST_COMMA, _blanked(_STRING_OR_COMMENT, text))
     at = skip_space(text, 0)
     if at == len(text):
@@ -50,7 +50,7 @@ def read_json_settings(text: str, origin: Location, settings: list[Setting]) -> 
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """Replace matches with the group `blank` by spaces, so that line and column numbers stay the same."""
+    """Replace each match that has the group `blank` with spaces, so that line and column numbers stay the same."""
     return pattern.sub(lambda match: re.sub(r"[^\n]", " ", match[0]) if match["blank"] else match[0], text)
 
 

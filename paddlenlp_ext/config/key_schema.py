@@ -8,7 +8,7 @@ docs/make_configuration.py writes the schemas to `paddlenlp_ext/config/schema`, 
 | `x-type` | type and limits in words |
 | `x-aliases` | other names of the key |
 | `x-methods` | switches of the adapter methods that have the key |
-| `x-with` | other keys of the rules that check the key (config/validation) |
+| `x-with` | other keys in the rules that check the key (config/validation) |
 | `x-no-effect-if` | conditions under which the key has no effect |
 | `x-idle` | true: the key has no effect in the program |
 | `x-toolkit` | true: a key of another toolkit |
@@ -163,7 +163,7 @@ def _chosen(choices: list[str], option: Option, is_list: bool) -> Schema:
 
 @cache
 def _keys_in_rules() -> dict[str, set[str]]:
-    """Return a dict from each key to the other keys of the rules that check the key."""
+    """Return a dict from each key to the other keys in the rules that check it."""
     found: dict[str, set[str]] = {}
     for keys in keys_of_rules():
         for key in keys:

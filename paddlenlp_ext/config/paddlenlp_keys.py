@@ -1,4 +1,4 @@
-"""Keys of PaddleNLP's configuration files that are not, or not fully, implemented here.
+"""Keys of PaddleNLP's configuration files that are not implemented here, or only partly.
 
 paddlenlp_keys.json lists the keys of PaddleNLP 2.7 to 3.0 in groups of entries. An entry describes one or more keys
 (`keys`) by the attributes of `CompatKey`; `type` is bool, int, float, str or any, or null if a section declares the
@@ -43,7 +43,7 @@ class CompatKey:
     sets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def translation(self, value: Any) -> Mapping[str, Any] | None:
-        """Return the keys and values of this project with the same meaning as `value`; None without a translation."""
+        """Return the keys and values of this project with the same meaning as `value`; None if there are none."""
         return self.sets.get(value if isinstance(value, str) else json.dumps(value))
 
     def option(self) -> Option:

@@ -63,7 +63,7 @@ def complete_degrees(options: ParallelConfig, processes: int) -> Degrees:
         works = max(degree for degree in range(1, replicas + 1) if replicas % degree == 0 and degree <= expert)
         raise ValueError(
             f"expert_parallel_degree {expert} does not divide the {replicas} data-parallel and sharding ranks "
-            f"({Degrees(processes // product, sharding, pipeline, tensor)}); the largest smaller valid degree is "
+            f"({Degrees(processes // product, sharding, pipeline, tensor)}); the next smaller valid degree is "
             f"{works}"
         )
     return Degrees(processes // product, sharding, pipeline, tensor, expert)

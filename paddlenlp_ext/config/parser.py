@@ -1,4 +1,4 @@
-"""Parse configuration files and the command line into a checked `RunConfig`, and raise all problems together.
+"""Parse configuration files and the command line into a checked `RunConfig`, and report all problems in one error.
 
 argv -> settings -> values -> implied keys -> sections and adapter config -> derived defaults -> rules between keys
      -> RunConfig
@@ -150,7 +150,7 @@ def _build_sections(state: ParseState, section_classes: Mapping[str, type]) -> d
 
 
 def _build_adapter(state: ParseState, known: KnownKeys) -> tuple[str | None, Any]:
-    """Return switch and config of the chosen adapter method; (None, None) without a method or with invalid keys."""
+    """Return the switch and config of the chosen adapter method; (None, None) without a method or with invalid keys."""
     report, methods = state.report, known.methods
     enabled = [switch for switch in methods if state.value(switch) is True]
     refined = {name for switch in enabled for name in switches_of(switch, methods[switch]) if name != switch}
@@ -190,7 +190,7 @@ def _build_adapter_config(state: ParseState, switch: str, method: type) -> tuple
 
 
 def _unavailable_keys(method: type) -> Mapping[str, str]:
-    """Return a dict from each key of the base method that a variant rejects to the reason."""
+    """Return the keys of the base method that a variant rejects, with the reasons: key -> reason."""
     return getattr(method, "unavailable_keys", {})
 
 

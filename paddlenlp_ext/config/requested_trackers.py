@@ -1,7 +1,7 @@
 """Check the packages of trackers before the slow import of Paddle.
 
-The complete check imports the adapter methods, which declare keys, and with them Paddle. The check of the trackers
-reads only `report_to`, and ignores all other problems.
+The complete check of the configuration imports Paddle, because it needs the keys that the adapter methods declare. The
+check of the trackers reads only `report_to`, and ignores all other problems.
 """
 
 from __future__ import annotations

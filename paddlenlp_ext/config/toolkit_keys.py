@@ -27,4 +27,4 @@ ANSWERED_KEYS = tuple(
         {**_DEFAULTS, **entry, "neutral": [None, *entry.get("neutral", ())]} for entry in _ENTRIES if "is" not in entry
     )
 )
-"""Keys of toolkits that are translated by value, have no effect or are errors."""
+"""Toolkit keys that are translated by value, have no effect or raise an error."""

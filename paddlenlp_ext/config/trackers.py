@@ -13,7 +13,7 @@ TRACKER_MODULES = {
     "swanlab": "swanlab",
     "mlflow": "mlflow",
 }
-"""Name of a tracker and of its extra -> module of the tracker's package."""
+"""Name of a tracker, which is also the name of its pip extra -> module of the tracker's package."""
 
 
 def chosen_trackers(names: Iterable[str]) -> list[str]:

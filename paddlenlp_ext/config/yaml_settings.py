@@ -1,6 +1,6 @@
-"""Read the settings of a flat YAML file by the core schema of YAML 1.2: `3e-4` is a number, `no` is a string.
+"""Read the settings of a flat YAML file with the core schema of YAML 1.2: `3e-4` is a number, `no` is a string.
 
-PyYAML parses the text, and this module converts plain scalars by section 10.3.2 of https://yaml.org/spec/1.2.2.
+PyYAML parses the text, and this module converts plain scalars according to section 10.3.2 of https://yaml.org/spec/1.2.2.
 PyYAML itself would apply YAML 1.1, where `no` is false and `3e-4` is a string. Aliases and tags are errors.
 """
 
@@ -26,7 +26,7 @@ _NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
 _SYNTAX_HINTS = (
     ("'\\t'", "a tab where YAML accepts only spaces; replace it with spaces"),
     ("found unhashable key", "this key is not a string"),
-    ("mapping values are not allowed here", "a second ':' in this line; put a string with ': ' into quotes"),
+    ("mapping values are not allowed here", "a second ':' on this line; put a string with ': ' into quotes"),
     ("could not find expected ':'", "expected ':' after a key"),
     ("<stream end>", "the file ends inside a list or an object"),
     ("found unexpected end of stream", "this string has no closing quote"),
@@ -40,7 +40,7 @@ def read_yaml_settings(text: str, origin: Location, settings: list[Setting]) -> 
     """Append the settings of a YAML text to `settings`.
 
     Raises:
-        JsonError: the text is not YAML, is not one mapping, has aliases or tags, or has a value that JSON lacks.
+        JsonError: the text is not YAML, is not one mapping, or has aliases, tags or a value that JSON cannot represent.
     """
     nodes = _compose(text)
     if not nodes:

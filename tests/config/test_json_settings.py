@@ -31,7 +31,7 @@ BROKEN = {
     "{\"output_dir\": 'out'}": (1, 16, "double quotes"),
     "{seed: 1}": (1, 2, "double quotes"),
     '{"seed": 1 # why\n}': (1, 12, "comments"),
-    '{"seed": 1 /* why }': (1, 12, "write */"),
+    '{"seed": 1 /* why }': (1, 12, "end it with */"),
     '{ /* two\n lines */ "seed": 1 "lora": true}': (2, 21, "',' or '}'"),
     '{"learning_rate": NaN}': (1, 19, "NaN"),
     '{"learning_rate": -Infinity}': (1, 19, "infinity"),
@@ -111,7 +111,7 @@ def test_read_file_with_a_duplicate_key_fails(tmp_path):
     text = GOOD.replace('"lora_rank": 4', '"lora_rank": 4,\n    "lora_rank": 4')
     (found,) = problems(write(tmp_path, text))
     assert found.line == GOOD[: GOOD.index('"lora_rank"')].count("\n") + 2
-    assert "duplicate key" in found.message and "first in line 6" in found.message
+    assert "duplicate key" in found.message and "first on line 6" in found.message
 
 
 @pytest.mark.parametrize(("written", "word"), [("\\ud800", "surrogate"), ("a\\u0000b", "NUL character")])

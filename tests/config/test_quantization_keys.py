@@ -38,8 +38,8 @@ def test_weight_blocksize_spellings_are_one_key(tmp_path):
         ("llm.int8", "use weight_only_int8"),
         ("a8w8", "use weight_only_int8"),
         ({"q_proj": "a8w8"}, "use weight_only_int8"),
-        ({}, "names no format; leave it out"),
-        ({"q_proj": None}, "names no format; leave it out"),
+        ({}, "does not name a format; leave it out"),
+        ({"q_proj": None}, "does not name a format; leave it out"),
     ],
     ids=str,
 )

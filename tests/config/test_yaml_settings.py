@@ -85,7 +85,7 @@ def test_read_text_with_broken_yaml_locates_it(text: str):
 
 def test_read_text_with_a_duplicate_key_in_yaml_locates_it():
     _, (found,) = read_text('seed: 1\nlora: true\n"seed": 2', "run.yaml")
-    assert str(found) == "run.yaml:3:1: duplicate key 'seed', first in line 1; keep one"
+    assert str(found) == "run.yaml:3:1: duplicate key 'seed', first on line 1; keep one"
 
 
 def test_load_run_config_reads_yaml_as_json(tmp_path):

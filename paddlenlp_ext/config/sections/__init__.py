@@ -1,1 +1,1 @@
-"""Sections of a run's configuration: the file `optim.py` declares the keys of `config.optim`, and so on."""
+"""Sections of a run's configuration; for example, `optim.py` declares the keys of `config.optim`."""

@@ -1,4 +1,4 @@
-"""Section of keys that only the command line accepts."""
+"""Configuration section for keys that only the command line accepts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section of the training data: datasets, truncation, packing."""
+"""Configuration section for the training data: datasets, truncation, packing."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class DataConfig(OptionGroup):
         choices=("error", "drop"),
         aliases=("on_invalid_row",),
         synonyms={"raise": "error", "skip": "drop"},
-        help="treatment of invalid rows: stop with an error (or: raise), or drop the row (or: skip)",
+        help="treatment of invalid rows: error (or raise) stops with an error, drop (or skip) drops the row",
     )
     chat_template: str | None = option(
         None, help="file with a chat template; unset: the template of the tokenizer; none: no template"
@@ -77,7 +77,7 @@ class DataConfig(OptionGroup):
     share_prefix: bool = option(
         False,
         help="with zero_padding: compute the common prefix of rows, such as a system prompt or few-shot examples, once "
-        "per pack, so that a pack has more rows",
+        "per pack, so that more rows fit in a pack",
     )
     pad_to_multiple_of: int | None = option(
         None, minimum=1, maximum=65536, help="pad batches to a multiple of this many positions"

@@ -1,4 +1,4 @@
-"""Section of the evaluation on generated answers: sampling options and metrics."""
+"""Configuration section for the evaluation on generated answers: sampling options and metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section of the base model: weights, tokenizer, quantization, context extension."""
+"""Configuration section for the base model: weights, tokenizer, quantization, context extension."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section of the optimizer and its learning rate schedule."""
+"""Configuration section for the optimizer and its learning rate schedule."""
 
 from __future__ import annotations
 

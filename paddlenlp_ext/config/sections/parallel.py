@@ -1,4 +1,4 @@
-"""Section of the parallel layout: tensor, pipeline, sequence, expert and sharded (ZeRO) parallelism."""
+"""Configuration section for the parallel layout: tensor, pipeline, sequence, expert and sharded (ZeRO) parallelism."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section of the device, and of the dtypes of weights and matmuls (mixed precision)."""
+"""Configuration section for the device and for mixed precision: the dtypes of weights and matmuls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sections of a preference run (`llm/run_dpo.py`): options of the loss, and of the data.
+"""Configuration sections for preference training (`llm/run_dpo.py`): options of the loss and of the data.
 
 Names and defaults follow PaddleNLP's `DPOConfig` and `DPODataArgument` (llm/docs/dpo.md).
 """

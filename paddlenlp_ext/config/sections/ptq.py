@@ -1,4 +1,4 @@
-"""Section of post-training quantization (`llm/run_quantization.py`)."""
+"""Configuration section for post-training quantization (`llm/run_quantization.py`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section of failure handling and the time limit."""
+"""Configuration section for failure handling and the time limit."""
 
 from __future__ import annotations
 

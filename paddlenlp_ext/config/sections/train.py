@@ -1,4 +1,4 @@
-"""Section of the training loop: steps, evaluations, logs and checkpoints."""
+"""Configuration section for the training loop: steps, evaluations, logs and checkpoints."""
 
 from __future__ import annotations
 
@@ -75,11 +75,11 @@ class TrainConfig(OptionGroup):
         0.0, minimum=0, help="early stopping ignores an improvement that does not exceed this value"
     )
     seed: int = option(
-        42, minimum=0, maximum=2**32 - 1, help="random seed of data order, adapter initialization, dropout and noise"
+        42, minimum=0, maximum=2**32 - 1, help="random seed for data order, adapter initialization, dropout and noise"
     )
     recompute: bool = option(False, help="recompute activations in the backward pass: slower, less memory")
     use_gradient_checkpointing: bool | str | None = option(
-        None, help="true: the same as recompute: true; unsloth: offload_recompute_inputs: true in addition"
+        None, help="true: same as recompute: true; unsloth: also sets offload_recompute_inputs: true"
     )
     recompute_granularity: str = option(
         "full",

@@ -92,7 +92,7 @@ def _quantization_fits_training(model: ModelConfig, train: TrainConfig, adapter:
             return
     if isinstance(written, Mapping) and not algorithms:
         report.error(
-            "weight_quantize_algo names no format; leave it out, or set a format for some layers",
+            "weight_quantize_algo does not name a format; leave it out, or set a format for some layers",
             "weight_quantize_algo",
         )
     for key in ("weight_blocksize", "weight_double_quant_block_size"):

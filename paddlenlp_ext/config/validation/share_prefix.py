@@ -14,7 +14,7 @@ rules = Rules()
 @rules("share_prefix")
 def _rows_have_one_answer(data: DataConfig, report: Report) -> None:
     if data.share_prefix and isinstance(data, PreferenceDataConfig):
-        message = "share_prefix is not for preference data, where share_prompt shares prompts; leave share_prefix out"
+        message = "share_prefix cannot be used with preference data, where share_prompt shares prompts; leave it out"
         report.error(message, "share_prefix")
 
 

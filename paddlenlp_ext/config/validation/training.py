@@ -107,7 +107,7 @@ def _best_model_has_a_checkpoint(train: TrainConfig, report: Report) -> None:
 
 @rules("src_length", "max_length")
 def _max_length_has_room_for_answers(data: DataConfig, report: Report) -> None:
-    # A note, not an error, because PaddleNLP's configs for LoKr and ReFT have such lengths.
+    # A note, not an error, because PaddleNLP's configs for LoKr and ReFT contain such lengths.
     if data.src_length >= data.max_length:
         report.note(
             f"a prompt of src_length {data.src_length} tokens leaves no room for an answer within max_length "

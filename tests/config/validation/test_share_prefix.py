@@ -40,5 +40,5 @@ def test_share_prefix_of_packed_rows_is_accepted_and_notes_shared_noise(tmp_path
 
 def test_share_prefix_in_preference_training_is_an_error():
     config = RunConfig(preference=PreferenceConfig(), data=PreferenceDataConfig(share_prefix=True, zero_padding=True))
-    with pytest.raises(ConfigError, match="share_prefix is not for preference data"):
+    with pytest.raises(ConfigError, match="share_prefix cannot be used with preference data"):
         check_trainer_config(config)
