@@ -1,6 +1,6 @@
 """Data pipeline, from data files to batches. The package does not import Paddle.
 
-readers             read rows from files, hub data sets and built-in datasets; `dataset_files` finds the files
+readers             read rows from files, hub datasets and built-in datasets; `dataset_files` finds the files
 rows                parse rows of every known format into conversations
 templates           render conversations with a chat template; compute token ids and loss masks
 tokenization        tokenize and truncate rows in several processes; cache the tokens on disk

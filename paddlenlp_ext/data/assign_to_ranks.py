@@ -1,4 +1,4 @@
-"""Assign the micro-batches of a global batch to data-parallel ranks, balanced by the cost of their lengths."""
+"""Assign the micro-batches of a global batch to data-parallel ranks, balanced by attention cost."""
 
 from __future__ import annotations
 

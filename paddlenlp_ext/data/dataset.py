@@ -137,7 +137,7 @@ def load_dataset(
         keys: data keys of a run, such as `max_length` or `chat_template`; not allowed with `config.data`.
 
     Raises:
-        ValueError: the dataset does not exist or has no valid row, or the cache directory is not writable.
+        ValueError: the dataset does not exist or has no valid rows, or the cache directory is not writable.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
 
     Examples:

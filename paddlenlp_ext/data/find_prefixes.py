@@ -30,7 +30,7 @@ _SHIFT = np.uint64(29)
 
 
 def find_prefixes(parts: Sequence[TokenArrays], capacity: int) -> SharedPrefixes:
-    """Return the shared prefix of each row of one or more datasets; rows of different datasets share no prefix.
+    """Return the shared prefix of each row of one or more datasets; rows of different datasets never share a prefix.
 
     Args:
         parts: rows of each dataset.

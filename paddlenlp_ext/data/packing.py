@@ -237,7 +237,7 @@ class _LengthIndex:
         return max(fitting.bit_length() - 1, 0)
 
     def pair_filling(self, room: int) -> int:
-        """Return the length of the longer of two unpacked rows that fill `room` positions exactly; 0: no such rows."""
+        """Return the length of the longer of two unpacked rows that fill `room` positions exactly; 0: none exist."""
         # After the shift, bit n of the reversed integer is set if a row of length room - n is unpacked.
         pairs = self._present & (self._mirrored >> (self.capacity - room))
         half = room >> 1

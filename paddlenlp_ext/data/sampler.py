@@ -45,7 +45,7 @@ class DataOrder:
         plan: plan of the packs.
 
     Raises:
-        ValueError: the dataset is empty, or the run has no optimizer step.
+        ValueError: the dataset is empty, or the run has no optimizer steps.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ def build_data_order(config: RunConfig, rows: TrainingRows, num_ranks: int = 1) 
     """Build the sequence of the optimizer steps of a run over `rows`.
 
     Raises:
-        ValueError: the run has no optimizer step, `rows` is a stream and `max_steps` is not set, or `share_prefix` is
+        ValueError: the run has no optimizer steps, `rows` is a stream and `max_steps` is not set, or `share_prefix` is
             set but `rows` were loaded without it.
     """
     train, packing = config.train, packing_kind(config.data)

@@ -64,7 +64,7 @@ class SharedPrefixes:
     """Prefix of each row of a dataset.
 
     Attributes:
-        groups: int64 [rows], index of the row's prefix; -1: the row shares no prefix.
+        groups: int64 [rows], index of the row's prefix; -1: the row has no shared prefix.
         lengths: int64 [prefixes], number of tokens of each prefix.
     """
 
@@ -73,14 +73,14 @@ class SharedPrefixes:
 
     @classmethod
     def concatenate(cls, parts: Sequence[SharedPrefixes]) -> SharedPrefixes:
-        """Return the prefixes of concatenated datasets; rows of different datasets share no prefix."""
+        """Return the prefixes of concatenated datasets; rows of different datasets never share a prefix."""
         counts = [len(part.lengths) for part in parts]
         firsts = np.cumsum(counts) - counts
         groups = [np.where(part.groups < 0, -1, part.groups + first) for part, first in zip(parts, firsts, strict=True)]
         return cls(np.concatenate(groups), np.concatenate([part.lengths for part in parts]))
 
     def of_rows(self, rows: np.ndarray) -> np.ndarray:
-        """Return the prefix length of each row in `rows`, int64; 0 for a row that shares no prefix."""
+        """Return the prefix length of each row in `rows`, int64; 0 for a row without a shared prefix."""
         return np.append(self.lengths, 0)[self.groups[rows]]
 
     def repeated(self, packs: Iterable[Sequence[int]]) -> np.ndarray:
@@ -128,7 +128,7 @@ def saved_positions(
 
     Args:
         groups: int64 [rows], index of the prefix of each row.
-        row_lengths: int64 [rows], number of positions of each row, its prefix included.
+        row_lengths: int64 [rows], number of positions of each row, including its prefix.
         prefix_lengths: int64 [prefixes].
         capacity: number of positions of a pack. Each pack with rows of a prefix has one copy of the prefix.
     """

@@ -43,7 +43,7 @@ def test_find_eval_rows_with_dev_ratio_writes_the_rows_that_training_leaves_out(
 
 def test_find_eval_rows_with_dev_ratio_that_holds_out_nothing_names_the_key(tmp_path):
     file = write_rows(tmp_path / "rows.jsonl", ROWS)
-    with pytest.raises(ValueError, match="dev_ratio 1e-09 holds out no row"):
+    with pytest.raises(ValueError, match="dev_ratio 1e-09 holds out no rows"):
         eval_rows(tmp_path, dataset_name_or_path=file, dev_ratio=1e-9)
 
 

@@ -29,7 +29,7 @@ UNKNOWN_FIELD = Kind(
 )
 TRAIN = "train"
 """Name of the split of training rows."""
-ACCOUNT = Kind("account", ERROR, "report a bug and attach the data files: audit and training count differently")
+ACCOUNT = Kind("account", ERROR, "report a bug and attach the data files: the counts of audit and training differ")
 _MOST, _RARE, _FEW_ROWS = 0.9, 0.02, 50
 """A language with at most 2 % of the rows is rare if the split has at least 50 rows, 90 % of them in one language."""
 

@@ -212,7 +212,7 @@ class _Matches:
             self.other[row[better]], self.similarity[row[better]] = other[better], alike[better]
 
     def match_prompts(self) -> None:
-        """Match each unmatched dev row to a training row with an equal prompt, unless over 10 rows have this prompt."""
+        """Match each unmatched eval row to a training row with an equal prompt, unless more than 10 rows have it."""
         prompts, splits = self.records["prompt"], self.records["split"]
         train, dev = (np.flatnonzero(chosen & (prompts > 0)) for chosen in (splits == TRAIN_ROWS, splits != TRAIN_ROWS))
         order = train[np.argsort(prompts[train], kind="stable")]

@@ -93,7 +93,7 @@ class Findings:
 
 
 def excerpt(text: str, start: int = 0, end: int | None = None) -> str:
-    """Return an excerpt of a text in one line.
+    """Return an excerpt of a text on one line.
 
     Args:
         text: the text.

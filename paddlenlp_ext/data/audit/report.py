@@ -47,7 +47,7 @@ class SplitReport:
         return width, bins
 
     def percentile(self, fraction: float) -> int:
-        """Return a quantile of the example lengths, in tokens before truncation; 0 without examples."""
+        """Return a quantile of the example lengths, in tokens before truncation; 0 if there are no examples."""
         seen, total = 0, self.rows.num_examples
         for length in sorted(self.rows.lengths):
             seen += self.rows.lengths[length]

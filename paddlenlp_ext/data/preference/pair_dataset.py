@@ -80,7 +80,7 @@ class PairDataset(TokenizedDataset):
         )
 
     def prompts(self) -> Iterator[tuple[list[int], str, str]]:
-        """Raise an error: answers to preference data are not generated."""
+        """Raise a ValueError, because answers to preference data are not generated."""
         raise ValueError("answers to preference data are not generated; set eval_with_do_generation: false")
 
 
@@ -96,8 +96,8 @@ def load_preference_dataset(
     """Tokenize a split of preference data, or memory-map its tokens from the cache.
 
     Args:
-        config: `config.data` of a run. Training rows, and dev rows held out by `dev_ratio`, are read from
-            `train_dataset_path` if it is set, other rows from `dataset_name_or_path`.
+        config: `config.data` of a run. If `train_dataset_path` is set, training rows and the eval rows that `dev_ratio`
+            holds out are read from this path. All other rows are read from `dataset_name_or_path`.
         preference: `config.preference` of the run.
         split: "train" or "dev".
         tokenizer: a Hugging Face tokenizer.
@@ -106,7 +106,7 @@ def load_preference_dataset(
         rows: rows in memory to use instead of the files.
 
     Raises:
-        ValueError: the files do not exist or have no valid row, the cache directory is not writable, or a row has one
+        ValueError: the files do not exist or have no valid rows, the cache directory is not writable, or a row has one
             answer although the loss compares two answers.
         DataError: rows are invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
     """

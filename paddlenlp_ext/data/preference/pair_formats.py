@@ -134,7 +134,7 @@ def _split_pair(row: dict[str, Any]) -> Split:
 
 
 def _dialogue(text: str) -> list[dict[str, str]]:
-    """Return the messages of a text in the form of Anthropic's hh-rlhf."""
+    """Return the messages of a text in the format of Anthropic's hh-rlhf."""
     _, *parts = _TURN.split(text)
     return [
         {"role": _DIALOGUE_ROLES[speaker], "content": content}
@@ -181,10 +181,10 @@ def _split_lists(rest: dict[str, Any], answers: dict[str, list[Any]], prompt: An
 
 
 def _shared_length(answers: dict[str, Any]) -> int:
-    """Return the length of the common start of both answers, in characters or messages.
+    """Return the length of the common prefix of both answers, in characters or messages.
 
     Raises:
-        InvalidRowError: the answers are equal or start differently, or one has nothing after the common start.
+        InvalidRowError: the answers are equal or have no common prefix, or one has nothing after it.
     """
     (first_name, first), (second_name, second) = answers.items()
     length = 0
@@ -194,12 +194,12 @@ def _shared_length(answers: dict[str, Any]) -> int:
         message = "both answers are the same, so neither is preferred; remove the row"
         raise InvalidRowError(SAME_ANSWERS, message, (second_name,))
     if not length:
-        problem = f"{first_name} and {second_name} have no common start"
+        problem = f"{first_name} and {second_name} have no common prefix"
         remedy = "start both with the prompt, or write prompt, chosen and rejected"
         raise InvalidRowError(MISSING_KEY, f"{problem}; {remedy}", (second_name,))
     for name, answer in answers.items():
         if len(answer) == length:
-            message = f"{name} has nothing after the common start of both answers; add an answer, or remove the row"
+            message = f"{name} has nothing after the common prefix of both answers; add an answer, or remove the row"
             raise InvalidRowError(EMPTY_TARGET, message, (name,))
     return length
 

@@ -1,1 +1,1 @@
-"""Readers of rows from files (a reader for each suffix), hub data sets, built-in datasets and memory."""
+"""Readers of rows from files (a reader for each suffix), hub datasets, built-in datasets and memory."""

@@ -1,6 +1,6 @@
 """Compute the decompressed size of the compressed buffers of an Arrow stream, without decompressing the buffers.
 
-A message of the stream has metadata in the format FlatBuffers, with the positions of its buffers
+A message of the stream has metadata in FlatBuffers format, with the positions of its buffers
 (https://arrow.apache.org/docs/format/Columnar.html). A compressed buffer begins with its size after decompression,
 int64; -1: not compressed.
 """
@@ -29,13 +29,13 @@ def expanded_bytes(message: Any) -> int:
         message: `pyarrow.ipc.Message`.
 
     Raises:
-        pyarrow.ArrowInvalid: the metadata are damaged.
+        pyarrow.ArrowInvalid: the metadata is damaged.
     """
     try:
         return sum(_sizes(memoryview(message.metadata), message.body))
     except (struct.error, IndexError) as error:
         invalid = import_extra("pyarrow", "parquet", "arrow_buffers").ArrowInvalid
-        raise invalid(f"the metadata of a message are damaged ({error})") from None
+        raise invalid(f"the metadata of a message is damaged ({error})") from None
 
 
 def _sizes(metadata: memoryview, body: Any) -> list[int]:

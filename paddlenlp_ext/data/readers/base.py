@@ -76,7 +76,7 @@ class Reader(ABC):
     name: str
     size: int = 0
     cause_if_empty: str = ""
-    """End of the error message if the reader yields no row."""
+    """End of the error message if the reader yields no rows."""
 
     @property
     def is_json_text(self) -> bool:

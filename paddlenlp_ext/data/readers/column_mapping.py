@@ -64,7 +64,7 @@ class RenamedReader(Reader):
         fields = [str(field) for field in self._mapping.values()]
         unknown = [field for field in fields if field not in FIELDS]
         if unknown or len(set(fields)) < len(fields):
-            problem = f"no row format has {', '.join(unknown)}" if unknown else "two columns have the same field"
+            problem = f"no row format has {', '.join(unknown)}" if unknown else "two columns map to the same field"
             raise ValueError(f"column_mapping: {problem}; the fields of rows are {', '.join(sorted(FIELDS))}")
         first = next(reader.blocks(), None)
         values = [row.value for row in first.rows() if isinstance(row, SourceRow)] if first is not None else []

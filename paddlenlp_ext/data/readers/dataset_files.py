@@ -1,6 +1,6 @@
 """Find the files of a dataset and open their readers.
 
-A dataset is a file, a directory, the name of a built-in dataset, or a data set on the Hugging Face hub. `splits.py`
+A dataset is a file, a directory, the name of a built-in dataset, or a dataset on the Hugging Face hub. `splits.py`
 lists the names of the splits in a directory. The suffix of a file selects its format. Without `train_dataset_prob`,
 several datasets are read one after the other.
 """
@@ -154,8 +154,8 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     Args:
         name: a file, a directory, a built-in name or a hub id.
         split: "train", "dev" or "test".
-        task_name: configuration of a hub data set.
-        is_stream: whether to read a hub data set during its download.
+        task_name: configuration of a hub dataset.
+        is_stream: whether to read a hub dataset during its download.
 
     Raises:
         ValueError: the dataset does not exist, lacks the split, or contains the split twice.
@@ -169,7 +169,7 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
         return [HubReader(name, split, task_name, is_stream)]
     if task_name:
         raise ValueError(
-            f"task_name: {task_name!r} selects a configuration of a hub data set, but {name!r} is not a hub data set; "
+            f"task_name: {task_name!r} selects a configuration of a hub dataset, but {name!r} is not a hub dataset; "
             "remove task_name"
         )
     return [open_reader(path) for path in find_files(name, split)]

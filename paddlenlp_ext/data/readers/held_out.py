@@ -1,7 +1,7 @@
 """Hold out training rows for evaluation (`dev_ratio`), by a hash of their content.
 
 Whether a row is held out depends only on its content and on the ratio. Equal rows are therefore in the same split. With
-a larger ratio, the rows that were held out stay held out, and more rows join them. A `dev_ratio` of 1 or more is a
+a larger ratio, the rows that were held out stay held out, and more rows are added. A `dev_ratio` of 1 or more is a
 number of rows; it is converted to a fraction of all rows before rows are selected.
 """
 
@@ -84,7 +84,7 @@ class OneSideReader(Reader):
 
     def __init__(self, reader: Reader, ratio: float, held_out: bool, dev_ratio: float) -> None:
         self.name, self.size = reader.name, reader.size
-        side = "holds out no row; set a larger value" if held_out else "leaves no training row; set a smaller value"
+        side = "holds out no rows; set a larger value" if held_out else "leaves no training rows; set a smaller value"
         self.cause_if_empty = f": dev_ratio {describe_ratio(dev_ratio)} {side}"
         self._reader, self._ratio, self._held_out = reader, ratio, held_out
 

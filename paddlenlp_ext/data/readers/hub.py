@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face hub, read with the package `datasets` (the extra `hub`)."""
+"""Datasets on the Hugging Face hub, read with the package `datasets` (the extra `hub`)."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def is_hub_id(name: str) -> bool:
 
 
 class HubReader(Reader):
-    """Reader of a split of a hub data set; a cursor is the index of the next row.
+    """Reader of a split of a hub dataset; a cursor is the index of the next row.
 
     The line of a location is the row number. Null values are left out of rows.
 
     Args:
         name: hub id.
-        split: "train", "dev" or "test"; `choose_split` selects a split of the data set.
-        task_name: configuration of the data set; None for a data set with a single configuration.
+        split: "train", "dev" or "test"; `choose_split` selects a split of the dataset.
+        task_name: configuration of the dataset; None for a dataset with a single configuration.
         is_stream: whether to read rows during the download.
 
     Raises:
-        ValueError: `datasets` is not installed, the data set cannot be fetched, or it has no such split.
+        ValueError: `datasets` is not installed, the dataset cannot be fetched, or it has no such split.
     """
 
     def __init__(self, name: str, split: str, task_name: str | None = None, is_stream: bool = False) -> None:
-        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: no file or folder {name!r}; a hub data set")
+        datasets = import_extra("datasets", "hub", f"dataset_name_or_path: no file or folder {name!r}; a hub dataset")
         try:
             splits = datasets.load_dataset(name, task_name, streaming=is_stream)
         except (OSError, ValueError, RuntimeError) as error:

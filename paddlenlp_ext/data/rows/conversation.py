@@ -115,7 +115,7 @@ class Conversation:
     def without_oldest_turn(self) -> Conversation | None:
         """Return the conversation without its first turn: the first question and all messages up to the next question.
 
-        System messages before the first question stay. Return None if there is only one turn.
+        System messages before the first question are kept. Return None if there is only one turn.
         """
         starts = self.turn_starts
         return self.from_message(starts[0]) if starts else None
@@ -157,7 +157,7 @@ def turns_of(conversation: Conversation, template: str) -> list[tuple[str, Messa
         template: name of the template in error messages.
 
     Raises:
-        InvalidRowError: the conversation has another form, or fields that the template cannot write.
+        InvalidRowError: the conversation has a different structure, or fields that the template cannot write.
     """
     if conversation.tools:
         raise InvalidRowError(REFUSED, f"{template} cannot write tools; use a Jinja chat template", ("tools",))

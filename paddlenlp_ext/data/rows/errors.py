@@ -34,7 +34,7 @@ class InvalidRowError(ValueError):
 
 
 class DataError(ValueError):
-    """Error about the invalid rows of a dataset; `problems` holds all of them, and the message lists the first ones."""
+    """Error about the invalid rows of a dataset; `problems` holds all invalid rows, and the message lists the first."""
 
     def __init__(self, problems: Sequence[InvalidRow]) -> None:
         self.problems = tuple(problems)

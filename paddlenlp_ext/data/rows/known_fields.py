@@ -132,7 +132,9 @@ REFUSALS = (
         "write the better answer as the answer, and remove the field",
     ),
     Refusal(
-        (*TOOLS, "chat_template_kwargs", *KWARGS), "is read only in the row of a conversation", "move it to the row"
+        (*TOOLS, "chat_template_kwargs", *KWARGS),
+        "is read only at the top level of a row with a conversation",
+        "move it to the row",
     ),
     Refusal((*CALLS, "tool_call_id"), "is read only in a message", "write the row as messages"),
     Refusal(
@@ -172,7 +174,7 @@ METADATA = (
 """Fields that describe a row and do not change its tokens."""
 
 MISPLACED = REFUSALS[2:5]
-"""Refusals of fields that are valid in another place of a row."""
+"""Refusals of fields that are valid elsewhere in a row."""
 _MAX_NAMES = 64
 """Number of distinct field sets for which checks are cached; most data files have only a few field sets."""
 _REFUSAL_OF = {name: refusal for refusal in REFUSALS for name in refusal.names}
@@ -181,7 +183,7 @@ _KNOWN = frozenset((*_REFUSAL_OF, *LOSS_WEIGHTS, *METADATA))
 
 @lru_cache(maxsize=_MAX_NAMES)
 def complete_formats(names: tuple[str, ...]) -> tuple[RowFormat, ...]:
-    """Return the conversation formats that a row with the fields `names` matches: no required field is missing."""
+    """Return the conversation formats whose required fields are all in `names`."""
     return tuple(row_format for row_format in CONVERSATION_FORMATS if not row_format.missing(names))
 
 

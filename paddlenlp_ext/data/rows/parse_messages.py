@@ -65,7 +65,7 @@ def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Me
     A tool-call message without reasoning is merged into the answer before it, if both have the same loss weight.
 
     Raises:
-        InvalidRowError: a message has a wrong type or role, an empty answer, or a field that is not supported.
+        InvalidRowError: a message has the wrong type or role, an empty answer, or a field that is not supported.
     """
     roles = SHAREGPT_ROLES if row_format is SHAREGPT else OPENAI_ROLES
     messages: list[Message] = []
@@ -211,7 +211,7 @@ def _read_call(call: Any, path: FieldPath) -> ToolCall:
 
 
 def _call_message(text: str, path: FieldPath) -> tuple[str, str | None, list[ToolCall]]:
-    """Return content, reasoning and tool calls of a message whose content is optional reasoning followed by JSON."""
+    """Return the content, reasoning and tool calls of a message with optional reasoning followed by JSON."""
     thought, rest = split_reasoning(text)
     value = read_json(rest, path)
     calls = value if isinstance(value, list) else [value]

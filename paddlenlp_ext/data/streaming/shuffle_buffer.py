@@ -135,7 +135,7 @@ class TokenStream:
 
         Raises:
             DataError: a row is invalid and `bad_rows` is "error", or a file with one JSON array has a syntax error.
-            ValueError: a file is damaged, a source has no valid row, or the lost data exceeds `max_lost_targets`.
+            ValueError: a file is damaged, a source has no valid rows, or the lost data exceeds `max_lost_targets`.
         """
         self._held, self.stats, self._tokens_drawn = [], DataStats(), [0] * len(self._sources)
         begin = dict(cursor or {})

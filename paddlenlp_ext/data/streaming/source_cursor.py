@@ -71,7 +71,7 @@ class SourceCursor:
         """Move to the next block with a valid row.
 
         Raises:
-            ValueError: the source has no valid row.
+            ValueError: the source has no valid rows.
         """
         first_pass = self.passes
         while True:
@@ -80,7 +80,7 @@ class SourceCursor:
             self._account(encoded)
             passes, file, _ = self._start
             if passes > first_pass + 1:
-                raise ValueError(f"{self._source.name}: no valid row; add rows, or fix the dropped rows")
+                raise ValueError(f"{self._source.name}: no valid rows; add rows, or fix the dropped rows")
             self.fraction = self._after if passes == self.passes else 0.0
             self.passes = passes
             read = sum(self._sizes[:file]) + encoded.fraction * self._sizes[file]
@@ -101,5 +101,5 @@ class SourceCursor:
                     yield block
                 start = ()
             if not num_blocks and not file:
-                raise ValueError(f"{self._source.name}: no valid row, because the files are empty; add rows")
+                raise ValueError(f"{self._source.name}: no valid rows, because the files are empty; add rows")
             passes, file = passes + 1, 0

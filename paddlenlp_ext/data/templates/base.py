@@ -39,7 +39,7 @@ class TemplateOptions:
 
     @classmethod
     def from_config(cls, config: DataConfig) -> TemplateOptions:
-        """Return the options in the data section of a run configuration."""
+        """Return the options from the data section of a run configuration."""
         return cls(config.chat_template_kwargs or {}, config.learn_empty_think, config.mask_reasoning)
 
 

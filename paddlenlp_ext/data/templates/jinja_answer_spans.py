@@ -9,7 +9,7 @@ question.)
 - End of an answer: the last special token in the rendering of the messages up to the answer, for example the end of
   `<|im_end|>`, excluding the line break after the token.
 
-A long conversation would need renderings of its whole length for every answer. Spans of a long conversation are
+In a long conversation, every answer would need renderings of the full conversation. The spans of its answers are
 therefore derived from renderings of a few turns at a time (`_located_in_windows`), provided that the concatenated
 renderings equal the text of the conversation.
 

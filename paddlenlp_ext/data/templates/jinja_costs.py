@@ -10,7 +10,7 @@ cost of a filter or method is computed from its name and arguments:
     map, select, items, ...          nothing in advance; each item is charged when it is read
     any other name                   refused for more than 4,096 characters
 
-The last rule covers operations that take quadratic time (urlize, striptags), and methods of later versions of Python.
+The last rule covers operations that take quadratic time (urlize, striptags), and methods of later Python versions.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def _depth(value: Any) -> int:
 def _longest(*options: Any, **named: Any) -> int:
     """Return the size of the largest text or container among the arguments of an operation.
 
-    A container is an argument such as an attribute that is hashed for each item. Hashing a tuple also hashes the tuples
-    in it, each time that they occur.
+    Containers are included, because an operation may hash an argument for each item. Hashing a tuple also hashes its
+    nested tuples, once per occurrence.
     """
     large = (option for option in (*options, *named.values()) if isinstance(option, str | tuple | list | Mapping))
     return max(map(size, large), default=0)

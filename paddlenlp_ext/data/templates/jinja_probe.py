@@ -49,7 +49,7 @@ class Probe:
     rewrites: bool
 
     def split_thought(self, answer: str) -> tuple[str, str] | None:
-        """Return the reasoning block at the start of an answer, and its reasoning; None without a closing tag."""
+        """Return the reasoning block at the start of an answer, and its reasoning; None if there is no closing tag."""
         before, found, rest = answer.partition(self.closing)
         if not found:
             return None

@@ -1,7 +1,7 @@
 """Limit processor time and memory of a chat template, which comes with a model and is not trusted.
 
-Jinja's sandbox hides Python from a template, but does not limit loops, strings and operations. In this module, every
-operation is charged to the budget of the rendering (jinja_budget.py):
+Jinja's sandbox hides Python's internals from a template, but does not limit loops, strings and operations. In this
+module, every operation is charged to the budget of the rendering (jinja_budget.py):
 
     calls, filters, tests, * ** %                     by the environment
     loops, + - ~ literals, slices, comparisons, ...   by filters that are added to the syntax tree

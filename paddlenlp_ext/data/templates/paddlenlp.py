@@ -50,7 +50,7 @@ class PaddleNLPTemplate(ChatTemplate):
         tokenizer: a Hugging Face tokenizer.
 
     Raises:
-        ValueError: a value of the JSON object is missing, has a wrong type, is not valid Jinja, or does not use its
+        ValueError: a value of the JSON object is missing, has the wrong type, is not valid Jinja, or does not use its
             variable.
     """
 

@@ -61,7 +61,7 @@ class BlockEncoder(Generic[BlockResultT]):
     """Pool of worker processes that encode blocks; a context manager that stops the workers when it exits.
 
     The constructor forks the workers, so create the pool before a device is initialized. Without worker processes,
-    and on other systems than Linux, blocks are encoded in the process of the caller.
+    and on systems other than Linux, blocks are encoded in the process of the caller.
 
     Args:
         encoder: function that encodes a block, such as a `RowEncoder`.
@@ -188,8 +188,8 @@ def tokenize(
             cause = next((reader.cause_if_empty for reader in readers if reader.size), "")
             error = MissingSplitError if cause else ValueError
             raise error(
-                f"{files}: no valid row{cause or ', because the file is empty; write one JSON object per line'}"
+                f"{files}: no valid rows{cause or ', because the file is empty; write one JSON object per line'}"
             )
         listed = "".join(f"\n  {problem}" for problem in stats.examples)
-        raise ValueError(f"{files}: no valid row\n{stats.table()}{listed}")
+        raise ValueError(f"{files}: no valid rows\n{stats.table()}{listed}")
     return stats

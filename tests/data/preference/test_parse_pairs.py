@@ -267,7 +267,7 @@ def test_parse_preference_names_the_invalid_part(row, path, reason):
 @pytest.mark.parametrize("chosen", ["", "good", [user("q")]], ids=["empty", "text", "messages"])
 def test_parse_preference_without_a_common_start_gives_the_remedy(chosen):
     rejected = "bad" if isinstance(chosen, str) else [user("other"), bot("bad")]
-    with pytest.raises(InvalidRowError, match="chosen and rejected have no common start; start both with the prompt"):
+    with pytest.raises(InvalidRowError, match="chosen and rejected have no common prefix; start both with the prompt"):
         parse_preference({"chosen": chosen, "rejected": rejected})
 
 

@@ -67,7 +67,7 @@ def test_load_preference_dataset_with_a_column_mapping_reads_pairs(folder, token
         ({"query": "src"}, "renamed.jsonl has no query; its columns are question, answer"),
         ({"question": "scr"}, "no row format has scr; the fields of rows are .*src"),
         ({"question": ["src"]}, "no row format has .*src.*;"),
-        ({"question": "src", "answer": "src"}, "two columns have the same field"),
+        ({"question": "src", "answer": "src"}, "two columns map to the same field"),
     ],
 )
 def test_load_dataset_with_an_unusable_column_mapping_names_the_columns(mapping, problem, folder, options, tokenizer):

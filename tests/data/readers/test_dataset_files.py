@@ -296,13 +296,13 @@ def test_load_dataset_with_an_invalid_element_skips_only_it(bad, options, tokeni
 @pytest.mark.parametrize("content", [b"", b"\n\n \n", b"[]", b"\xef\xbb\xbf"])
 def test_load_dataset_with_a_file_without_rows_raises(content, options, tokenizer, tmp_path):
     with pytest.raises(
-        ValueError, match=r"train\.json: no valid row, because the file is empty; write one JSON object"
+        ValueError, match=r"train\.json: no valid rows, because the file is empty; write one JSON object"
     ):
         load_dataset(options(write(tmp_path, content)), "train", tokenizer)
 
 
 def test_load_dataset_with_all_rows_dropped_lists_them(options, tokenizer, tmp_path):
-    with pytest.raises(ValueError, match="no valid row") as caught:
+    with pytest.raises(ValueError, match="no valid rows") as caught:
         load_dataset(options(write(tmp_path, ["{"]), bad_rows="drop"), "train", tokenizer)
     assert "train.json:1:2" in str(caught.value)
 

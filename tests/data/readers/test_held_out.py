@@ -95,13 +95,13 @@ def test_load_dataset_with_another_dev_ratio_has_another_cache(tmp_path: Path, o
 
 def test_load_dataset_without_rows_on_a_side_names_dev_ratio(tmp_path: Path, options, tokenizer):
     path = write_rows(tmp_path / "rows.jsonl", ROWS[:1])
-    with pytest.raises(ValueError, match=r"no valid row: dev_ratio 1e-06 holds out no row; set a larger value"):
+    with pytest.raises(ValueError, match=r"no valid rows: dev_ratio 1e-06 holds out no rows; set a larger value"):
         load_dataset(options(path, dev_ratio=1e-6, eval_dataset_path=None), "dev", tokenizer)
 
 
 def test_load_dataset_of_an_empty_file_names_the_file_and_not_dev_ratio(tmp_path: Path, options, tokenizer):
     path = write_rows(tmp_path / "rows.jsonl", [])
-    with pytest.raises(ValueError, match=r"rows\.jsonl: no valid row, because the file is empty"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl: no valid rows, because the file is empty"):
         load_dataset(options(path, dev_ratio=0.1, eval_dataset_path=None), "train", tokenizer)
 
 

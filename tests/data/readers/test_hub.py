@@ -1,4 +1,4 @@
-"""Data sets of the hub, with a stand-in for the package `datasets`, which the tests do not need."""
+"""Datasets of the hub, with a stand-in for the package `datasets`, which the tests do not need."""
 
 from __future__ import annotations
 
@@ -67,6 +67,6 @@ def test_load_dataset_by_hub_id_without_the_package_names_the_extra(options, tok
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
         ValueError,
-        match=r"no file or folder 'owner/name'; a hub data set: needs .*pip install 'paddlenlp-ext\[hub\]'",
+        match=r"no file or folder 'owner/name'; a hub dataset: needs .*pip install 'paddlenlp-ext\[hub\]'",
     ):
         load_dataset(options("owner/name"), "train", tokenizer)

@@ -123,7 +123,10 @@ REFUSED = {
     ),
     "tools without a name": ({"conversations": [HUMAN, GPT], "tools": "[{}]"}, "tools has no keys; add 'name'"),
     "tools in two forms": ({"messages": [USER, ANSWER], "tools": [TOOL], "functions": [TOOL]}, "tools and functions"),
-    "tools in a message": ({"messages": [USER, ANSWER | {"tools": [TOOL]}]}, "tools is read only in the row"),
+    "tools in a message": (
+        {"messages": [USER, ANSWER | {"tools": [TOOL]}]},
+        "tools is read only at the top level of a row",
+    ),
     "tool choice": ({"messages": [USER, ANSWER], "tool_choice": "required"}, "tool_choice is not passed"),
     "parallel calls": (
         {"messages": [USER, ANSWER | {"tool_calls": [CALL, CALL]}], "parallel_tool_calls": False},

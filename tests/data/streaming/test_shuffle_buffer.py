@@ -171,12 +171,12 @@ def test_stream_without_a_valid_row_is_an_error(folder, open_stream):
     for path in (folder / "train").iterdir():
         path.write_text('{"src": "no answer"}\n')
     rows, order, _ = open_stream(folder, bad_rows="drop")
-    with pytest.raises(ValueError, match="no valid row"):
+    with pytest.raises(ValueError, match="no valid rows"):
         read(rows, order)
     for path in (folder / "train").iterdir():
         path.write_text("\n")
     rows, order, _ = open_stream(folder)
-    with pytest.raises(ValueError, match="no valid row"):
+    with pytest.raises(ValueError, match="no valid rows"):
         read(rows, order)
 
 

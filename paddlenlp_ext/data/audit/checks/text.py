@@ -45,7 +45,7 @@ _REPEATED_RATIO = 0.06
 
 
 @check(
-    "special token in the text", ERROR, "remove the token from the text: the model treats it as a part of the template"
+    "special token in the text", ERROR, "remove the token from the text: the model treats it as part of the template"
 )
 def special_token(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
     """Yield special tokens of the tokenizer that occur in texts."""
