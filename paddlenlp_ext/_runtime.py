@@ -59,7 +59,7 @@ def require_paddle() -> None:
 
 
 def check_paddle_release() -> None:
-    """Check that the installed Paddle release is not too old. Only package metadata are read; Paddle is not imported.
+    """Check that the installed Paddle release is not too old, without importing Paddle.
 
     Raises:
         ImportError: the release is older than the oldest supported release.

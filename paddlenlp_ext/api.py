@@ -24,7 +24,7 @@ def merge_adapter(
     Args:
         adapter: folder of the adapter.
         output: folder to create for the merged model.
-        base: name or path of the base model; None: the model that the adapter config names.
+        base: name or path of the base model; None: the base model in the adapter config.
         options: `dtype`, `overwrite`, `allow_pickle` and `merge_base` of `peft.merge.merge_adapter.merge_adapter`.
 
     Raises:

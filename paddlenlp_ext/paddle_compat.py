@@ -105,12 +105,12 @@ def after_gradient(parameter: paddle.Tensor, call: Callable[[], None]) -> None:
 
 
 def own_parameters(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the live dictionary of the parameters of a layer, excluding its sublayers."""
+    """Return the live dictionary of a layer's own parameters, without the parameters of its sublayers."""
     return layer._parameters
 
 
 def own_buffers(layer: nn.Layer) -> dict[str, paddle.Tensor]:
-    """Return the live dictionary of the buffers of a layer, excluding its sublayers."""
+    """Return the live dictionary of a layer's own buffers, without the buffers of its sublayers."""
     return layer._buffers
 
 

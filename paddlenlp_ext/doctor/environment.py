@@ -22,7 +22,7 @@ def describe_environment() -> list[tuple[str, str]]:
         ("CUDA of Paddle", str(paddle.version.cuda())),
         ("processor", f"{processor_name()}, {threads_per_process()} cores for one process"),
         ("C++ library", library.unavailable_reason() or f"{library.loaded_path()}"),
-        ("bfloat16 products on the CPU", bf16.unavailable_reason() or "available"),
+        ("bfloat16 matmuls on the CPU", bf16.unavailable_reason() or "available"),
         *_describe_gpus(),
         *((name, os.environ[name]) for name in sorted(os.environ) if name.startswith(_VARIABLES)),
     ]

@@ -1,4 +1,4 @@
-"""Test cases of op checks, functions that call an op with reproducible inputs, and the limits of the errors."""
+"""Test cases for op checks (functions that call an op with reproducible inputs), and error limits."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def op_case(
 
 
 def error_limit(target: Target) -> float:
-    """Return the largest relative error allowed for an op; larger for float32 on GPUs, where products use TF32."""
+    """Return the largest relative error allowed for an op; larger for float32 on GPUs, where matmuls use TF32."""
     if target.dtype == "float32":
         return 1e-4 if target.device == "cpu" else 5e-3
     return {"bfloat16": 3e-2, "float16": 5e-3}[target.dtype]
