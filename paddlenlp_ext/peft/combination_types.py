@@ -27,7 +27,7 @@ def combined_factors(
 
     Args:
         parts: for each adapter, the result of `factors_of`.
-        weights: weight of each adapter; with "cat" a negative weight subtracts the adapter.
+        weights: weight of each adapter; with "cat", a negative weight subtracts the adapter.
         combination: "cat" or "linear".
 
     Raises:

@@ -7,8 +7,8 @@ Two comparisons of logits on fixed prompts verify the merge:
 | 1 | model merged in memory | base with adapter | errors in the merge formula |
 | 2 | model loaded from the merged files | model merged in memory, rounded to the files' dtypes | errors in the files |
 
-The output folder gets its final name after both steps. Both models of the second comparison have rounded weights, so
-the tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
+The output folder is renamed to its final name after both steps. Both models of the second comparison have rounded
+weights, so the tolerance is the same for bfloat16 and float32. The effect of rounding is reported separately.
 
 By default, an adapter that was trained on a quantized base is merged into the dequantized weights, to reproduce the
 trained model. With `merge_base` "original", the adapter is merged into the original weights, and the difference

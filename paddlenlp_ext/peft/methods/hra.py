@@ -8,7 +8,7 @@ applied in compact WY form with `2 * r * in` multiplications per token (as many 
     y = x H^T W^T + b        x H^T = x - (x U) C U^T        C = D T^T D,  D = diag(1 / |u_i|)
     T^-1 = I / 2 + the strict upper triangle of D U^T U D
 
-With `apply_GS` the u_i are orthonormalized first. H then depends only on the span of the u_i:
+With `apply_GS`, the u_i are orthonormalized first. H then depends only on the span of the u_i:
 
     C = 2 (U^T U)^-1
 

@@ -10,10 +10,10 @@
 | W_1, b_1 | [F, K H], [F] | Kaiming-uniform, 0 |
 | W_2(i), b_2(i) of a layer | [2 K H, F], [2 K H] | Kaiming-uniform, 0 |
 
-The prefix has one key and value per key-value head, as in grouped-query attention. With latent attention the prefix
+The prefix has one key and value per key-value head, as in grouped-query attention. With latent attention, the prefix
 consists of latents and shared keys [P, L + R] (nn/latent_attention.py). As in Hugging Face PEFT, the prefix has
 positions 0 to P-1, the positions of a document begin at P, and trained keys are not rotated. A sliding window also
-applies to the prefix. With `prefix_projection` every layer computes its keys and values from E, so that each layer can
+applies to the prefix. With `prefix_projection`, every layer computes its keys and values from E, so that each layer can
 be recomputed separately in the backward pass.
 
 Shapes: B batch, S sequence, D hidden, P prefix tokens, K key-value heads, H head dimension, F width of the projection

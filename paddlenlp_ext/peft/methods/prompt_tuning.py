@@ -9,7 +9,7 @@ the prompt:
     row        | prompt | document 1 | document 2 |
     positions  | 0..P-1 | P..        | P..        |
 
-In generation the prompt's keys, values and states are computed once and stored in the cache.
+In generation, the prompt's keys, values and states are computed once and stored in the cache.
 
 Shapes: B batch, S sequence, D hidden, P prompt vectors.
 """
@@ -94,7 +94,7 @@ class PromptAdapter(Adapter):
         if position_ids is None:
             position_ids = paddle.to_tensor(layout.positions())
         positions_1T = position_ids.reshape([1, -1]) + num_prompt
-        # Prompt and documents use one call, because the angles of some RoPE scalings depend on the largest position.
+        # One call for prompt and documents, because the angles of some RoPE scalings depend on the largest position.
         rotations = decoder.rotary(paddle.concat([paddle.arange(num_prompt).unsqueeze(0), positions_1T], axis=1))
         inputs = dataclasses.replace(inputs, rotations=rotations, num_shared=num_prompt)
         tokens_BSD = decoder.embed(input_ids)

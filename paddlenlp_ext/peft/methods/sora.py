@@ -7,7 +7,7 @@ The optimizer updates A, B and g. After each step, with η the learning rate of 
 
     g <- T(g, η λ)        T(v, ξ) = sign(v) max(|v| - ξ, 0)
 
-T is the proximal step for the loss plus λ |g|_1. Gates that do not reduce the loss shrink to zero, and the rank falls.
+T is the proximal step for the penalty λ |g|_1. Gates that do not reduce the loss shrink to zero, and the rank falls.
 λ is `sparse_lambda`. As in the published code, `penalty` times the mean |g| is added to the loss. The published
 code calls both options `sparse_lambda`, and its threshold is λ without the factor η (docs/adapters.md). The final
 adapter is a plain LoRA with the ranks of the nonzero gates, and with g multiplied into A.
