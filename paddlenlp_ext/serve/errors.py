@@ -1,4 +1,4 @@
-"""Errors of requests, in the format of OpenAI's API."""
+"""Request errors, in the format of OpenAI's API."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ _UNSUPPORTED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRequest:
-    """Fields that requests for chats and for completions share.
+    """Fields that chat requests and completion requests share.
 
     Attributes:
         model: name of the model.
