@@ -4,7 +4,7 @@
     config.json                     config.json of the model, with the key `static_graph`
     generation_config.json, tokenizer, chat template, run_config.json
 
-The folder gets its final name only if the logits of program and model agree (`LIMITS`).
+The folder is renamed to its final name only if the logits of program and model agree (`LIMITS`).
 """
 
 from __future__ import annotations
