@@ -68,8 +68,8 @@ class Trainer:
         tokenizer: tokenizer that decodes generated text and is saved with the weights.
         compute_metrics: function that computes custom metrics of generated answers (metrics/custom_metrics.py); None:
             the function that the key `compute_metrics` names.
-        callbacks: callbacks in addition to the default callbacks (callbacks/default_callbacks.py) and to the key
-            `callbacks`; see `add_callback`.
+        callbacks: callbacks in addition to the default callbacks (callbacks/default_callbacks.py) and the callbacks
+            that the key `callbacks` names; see `add_callback`.
         process_group: processes of the run; None: a single process.
         forward_backward: schedule of micro-batches; None: in sequence.
         objective: loss and metrics of the run; None: preference training if the configuration has the section

@@ -137,7 +137,7 @@ def _bytes_of_gated(layer: MixtureOfExperts, of_shared: float, numerics: Numeric
 def _bytes_of_exchanged_rows(layer: MixtureOfExperts, hidden_size: int, numerics: Numerics) -> float:
     """Return the bytes per token of the hidden states that experts receive from other processes and save.
 
-    Without expert parallelism the result is 0, because the backward pass gathers the hidden states of local tokens
+    Without expert parallelism, the result is 0, because the backward pass gathers the hidden states of local tokens
     again (ops/expert_rows.py).
     """
     if not any(is_expert_parallel(parameter) for parameter in layer.experts.parameters()):
