@@ -78,7 +78,7 @@ class BottleneckConfig(PeftConfig):
         aliases=("adapter_kind",),
     )
     activation: str = option("gelu", help="activation between the two matrices", choices=tuple(ACTIVATIONS))
-    scale: float = option(1.0, help="factor of the adapter's output; 4 in the paper on parallel adapters", above=0)
+    scale: float = option(1.0, help="scale of the adapter's output; 4 in the paper on parallel adapters", above=0)
     dropout: float = option(0.0, help="dropout on the adapter's input during training", minimum=0, below=1)
 
     def targets(self, model: TrainableModel) -> list[str]:

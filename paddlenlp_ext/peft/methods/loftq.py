@@ -44,7 +44,7 @@ from paddlenlp_ext.quantization.quantized_linear import QuantizedLinear
 @PEFT_METHODS.register("loftq")
 @dataclass(kw_only=True)
 class LoftQConfig(InitBeforeQuantizationConfig):
-    """Options of LoftQ: LoRA over a quantized base, initialized with the quantization error.
+    """Options of LoftQ: LoRA on a quantized base, initialized with the quantization error.
 
     >>> LoftQConfig(r=8, iters=3).svd
     'fast'

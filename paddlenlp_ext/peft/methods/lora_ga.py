@@ -91,7 +91,7 @@ class LoRAGAConfig(SubtractedInitConfig):
     adapter_class: ClassVar[type[TrainingHooks] | None] = LoRAGAAdapter
     free_on_resume: ClassVar[frozenset[str]] = LowRankConfig.free_on_resume | {"ga_batches", "ga_stable_gamma"}
 
-    ga_batches: int = option(8, help="LoRA-GA: number of micro-batches in the sum of gradients", minimum=1)
+    ga_batches: int = option(8, help="LoRA-GA: number of micro-batches whose gradients are summed", minimum=1)
     ga_stable_gamma: float = option(
         16.0, help="LoRA-GA: gamma; the initial A and B are scaled by out_features^(1/4) / sqrt(gamma)", above=0
     )

@@ -108,7 +108,7 @@ class QERAAdapter(Adapter):
 @PEFT_METHODS.register("qera")
 @dataclass(kw_only=True)
 class QERAConfig(SubtractedInitConfig):
-    """Options of QERA: LoRA over a quantized base, with a frozen correction of the base's output error.
+    """Options of QERA: LoRA on a quantized base, with a frozen correction of the base's output error.
 
     >>> QERAConfig(r=8, inputs="independent").batches
     8
