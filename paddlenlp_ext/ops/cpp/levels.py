@@ -42,7 +42,7 @@ def _levels() -> tuple[Level, ...]:
     vnni = ("-march=x86-64-v4", "-mavx512vnni")
     bf16 = (*vnni, "-mavx512bf16")
     return (
-        # oneDNN detects AMX itself; AMX changes only the 8-bit products of the library (int8_amx_product.h).
+        # oneDNN detects AMX itself; the sources use AMX only if they are compiled with these flags (csrc/amx.h).
         Level(
             "amx",
             (*bf16, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
