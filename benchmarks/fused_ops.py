@@ -11,7 +11,7 @@ keys are keys of llm/run_finetune.py.
 
 Without `--apart`, one process runs steps with each group in turn, after an untimed step with each group. A machine that
 becomes slower therefore slows all groups. A group's time is divided by the time of the fused step in the same round.
-Lines with equal keys are joined. With `--apart`, each group runs two steps in a separate process.
+`--table` combines lines with the same keys. With `--apart`, each group runs two steps in a separate process.
 """
 
 from __future__ import annotations

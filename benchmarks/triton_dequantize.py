@@ -41,7 +41,7 @@ def check(device: str) -> None:
         weight = PackedWeight.random(*shape, device, algo, block, group)
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # Triton's interpreter truncates float32 to bfloat16, a GPU rounds
+                continue  # Triton's interpreter truncates float32 to bfloat16, but a GPU rounds
             want = weight.dequantize_in_torch(dtype)
             torch.testing.assert_close(weight.dequantize(torch.empty_like(want)), want)
             x = torch.randn(2, shape[1], device=device).to(dtype)
@@ -51,7 +51,7 @@ def check(device: str) -> None:
 
 
 def times_of_bitsandbytes(full: torch.Tensor) -> dict[str, float]:
-    """Return the milliseconds of bitsandbytes on a full-precision weight [out, in]; empty if it is not installed."""
+    """Return the times of bitsandbytes in milliseconds, for a weight [out, in]; empty if it is not installed."""
     if importlib.util.find_spec("bitsandbytes") is None:
         return {}
     from bitsandbytes import functional

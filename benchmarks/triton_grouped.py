@@ -112,7 +112,7 @@ def check(device: str) -> None:
     for counts, inputs, outputs in CHECKED:
         for dtype in FORMATS.values():
             if device == "cpu" and dtype == torch.bfloat16:
-                continue  # Triton's interpreter truncates float32 to bfloat16, a GPU rounds
+                continue  # Triton's interpreter truncates float32 to bfloat16, but a GPU rounds
             op = Grouped(counts, inputs, outputs, dtype, device, (16, 16))
             for name, expected in op.in_torch().items():
                 want, got = expected().double(), getattr(op, name)().double()

@@ -217,7 +217,7 @@ class Mlp(llama.LlamaMLP):
 
 
 class Lora(PeftLinear):
-    """LoRA linear over an unquantized or packed base."""
+    """LoRA linear layer with an unquantized or packed base."""
 
     def forward(self, x: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
         """Map [..., I] to [..., O]."""
@@ -244,7 +244,7 @@ def use_kernels(model: nn.Module, kernels: Collection[str]) -> None:
 
 # -- quantized base ---------------------------------------------------------------------------------------------------
 class PackedLinear(nn.Linear):
-    """Frozen linear layer over a weight in nf4, `packed`, dequantized in each pass."""
+    """Frozen linear layer with an nf4 weight, `packed`, which is dequantized in each pass."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Map [..., I] to [..., O]."""

@@ -97,7 +97,7 @@ def check(device: str, names: Sequence[str]) -> None:
     for name in names:
         for dtype in OPS[name].dtypes:
             if device == "cpu" and dtype == BF16:
-                continue  # Triton's interpreter truncates float32 to bfloat16, a GPU rounds
+                continue  # Triton's interpreter truncates float32 to bfloat16, but a GPU rounds
             for sizes in OPS[name].checks:
                 case = OPS[name].make(dtype, device, *sizes)
                 found = errors(case.ours, case)
