@@ -15,6 +15,7 @@ from pathlib import Path
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.data.readers.base import READERS, Reader, known_suffixes, suffix_of
 from paddlenlp_ext.data.readers.column_mapping import RenamedReader
+from paddlenlp_ext.data.readers.dataset_info import registered_dataset, registered_names
 from paddlenlp_ext.data.readers.held_out import OneSideReader, held_out_ratio
 from paddlenlp_ext.data.readers.hub import HubReader, is_hub_id
 from paddlenlp_ext.data.readers.in_memory import InMemoryReader, Rows
@@ -152,7 +153,7 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     """Return the readers of a split of a dataset, in reading order.
 
     Args:
-        name: a file, a directory, a built-in name or a hub id.
+        name: a file, a directory, a name in a dataset_info.json, a built-in name or a hub id.
         split: "train", "dev" or "test".
         task_name: configuration of a hub dataset.
         is_stream: whether to read a hub dataset during its download.
@@ -172,7 +173,11 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
             f"task_name: {task_name!r} selects a configuration of a hub dataset, but {name!r} is not a hub dataset; "
             "remove task_name"
         )
-    return [open_reader(path) for path in find_files(name, split)]
+    readers = [open_reader(path) for path in find_files(name, split)]
+    registered = registered_dataset(Path(name).expanduser())
+    if registered is None or not registered.columns:
+        return readers
+    return [RenamedReader(reader, registered.columns) for reader in readers]
 
 
 def open_reader(path: Path) -> Reader:
@@ -203,6 +208,9 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
     except MissingSplitError as error:
         looked_for = ", ".join(str(folder / f"{split}{end}") for end in (*known_suffixes(), "/*", "-00000-of-00001.*"))
         otherwise = ", or set do_predict to false" if split == "test" else ""
+        if registered := registered_names(folder):
+            named = ", ".join(str(folder / name) for name in registered)
+            otherwise = f"{otherwise}; dataset_info.json has the datasets {named}"
         raise MissingSplitError(
             f"{error}; add one of {looked_for}, or the same file in {folder / 'data'}{otherwise}"
         ) from None
@@ -277,15 +285,17 @@ def _has_no_splits(path: Path) -> bool:
 def _find_folder(dataset_name_or_path: str) -> Path:
     """Return the path of a dataset, a file or a directory, without checking that the path exists.
 
-    If there is no directory `AdvertiseGen`, the download directory of PaddleNLP is searched for the dataset:
-    `$PPNLP_HOME/datasets`, by default `~/.paddlenlp/datasets`.
+    A name in LLaMA-Factory's dataset_info.json, such as `data/demo`, has the path of its entry. If there is no
+    directory `AdvertiseGen`, the download directory of PaddleNLP is searched for the dataset: `$PPNLP_HOME/datasets`,
+    by default `~/.paddlenlp/datasets`.
 
     Raises:
         ValueError: the dataset is `AdvertiseGen`, and neither directory exists.
     """
     folder = Path(dataset_name_or_path).expanduser()
     if dataset_name_or_path != ADVERTISE_GEN or folder.is_dir():
-        return folder
+        registered = registered_dataset(folder)
+        return folder if registered is None else registered.path
     home = os.environ.get("PPNLP_HOME") or Path.home() / ".paddlenlp"
     downloaded = Path(home).expanduser() / "datasets" / ADVERTISE_GEN
     if not downloaded.is_dir():

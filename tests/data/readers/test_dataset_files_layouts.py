@@ -1,4 +1,4 @@
-"""Layouts of datasets: one file, folders of splits, downloads of the hub, and folders of `save_to_disk`."""
+"""Layouts of datasets: one file, folders of splits, downloads of the hub, `save_to_disk`, and dataset_info.json."""
 
 from __future__ import annotations
 
@@ -99,6 +99,76 @@ def test_find_files_of_an_incomplete_saved_folder_raises(state, problem, folder)
     save(folder / "one", **state)
     with pytest.raises(ValueError, match=problem):
         find_files(str(folder / "one"), "train")
+
+
+MESSAGES = {"role_tag": "role", "content_tag": "content", "user_tag": "user", "assistant_tag": "assistant"}
+
+
+def register(folder, row, **entry):
+    """Write a dataset_info.json of LLaMA-Factory with the dataset `demo`, whose file has one row."""
+    (folder / "rows.json").write_text(json.dumps([row]))
+    (folder / "dataset_info.json").write_text(json.dumps({"demo": {"file_name": "rows.json", **entry}}))
+    return str(folder / "demo")
+
+
+@pytest.mark.parametrize(
+    ("row", "entry", "value"),
+    [
+        ({"instruction": "a", "input": "", "output": "b"}, {}, {"instruction": "a", "input": "", "output": "b"}),
+        (
+            {"q": "a", "more": "", "a": "b"},
+            {"columns": {"prompt": "q", "query": "more", "response": "a"}},
+            {"instruction": "a", "input": "", "output": "b"},
+        ),
+        (
+            {"turns": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            {"formatting": "sharegpt", "columns": {"messages": "turns"}},
+            {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+        ),
+        (
+            {"conversations": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+            {"formatting": "sharegpt", "tags": MESSAGES},
+            {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]},
+        ),
+    ],
+)
+def test_open_dataset_of_a_registered_name_reads_the_file_and_its_columns(row, entry, value, folder, options):
+    (reader,) = open_dataset(options(register(folder, row, **entry)), "train")
+    assert reader.name == str(folder / "rows.json")
+    assert [read.value for read in reader.rows()] == [value]
+
+
+def test_dev_rows_of_a_registered_dataset_are_held_out_or_missing(folder, options):
+    name = register(folder, {"instruction": "a", "output": "b"})
+    with pytest.raises(MissingSplitError, match="eval_dataset_path: not set"):
+        open_dataset(options(name), "dev")
+    held_out = (open_dataset(options(name, dev_ratio=0.5), split)[0] for split in ("train", "dev"))
+    assert sum(len(list(reader.rows())) for reader in held_out) == 1
+
+
+@pytest.mark.parametrize(
+    ("entry", "problem"),
+    [
+        ({"formatting": "parrot"}, "dataset_info.json: demo: formatting 'parrot' is not supported; use alpaca"),
+        ({"num_samples": 5}, "demo: num_samples is not supported; remove it"),
+        ({"formatting": "sharegpt", "tags": {"role_tag": "who"}}, r"role_tag, content_tag \('who', 'value'\) is not"),
+        ({"formatting": "sharegpt", "tags": {"user_tag": "Q"}}, "user_tag 'Q' is not supported; write messages with"),
+        ({"columns": {"images": "pictures"}}, "no row format has images"),
+    ],
+)
+def test_open_dataset_of_an_unsupported_entry_raises(entry, problem, folder, options):
+    name = register(folder, {"instruction": "a", "output": "b", "pictures": []}, **entry)
+    with pytest.raises(ValueError, match=problem):
+        open_dataset(options(name), "train")
+
+
+def test_open_dataset_of_a_folder_with_registered_names_lists_them(folder, options):
+    register(folder, {"instruction": "a", "output": "b"})
+    with pytest.raises(MissingSplitError, match=f"dataset_info.json has the datasets {folder / 'demo'}"):
+        open_dataset(options(folder), "train")
+    (folder / "dataset_info.json").write_text('{"demo": {"hf_hub_url": "a/b"}}')
+    with pytest.raises(ValueError, match="demo: no file_name; set dataset_name_or_path to the hub id"):
+        open_dataset(options(folder / "demo"), "train")
 
 
 @pytest.mark.parametrize("name", ["my.json", "my.jsonl", "my.csv"])

@@ -1,0 +1,103 @@
+"""Find datasets that LLaMA-Factory's dataset_info.json registers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paddlenlp_ext.data.rows.conversation import ASSISTANT, SYSTEM, TOOL, USER
+from paddlenlp_ext.data.rows.parse_messages import OPENAI_ROLES, SHAREGPT_ROLES
+from paddlenlp_ext.utils.files import read_json_object
+
+_FILE = "dataset_info.json"
+_SOURCES = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
+_ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
+"""Names of columns in an entry with the formatting alpaca -> fields of rows; other names are the same."""
+_MESSAGES = {("from", "value"): ("conversations", SHAREGPT_ROLES), ("role", "content"): ("messages", OPENAI_ROLES)}
+"""Keys of the role and the text of a message -> field with the messages of a row, and its roles."""
+_DEFAULT = {"messages": "conversations"}
+_ROLE_TAGS = {
+    "user_tag": USER,
+    "assistant_tag": ASSISTANT,
+    "system_tag": SYSTEM,
+    "observation_tag": TOOL,
+    "function_tag": ASSISTANT,
+}
+
+
+@dataclass(frozen=True)
+class RegisteredDataset:
+    """Dataset in a dataset_info.json.
+
+    Attributes:
+        path: file or folder with the rows.
+        columns: column of the file -> field of a row format, for columns with other names.
+    """
+
+    path: Path
+    columns: Mapping[str, str]
+
+
+def registered_dataset(path: Path) -> RegisteredDataset | None:
+    """Return the dataset that dataset_info.json registers under the last component of a path; None without an entry.
+
+    `data/demo` is the dataset `demo` of `data/dataset_info.json`.
+
+    Raises:
+        ValueError: the entry names no local file, samples rows, or has another formatting or other tags than expected.
+    """
+    entry = None if path.exists() else _entries(path.parent).get(path.name)
+    if entry is None:
+        return None
+    place = f"{path.parent / _FILE}: {path.name}"
+    if "file_name" not in entry:
+        raise ValueError(f"{place}: no file_name; set dataset_name_or_path to the hub id, or to a file with the rows")
+    if entry.get("num_samples") is not None:
+        raise ValueError(f"{place}: num_samples is not supported; remove it, and write the chosen rows to a file")
+    return RegisteredDataset(path.parent / str(entry["file_name"]), _columns(entry, place))
+
+
+def registered_names(folder: Path) -> tuple[str, ...]:
+    """Return the names of the datasets in the dataset_info.json of a folder."""
+    return tuple(_entries(folder))
+
+
+def _entries(folder: Path) -> dict[str, Mapping[str, Any]]:
+    """Return the entries by name. The file with this name that `Dataset.save_to_disk` writes has none."""
+    if not (folder / _FILE).is_file():
+        return {}
+    registered = read_json_object(folder / _FILE).items()
+    return {
+        name: entry
+        for name, entry in registered
+        if isinstance(entry, dict) and any(source in entry for source in _SOURCES)
+    }
+
+
+def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
+    """Return the columns whose names differ from the fields that they hold."""
+    formatting, written = entry.get("formatting", "alpaca"), entry.get("columns") or {}
+    if formatting == "alpaca":
+        fields = _ALPACA
+    elif formatting in ("sharegpt", "openai"):
+        fields, written = {"messages": _messages_field(entry.get("tags") or {}, place)}, {**_DEFAULT, **written}
+    else:
+        raise ValueError(f"{place}: formatting {formatting!r} is not supported; use alpaca, sharegpt or openai")
+    columns = {str(column): fields.get(name, name) for name, column in written.items() if column}
+    return {column: field for column, field in columns.items() if column != field}
+
+
+def _messages_field(tags: Mapping[str, Any], place: str) -> str:
+    """Return the field of a row format whose messages have these keys and roles."""
+    keys = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
+    field, roles = _MESSAGES.get(keys, ("", {}))
+    unknown = [tag for tag, role in _ROLE_TAGS.items() if tag in tags and roles.get(tags[tag]) != role]
+    if not field or unknown:
+        problem = f"role_tag, content_tag {keys}" if not field else f"{unknown[0]} {tags[unknown[0]]!r}"
+        raise ValueError(
+            f"{place}: {problem} is not supported; write messages with from and value (human, gpt), or with role and "
+            "content (user, assistant)"
+        )
+    return field
