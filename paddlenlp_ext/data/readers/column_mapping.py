@@ -23,10 +23,12 @@ class RenamedBlock(Block):
     Attributes:
         block: the block as it was read.
         mapping: column -> field of a row format.
+        key: name of the mapping in errors.
     """
 
     block: Block
     mapping: Mapping[str, str]
+    key: str
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
         """Yield the rows; a row that has both a column and the column's new name is invalid."""
@@ -38,8 +40,8 @@ class RenamedBlock(Block):
             twice = [name for name in row.value if name not in self.mapping and names.count(name) > 1]
             if twice:
                 message = (
-                    f"column_mapping renames a column to {', '.join(twice)}, but the row already has this field; "
-                    "remove the field from the row, or the column from column_mapping"
+                    f"{self.key} renames a column to {', '.join(twice)}, but the row already has this field; "
+                    f"remove the field from the row, or the column from {self.key}"
                 )
                 yield InvalidRow(row.location, "column written twice", message)
             else:
@@ -51,34 +53,33 @@ class RenamedReader(Reader):
 
     Args:
         reader: reader to wrap.
-        mapping: `column_mapping`, column -> field of a row format.
+        mapping: column -> field of a row format.
+        key: name of the mapping in errors.
 
     Raises:
         ValueError: the mapping contains a field that no format has, two columns map to the same field, or a column of
             the mapping is missing from every row of the first block.
     """
 
-    def __init__(self, reader: Reader, mapping: Mapping[str, Any]) -> None:
+    def __init__(self, reader: Reader, mapping: Mapping[str, Any], key: str = "column_mapping") -> None:
         self.name, self.size = reader.name, reader.size
-        self._reader, self._mapping = reader, dict(mapping)
+        self._reader, self._mapping, self._key = reader, dict(mapping), key
         fields = [str(field) for field in self._mapping.values()]
         unknown = [field for field in fields if field not in FIELDS]
         if unknown or len(set(fields)) < len(fields):
             problem = f"no row format has {', '.join(unknown)}" if unknown else "two columns map to the same field"
-            raise ValueError(f"column_mapping: {problem}; the fields of rows are {', '.join(sorted(FIELDS))}")
+            raise ValueError(f"{key}: {problem}; the fields of rows are {', '.join(sorted(FIELDS))}")
         first = next(reader.blocks(), None)
         values = [row.value for row in first.rows() if isinstance(row, SourceRow)] if first is not None else []
         columns = {name: None for value in values if isinstance(value, dict) for name in value}
         missing = [name for name in self._mapping if name not in columns]
         if columns and missing:
-            raise ValueError(
-                f"column_mapping: {self.name} has no {', '.join(missing)}; its columns are {', '.join(columns)}"
-            )
+            raise ValueError(f"{key}: {self.name} has no {', '.join(missing)}; its columns are {', '.join(columns)}")
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
         """Yield blocks, starting at a cursor of the wrapped reader."""
         for block in self._reader.blocks(start):
-            yield RenamedBlock(block.end, block.fraction, block, self._mapping)
+            yield RenamedBlock(block.end, block.fraction, block, self._mapping, self._key)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
         """Return the fingerprint of the wrapped reader, combined with the mapping of the columns."""

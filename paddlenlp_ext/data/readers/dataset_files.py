@@ -177,7 +177,7 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     registered = registered_dataset(Path(name).expanduser())
     if registered is None or not registered.columns:
         return readers
-    return [RenamedReader(reader, registered.columns) for reader in readers]
+    return [RenamedReader(reader, registered.columns, f"{registered.place}: columns") for reader in readers]
 
 
 def open_reader(path: Path) -> Reader:

@@ -34,10 +34,12 @@ class RegisteredDataset:
     Attributes:
         path: file or folder with the rows.
         columns: column of the file -> field of a row format, for columns with other names.
+        place: file and name of the entry, for errors.
     """
 
     path: Path
     columns: Mapping[str, str]
+    place: str
 
 
 def registered_dataset(path: Path) -> RegisteredDataset | None:
@@ -56,7 +58,7 @@ def registered_dataset(path: Path) -> RegisteredDataset | None:
         raise ValueError(f"{place}: no file_name; set dataset_name_or_path to the hub id, or to a file with the rows")
     if entry.get("num_samples") is not None:
         raise ValueError(f"{place}: num_samples is not supported; remove it, and write the chosen rows to a file")
-    return RegisteredDataset(path.parent / str(entry["file_name"]), _columns(entry, place))
+    return RegisteredDataset(path.parent / str(entry["file_name"]), _columns(entry, place), place)
 
 
 def registered_names(folder: Path) -> tuple[str, ...]:

@@ -153,7 +153,7 @@ def test_dev_rows_of_a_registered_dataset_are_held_out_or_missing(folder, option
         ({"num_samples": 5}, "demo: num_samples is not supported; remove it"),
         ({"formatting": "sharegpt", "tags": {"role_tag": "who"}}, r"role_tag, content_tag \('who', 'value'\) is not"),
         ({"formatting": "sharegpt", "tags": {"user_tag": "Q"}}, "user_tag 'Q' is not supported; write messages with"),
-        ({"columns": {"images": "pictures"}}, "no row format has images"),
+        ({"columns": {"images": "pictures"}}, "dataset_info.json: demo: columns: no row format has images"),
     ],
 )
 def test_open_dataset_of_an_unsupported_entry_raises(entry, problem, folder, options):
