@@ -77,7 +77,7 @@ class ModelSource:
 
     @classmethod
     def from_config(cls, config: ModelConfig) -> ModelSource:
-        """Find the files of a run's `model_name_or_path`, and apply the model options of the run.
+        """Find the files of a run's `model_name_or_path`, read config.json, and apply the model options of the run.
 
         Raises:
             ValueError: see `resolve`; or the quantization, long-sequence strategy or router options are invalid.

@@ -43,9 +43,10 @@ class RegisteredDataset:
 
 
 def registered_dataset(path: Path) -> RegisteredDataset | None:
-    """Return the dataset that dataset_info.json registers under the last component of a path; None without an entry.
+    """Return the dataset that dataset_info.json registers under the last component of a path.
 
-    `data/demo` is the dataset `demo` of `data/dataset_info.json`.
+    `data/demo` is the dataset `demo` of `data/dataset_info.json`. The result is None if the path exists or has no
+    entry.
 
     Raises:
         ValueError: the entry names no local file, samples rows, or has another formatting or other tags than expected.

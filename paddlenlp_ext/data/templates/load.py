@@ -64,7 +64,8 @@ def load_configured_template(config: DataConfig, tokenizer: Any) -> ChatTemplate
 def load_training_template(config: DataConfig, tokenizer: Any) -> ChatTemplate:
     """Return the configured template of a training run, and make the tokenizer save the template.
 
-    If the template is not Jinja, the tokenizer is saved without chat_template.jinja.
+    Without `chat_template`, the template is the tokenizer's own, and the tokenizer is unchanged. If the template is not
+    Jinja, the tokenizer is saved without chat_template.jinja.
 
     Raises:
         ValueError: see `load_template`.

@@ -37,7 +37,7 @@ def cache_key(
     """Return a hash of everything that determines the tokens of a split.
 
     Args:
-        readers: readers of the data files in reading order.
+        readers: readers of the data files in reading order; the hash covers their paths, as written, and contents.
         tokenizer: the result of `tokenizer_fingerprint`.
         template_text: `identity` of the chat template.
         options: configuration values that change the tokens.

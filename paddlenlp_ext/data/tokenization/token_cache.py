@@ -29,13 +29,14 @@ DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the directory that holds the cached tokens of all datasets."""
+    """Return the directory that holds the cached tokens of all datasets, one subdirectory per tokenized split."""
     return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
 
 
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:
     """Load the arrays and statistics in `folder`; build them first if the directory does not exist or is damaged.
 
+    A directory is damaged if a file is missing or differs from its checksum. The arrays are mapped into memory.
     If several processes call the function, one process builds and the others wait. If `build` raises an error, its
     files are deleted.
 
