@@ -83,7 +83,7 @@ def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
     """Return the columns whose names differ from the fields that they hold."""
     formatting, written = entry.get("formatting", "alpaca"), entry.get("columns") or {}
     if formatting == "alpaca":
-        fields = _ALPACA
+        fields = {"prompt": "text"} if set(written) == {"prompt"} else _ALPACA  # a prompt alone is plain text
     elif formatting in ("sharegpt", "openai"):
         fields, written = {"messages": _messages_field(entry.get("tags") or {}, place)}, {**_DEFAULT, **written}
     else:

@@ -120,6 +120,7 @@ def register(folder, row, **entry):
             {"columns": {"prompt": "q", "query": "more", "response": "a"}},
             {"instruction": "a", "input": "", "output": "b"},
         ),
+        ({"content": "a b"}, {"columns": {"prompt": "content"}}, {"text": "a b"}),
         (
             {"turns": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
             {"formatting": "sharegpt", "columns": {"messages": "turns"}},
