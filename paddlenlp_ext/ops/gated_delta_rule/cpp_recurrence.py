@@ -1,7 +1,7 @@
 """Recurrences in C++ (csrc/recurrence.h), in chunks, each as a single autograd node.
 
-The backward pass recomputes the states between the chunks, so only the inputs and the final states are saved. Inputs in
-bfloat16 are cast to float32.
+The backward pass recomputes the states between the chunks. The final states are saved only if a document continues
+another document. Inputs in bfloat16 are cast to float32.
 
 Shapes: T positions, R documents, G key heads, N heads, H key dimension, E value dimension.
 """
@@ -85,6 +85,7 @@ class CppRecurrence:
         arrays = (*layout.documents(), layout.parents())
         addresses = (array.ctypes.data for array in arrays)
         sizes = struct(self.sizes)(len(arrays[0]), *shape, *addresses, *self.constants)
+        sizes.has_parents = bool((layout.parents() >= 0).any())
         sizes.arrays = arrays  # keeps the arrays alive; the struct holds only addresses
         return sizes
 
@@ -98,20 +99,22 @@ class _Node(PyLayer):
     @staticmethod
     def forward(ctx, recurrence, sizes, *inputs):
         o_TNE, final_RNHE = _forward(recurrence, sizes, inputs, overwrites=False)
-        ctx.save_for_backward(final_RNHE, *inputs)
+        ctx.save_for_backward(*inputs, *([final_RNHE] if sizes.has_parents else []))
         ctx.recurrence, ctx.sizes, ctx.needs_grad = recurrence, sizes, [not x.stop_gradient for x in inputs]
         return o_TNE, final_RNHE
 
     @staticmethod
     def backward(ctx, o_gradient_TNE, final_gradient_RNHE):
-        final_RNHE, *inputs = ctx.saved_tensor()
+        saved = ctx.saved_tensor()
+        inputs = saved[: len(ctx.needs_grad)]
         named = dict(zip(ctx.recurrence.inputs, inputs, strict=False))
         gradients = {f"{name}_gradient": empty(x.shape) for name, x in named.items()}
         outputs = {
-            "final": final_RNHE,
             f"{ctx.recurrence.output}_gradient": contiguous(o_gradient_TNE),
             "final_gradient": contiguous(final_gradient_RNHE),
         }
+        if ctx.sizes.has_parents:
+            outputs["final"] = saved[-1]
         ctx.recurrence.run("backward", ctx.sizes, {**named, **outputs, **gradients})
         return tuple(x if needed else None for x, needed in zip(gradients.values(), ctx.needs_grad, strict=True))
 
