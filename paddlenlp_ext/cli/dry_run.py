@@ -23,11 +23,16 @@ from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
 from paddlenlp_ext.trainer.load_data import RunData, rows_beyond_context
-from paddlenlp_ext.trainer.memory.run_estimate import ModelOutline, estimate_run, outline_model
+from paddlenlp_ext.trainer.memory.run_estimate import (
+    ModelOutline,
+    estimate_decoding_state,
+    estimate_run,
+    outline_model,
+)
 from paddlenlp_ext.utils.distributed_env import world_size
 from paddlenlp_ext.utils.free_memory import free_memory
 
-_GB = 1e9
+_GB, _MB = 1e9, 1e6
 
 
 def describe_run(config: RunConfig, data: RunData, console: Console | None = None) -> None:
@@ -149,12 +154,18 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
-    estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens)
+    state = estimate_decoding_state(config, outline)  # before `estimate_run`, which may shard the model
+    num_states = _num_states(config, rows, largest)
+    estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens, num_states)
     title = "Peak memory of a process (estimated)" if outline.degrees != Degrees() else "Peak memory (estimated)"
     table = _two_columns(title)
     for part in fields(estimate):
+        if part.name == "states" and not state:
+            continue
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
+    if state:
+        table.add_row("state of a row while decoding", f"{state / _MB:.3f} MB")
     runs_on_cpu = config.precision.device == "cpu" or (config.precision.device == "auto" and not has_gpu())
     free = free_memory() if runs_on_cpu else None
     if free is not None:
@@ -173,6 +184,15 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
         total -= int(rows.prefixes.repeated(packs).sum())
     multiple = config.data.pad_to_multiple_of or 1
     return -(-total // multiple) * multiple
+
+
+def _num_states(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
+    """Return the number of documents of a micro-batch if one of them continues another document, else 0."""
+    joined = [[rows[index] for index in pack] for pack in packs]
+    if config.data.share_prefix:
+        joined = [rows.prefixes.join(pack) for pack in joined]
+    documents = [document for pack in joined for row in pack for document in row.documents]
+    return len(documents) if any(document.parent is not None for document in documents) else 0
 
 
 def _first_epoch(order: DataOrder) -> list[StepBatch]:

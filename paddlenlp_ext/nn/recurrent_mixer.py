@@ -95,11 +95,7 @@ class RecurrentMixer(TokenMixer):
         return o_TNE
 
     def state_shapes(self, dtype: paddle.dtype) -> StateShapes:
-        """Return the shapes and dtypes of the state of one row: the window of the convolution, and the matrices.
-
-        Args:
-            dtype: dtype of the inputs of the convolution.
-        """
+        """Return the shapes and dtypes of the window of the convolution and of the matrices, for one row."""
         window = self.conv1d.window_length, self.conv1d.num_channels
         return [(window, dtype), (self.matrix_shape, paddle.float32)]
 

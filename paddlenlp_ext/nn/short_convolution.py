@@ -22,7 +22,7 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout
-from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, StateShapes
 from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 
@@ -151,6 +151,9 @@ class ShortConvolution(TokenMixer):
             mixed_BSD = self.conv(gated_BSD, inputs.layouts[None])
         return recompute_region("attention_row_ln", self.o_proj, c_BSD * mixed_BSD)
 
+    def state_shapes(self, dtype: paddle.dtype) -> StateShapes:
+        return [((self.conv.window_length, self.conv.num_channels), dtype)]
+
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
 
@@ -165,8 +168,7 @@ class ShortConvolution(TokenMixer):
     @paddle.no_grad()
     def _convolve_cached(self, gated_BSD: paddle.Tensor, cache: KeyValueCache) -> paddle.Tensor:
         """Convolve the new positions of each row as the continuation of its window, and keep the new window."""
-        shape = self.conv.window_length, gated_BSD.shape[2]
-        (window_BWD,) = cache.state(self.layer_index, [(shape, gated_BSD.dtype)])
+        (window_BWD,) = cache.state(self.layer_index, self.state_shapes(gated_BSD.dtype))
         mixed_BSD, window_BWD = self.conv.continue_after(window_BWD, gated_BSD, cache.new_documents())
         cache.keep_state(self.layer_index, (window_BWD,))
         return mixed_BSD

@@ -9,9 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import ClassVar
 
+import paddle
 from paddle import nn
 
 from paddlenlp_ext.nn.linear import Linear
+from paddlenlp_ext.ops.attention.key_value_cache import StateShapes
 
 
 class TokenMixer(nn.Layer):
@@ -39,6 +41,14 @@ class TokenMixer(nn.Layer):
     def output_layer(self) -> Linear:
         """Linear layer that returns the output of the mixer, or the adapter around the layer."""
         return getattr(self, self.output_name)
+
+    def state_shapes(self, dtype: paddle.dtype) -> StateShapes:
+        """Return the shapes and dtypes of the state of one row in a key-value cache; attention has no state.
+
+        Args:
+            dtype: dtype of the outputs of linear layers.
+        """
+        return []
 
 
 class MixerShape(ABC):

@@ -12,11 +12,14 @@ from rich.console import Console
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory import run_estimate
 from tests.common.adapters import tiny_model
+from tests.common.models import TINY_DELTA
+from tests.generation.tiny_models import SIZES
 
 
 @pytest.fixture
@@ -92,6 +95,22 @@ def test_describe_run_names_shared_prefixes_and_recommends_them_if_they_save_muc
 
 def test_describe_run_of_rows_that_share_little_recommends_nothing(plan):
     assert "share_prefix" not in plan(1)
+
+
+def test_describe_run_shows_the_states_of_recurrent_layers(plan, run_folders):
+    assert "state" not in plan(1)
+    sizes = {"linear_key_head_dim": 64, "linear_value_head_dim": 96}
+    config = {**SIZES, **TINY_DELTA, **sizes, "vocab_size": 49152}
+    AutoModelForCausalLM.from_config(config).save_pretrained(run_folders / "model")
+    rows = [{"src": "What is the plural of this word? " * 12, "tgt": f"{number} words"} for number in range(24)]
+    (run_folders / "data" / "train.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"max_length": 1024, "src_length": 900, "zero_padding": True}
+    separate, shared = (
+        " ".join(plan(1, **keys, share_prefix=flag).replace("│", " ").split()) for flag in (False, True)
+    )
+    matrices, window = 4 * 64 * 96, 3 * (2 * 2 * 64 + 4 * 96)
+    assert f"state of a row while decoding {4 * (matrices + window) / 1e6:.3f} MB" in separate
+    assert "states 0.00 GB" in separate and f"states {25 * 4 * matrices / 1e9:.2f} GB" in shared
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from paddlenlp_ext.quantization.quantize_model import NOTHING_QUANTIZED, PackedS
 from paddlenlp_ext.sharding_spec import is_materialized, is_on_stage, placement_of
 from paddlenlp_ext.trainer.memory.layer_activations import ActivationModel, Numerics
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare
+from paddlenlp_ext.trainer.memory.recurrent_states import training_state_bytes
 from paddlenlp_ext.trainer.memory.saved_inputs import has_separate_adapters, saved_inputs
 from paddlenlp_ext.trainer.optimizers import adamw_8bit, adamw_mini, muon
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters, updated_parameters
@@ -65,6 +66,7 @@ class MemoryEstimate:
         weights: frozen and trained parameters; quantized weights with their packed size.
         optimizer: moments, and fp32 copies of half-precision weights.
         activations: tensors saved for the backward passes of the micro-batches in flight.
+        states: matrices of recurrent layers after the documents, saved if a document continues another document.
         working: temporary tensors: the larger of a chunk of logits and the backward pass of one layer.
         gradients: gradients and temporary tensors of the update, beyond the memory that activations and working tensors
             have freed.
@@ -75,6 +77,7 @@ class MemoryEstimate:
     weights: float
     optimizer: float
     activations: float
+    states: float
     working: float
     gradients: float
     allocator_cache: float
@@ -129,6 +132,7 @@ def estimate_memory(
     target_tokens: int,
     recompute: RecomputePlan | None,
     numerics: Numerics,
+    num_states: int = 0,
     accumulates: bool = False,
     bytes_per_weight: int = 4,
     optim: str = "adamw",
@@ -146,6 +150,7 @@ def estimate_memory(
         target_tokens: target tokens of the largest micro-batch.
         recompute: recomputation plan; None: no recomputation.
         numerics: dtypes and fused ops of the backend.
+        num_states: documents of the largest micro-batch if one continues another, else 0.
         accumulates: whether a step has several micro-batches.
         bytes_per_weight: bytes per element of the decoder's matrices (on a GPU, of all weights): 4 for fp32, 2 for half
             precision.
@@ -161,6 +166,7 @@ def estimate_memory(
     recomputed = layers.recomputed
     # The last stage also saves hidden states, the input of the final norm.
     activations = micro_batch_tokens * (layers.saved(share.layers) - recomputed + share.has_head * layers.hidden)
+    states = num_states * training_state_bytes(model, share.layers, recompute)
     stored = _Storage(model, numerics, bytes_per_weight, float32_gradients)
     loss = _loss_bytes(model, numerics, micro_batch_tokens, target_tokens, stored, share)
     backward = micro_batch_tokens * (recomputed + _backward_size(model.config, share.tensor) * numerics.attention)
@@ -178,7 +184,7 @@ def estimate_memory(
     by_layers = len(kept) * layers.hidden + len(share.layers) * (separate + copied * (recompute is None))
     by_paddle = micro_batch_tokens * (by_layers + layers.hidden)
     gradients = _gradients(model, stored, share)
-    start_of_backward = _MemoryUse(activations - by_paddle + working, by_paddle) + (
+    start_of_backward = _MemoryUse(activations + states - by_paddle + working, by_paddle) + (
         gradients if accumulates else _MemoryUse()
     )
     start_of_backward += _MemoryUse(4.0 * _trained_head_size(model, share))
@@ -194,8 +200,9 @@ def estimate_memory(
         weights=_weight_bytes(model, numerics, stored, packed),
         optimizer=_state_bytes(model, optim, stored, master_weight),
         activations=activations,
+        states=states,
         working=working,
-        gradients=needed.total - activations - working,
+        gradients=needed.total - activations - states - working,
         allocator_cache=_free_bytes(needed, numerics, has_adapters=any(adapter_layers(model))),
     )
 

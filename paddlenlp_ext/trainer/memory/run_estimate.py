@@ -39,6 +39,7 @@ from paddlenlp_ext.trainer.memory.layer_activations import (
     Numerics,
 )
 from paddlenlp_ext.trainer.memory.process_share import ProcessShare, process_shares
+from paddlenlp_ext.trainer.memory.recurrent_states import decoding_state_bytes
 from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_parameters
 
 
@@ -78,7 +79,7 @@ def outline_model(source: ModelSource, config: RunConfig, degrees: Degrees | Non
 
 
 def estimate_run(
-    config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int
+    config: RunConfig, outline: ModelOutline, micro_batch_tokens: int, target_tokens: int, num_states: int = 0
 ) -> MemoryEstimate:
     """Estimate the peak memory of a training step on the process that needs the most memory.
 
@@ -89,6 +90,7 @@ def estimate_run(
         outline: the model's shapes.
         micro_batch_tokens: positions of the largest micro-batch, padding included.
         target_tokens: target tokens of the largest micro-batch.
+        num_states: documents of the largest micro-batch if one continues another, else 0.
     """
     model, num_micro = outline.model, config.train.gradient_accumulation_steps
     num_elements = _num_elements(model)
@@ -98,7 +100,7 @@ def estimate_run(
     for share in shares:
         held = _num_elements(model) / max(1, num_elements)
         packed = PackedSize(round(outline.packed.num_weights * held), round(outline.packed.num_bytes * held))
-        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, packed, share))
+        estimates.append(_estimate_process(config, model, micro_batch_tokens, target_tokens, num_states, packed, share))
     return max(estimates, key=lambda estimate: estimate.total)
 
 
@@ -116,6 +118,7 @@ def _estimate_process(
     model: CausalLM | PeftModel,
     micro_batch_tokens: int,
     target_tokens: int,
+    num_states: int,
     packed: PackedSize,
     share: ProcessShare,
 ) -> MemoryEstimate:
@@ -126,6 +129,7 @@ def _estimate_process(
         target_tokens=target_tokens,
         recompute=RecomputePlan.from_config(config.train),
         numerics=_numerics(config.precision),
+        num_states=num_states,
         accumulates=config.train.gradient_accumulation_steps > 1,
         bytes_per_weight=bytes_per_weight,
         optim=config.optim.optim,
@@ -139,6 +143,12 @@ def _estimate_process(
     trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
     copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapter weights are float32
     return replace(estimate, weights=estimate.weights + copied)
+
+
+def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:
+    """Return the bytes of the state of one row while decoding, in all layers that have a state instead of keys."""
+    dtype = paddle.float32 if _numerics(config.precision).attention == 4.0 else paddle.bfloat16
+    return decoding_state_bytes(outline.model, dtype)
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:
