@@ -43,7 +43,8 @@ logger = get_logger("paddlenlp_ext.peft")
 _A, _B, _BIAS, _MAGNITUDE = "lora_A.weight", "lora_B.weight", "lora_B.bias", "lora_magnitude_vector"
 _LORA = frozenset({_A, _B, _BIAS, _MAGNITUDE})
 _FULL = frozenset({"weight", "bias"})
-_OF_PARTS = ("target_modules", "rank_pattern", "alpha_pattern", "modules_to_save")
+_TARGETS = ("target_modules", "target_parameters", "modules_to_save")
+_OF_PARTS = (*_TARGETS, "rank_pattern", "alpha_pattern")
 """Fields of adapter_config.json with layer names: projection names in memory, names of fused layers in files."""
 _NAMES_OF_LAYERS = (*_OF_PARTS, "exclude_modules", "feedforward_modules")
 
@@ -142,7 +143,7 @@ def join_adapter(
     of_fused: dict[str, Any] = {
         name: list(dict.fromkeys(_fused_target(each, layers) for each in entries))
         for name, entries in of_parts.items()
-        if name in ("target_modules", "modules_to_save")
+        if name in _TARGETS
     }
     for name, values in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
         if values:
@@ -196,9 +197,17 @@ def _joined(fused: str, parts: Parts, blocks: list[_Block], layers: FusedLayers)
 
 
 def _fused_target(target: str, layers: FusedLayers) -> str:
-    """Return the fused layer of the projection `target`, or `target` if it is not a projection of a fused layer."""
+    """Return the fused layer (or its weight) of the projection `target`; other targets are returned unchanged."""
     found = locate(target, layers)
-    return target if found is None else found.fused
+    return target if found is None else f"{found.fused}.{found.tensor}".rstrip(".")
+
+
+def _is_adapted(name: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether the fields of adapter_config.json select the layer `name`, or its weight."""
+    parameters = fields.get("target_parameters") or ()
+    return any(matches(target, name, "target_modules") for target in fields["target_modules"]) or any(
+        f".{name}.weight".endswith(f".{parameter}") for parameter in parameters
+    )
 
 
 def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,7 +249,7 @@ def split_recorded(tensors: Mapping[str, np.ndarray], fields: Mapping[str, Any],
         ranks = {
             part: int(by_pattern(fields["rank_pattern"], name, fields["r"]))
             for part, name in names.items()
-            if any(matches(target, name, "target_modules") for target in fields["target_modules"])
+            if _is_adapted(name, fields)
         }
         blocks = _blocks(fused, ranks, fields, layers)
         outputs = sum(layers[fused.rpartition(".")[2]].values())

@@ -38,6 +38,9 @@ CONFIGS: dict[str, PeftConfig] = {
     "patterns": LoRAConfig(rank=4, rank_pattern={"k_proj": 2, "layers.0.mlp.up_proj": 2}, alpha_pattern={"q_proj": 4}),
     "uneven_scales": LoRAConfig(rank=4, alpha=6, alpha_pattern={"k_proj": 5, "gate_proj": 7}),
     "modules_to_save": LoRAConfig(rank=2, target_modules=["q_proj"], modules_to_save=["gate_up_proj"]),
+    "parameters": LoRAConfig(
+        rank=3, target_modules=["q_proj"], target_parameters=["mlp.gate_proj.weight", "mlp.up_proj.weight"]
+    ),
     "biases": LoRAConfig(rank=2, lora_bias=True, target_modules=["qkv_proj"]),
     "pissa": PiSSAConfig(rank=2),
     "dora": DoRAConfig(rank=2),
@@ -75,7 +78,8 @@ def test_saved_lora_of_parts_is_the_same_update_of_fused_layers(name: str, tmp_p
     stored = SafetensorsFile(tmp_path / "adapter_model.safetensors")
     tensors = {key.removeprefix("base_model.model."): stored.read(key) for key in stored.names()}
     layers = {"qkv_proj", "gate_up_proj", "o_proj", "down_proj"}
-    assert {target.rpartition(".")[2] for target in fields["target_modules"]} <= layers
+    weights = [name.removesuffix(".weight") for name in fields.get("target_parameters") or ()]
+    assert {target.rpartition(".")[2] for target in (*fields["target_modules"], *weights)} <= layers
     assert {key.split(".")[-3] for key in tensors} <= layers
     for weight, delta in deltas_of(model).items():
         layer = weight.removesuffix(".weight")
