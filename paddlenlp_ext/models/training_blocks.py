@@ -182,7 +182,7 @@ def _attention_reason(attention: Any, epsilon: float) -> str | None:
 
 def _delta_net_reason(net: GatedDeltaNet) -> str | None:
     weights = net.conv1d.weight, net.A_log, net.dt_bias
-    if net.key_heads != slice(None):
+    if net.conv1d.channels is not None:
         return "the gated delta net is sharded"
     if any(not each.stop_gradient for each in weights):
         return "the convolution or the decays are trained"

@@ -13,6 +13,7 @@ E value dimension, C channels of the convolution, L taps, F = N * E.
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -24,9 +25,9 @@ from paddle import nn
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
-from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer
+from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer, sections_of_rank
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel, select
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
@@ -108,11 +109,10 @@ class GatedDeltaShape(MixerShape):
 class GatedDeltaNet(RecurrentMixer):
     """Gated delta net of one decoder layer.
 
-    Under tensor parallelism, every rank computes the convolution of all channels, and continues with its own heads.
+    Under tensor parallelism, every rank computes `in_proj_qkv` for all heads, and continues with its own heads.
 
     Attributes:
-        shape: sizes over all ranks.
-        key_heads, value_heads: heads on this rank.
+        shape: sizes on this rank.
         norm_name: name of the norm.
     """
 
@@ -124,7 +124,6 @@ class GatedDeltaNet(RecurrentMixer):
     def __init__(self, shape: GatedDeltaShape, layer_index: int) -> None:
         super().__init__(layer_index)
         self.shape, heads = shape, shape.num_value_heads
-        self.key_heads, self.value_heads = slice(None), slice(None)
         for name, size in zip(self.input_names, self.input_sizes(shape), strict=True):
             setattr(self, name, Linear(shape.hidden_size, size))
         self.conv1d = DepthwiseKernel(shape.num_channels, shape.num_taps)
@@ -141,9 +140,11 @@ class GatedDeltaNet(RecurrentMixer):
         return shape.num_channels, shape.value_size, shape.num_value_heads, shape.num_value_heads
 
     def keep_heads(self, index: int, num_parts: int) -> None:
-        keys, values = self.shape.num_key_heads // num_parts, self.shape.num_value_heads // num_parts
-        self.key_heads = slice(index * keys, (index + 1) * keys)
-        self.value_heads = slice(index * values, (index + 1) * values)
+        shape = self.shape
+        keys, values = shape.num_key_heads // num_parts, shape.num_value_heads // num_parts
+        self.shape = dataclasses.replace(shape, num_key_heads=keys, num_value_heads=values)
+        sizes = shape.key_size, shape.key_size, shape.value_size
+        self.conv1d.channels = sections_of_rank([(size, num_parts) for size in sizes], index)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
@@ -155,7 +156,12 @@ class GatedDeltaNet(RecurrentMixer):
         return recompute_region("attention_row_ln", self.output_layer, gated_TF.reshape(z_BSF.shape))
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-        """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N]."""
+        """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N] of the heads on this rank."""
+        qkv_BSC, *others = self._outputs(x_BSD)
+        return select(qkv_BSC, self.conv1d.channels, axis=2), *others
+
+    def _outputs(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        """Return the outputs of the layers in `input_names`."""
         return tuple(getattr(self, name)(x_BSD) for name in self.input_names)
 
     @property
@@ -175,10 +181,8 @@ class GatedDeltaNet(RecurrentMixer):
         q_TE, k_TE, v_TE = paddle.split(F.silu(mixed_BSC.flatten(0, 1)), sizes, axis=-1)
         q_TGH, k_TGH = (x_TE.reshape([-1, shape.num_key_heads, shape.key_dim]) for x_TE in (q_TE, k_TE))
         v_TNE = v_TE.reshape([-1, shape.num_value_heads, shape.value_dim])
-        return gated_delta_rule(
-            *(q_TGH[:, self.key_heads], k_TGH[:, self.key_heads], v_TNE[:, self.value_heads]),
-            *(decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1), layout, initial_RNHE, overwrites),
-        )
+        decay_TN, beta_TN = decay_BSN.flatten(0, 1), beta_BSN.flatten(0, 1)
+        return gated_delta_rule(q_TGH, k_TGH, v_TNE, decay_TN, beta_TN, layout, initial_RNHE, overwrites)
 
     @property
     def head_norm(self) -> RMSNorm:
@@ -216,18 +220,13 @@ class FusedGatedDeltaNet(GatedDeltaNet):
         shape = self.shape
         ratio = shape.num_value_heads // shape.num_key_heads
         fused_BSG, ba_BSG = (
-            y_BSE.reshape([*y_BSE.shape[:2], shape.num_key_heads, -1]) for y_BSE in super()._project(x_BSD)
+            y_BSE.reshape([*y_BSE.shape[:2], shape.num_key_heads, -1]) for y_BSE in self._outputs(x_BSD)
         )
         sizes = [shape.key_dim, shape.key_dim, ratio * shape.value_dim, ratio * shape.value_dim]
         *qkv, z = paddle.split(fused_BSG, sizes, axis=-1)
         b, a = paddle.chunk(ba_BSG, 2, axis=-1)
         qkv_BSC = paddle.concat([part.flatten(2) for part in qkv], axis=-1)
-        return qkv_BSC, self._own_heads(z), self._own_heads(a), self._own_heads(b)
-
-    def _own_heads(self, x_BSG: paddle.Tensor) -> paddle.Tensor:
-        """Return the channels of the value heads on this rank, [B, S, ...]."""
-        heads = x_BSG.reshape([*x_BSG.shape[:2], self.shape.num_value_heads, -1])
-        return heads[:, :, self.value_heads].flatten(2)
+        return qkv_BSC, z.flatten(2), a.flatten(2), b.flatten(2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,5 +250,5 @@ class SplitGatedDeltaNet(GatedDeltaNet):
         return shape.key_size, shape.key_size, shape.value_size, shape.value_size, heads, heads
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-        *qkv, z, a, b = super()._project(x_BSD)
+        *qkv, z, a, b = self._outputs(x_BSD)
         return paddle.concat(qkv, axis=-1), z, a, b

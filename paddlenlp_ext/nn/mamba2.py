@@ -27,9 +27,9 @@ from paddle import nn
 from paddlenlp_ext.nn.attention import AttentionInputs
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
-from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer
+from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer, sections_of_rank
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel, select
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
@@ -172,21 +172,12 @@ class Mamba2(RecurrentMixer):
             *((shape.group_size, group_parts), (shape.group_size, group_parts)),
             (shape.num_heads, num_parts),
         ]
-        self.outputs, first = [], 0
-        for size, parts in sections:
-            length = size // parts
-            start = first + index % parts * length
-            self.outputs.append(slice(start, start + length))
-            first += size
-        inner = shape.inner_size
-        self.conv1d.channels = [slice(own.start - inner, own.stop - inner) for own in self.outputs[1:4]]
+        self.outputs = sections_of_rank(sections, index)
+        self.conv1d.channels = sections_of_rank(sections[1:4], index)
 
     def _project(self, x_BSD: paddle.Tensor) -> paddle.Tensor:
         """Return z, x, B, C and dt of the heads on this rank."""
-        projected = self.in_proj(x_BSD)
-        if self.outputs is None:
-            return projected
-        return paddle.concat([projected[..., own] for own in self.outputs], axis=-1)
+        return select(self.in_proj(x_BSD), self.outputs, axis=2)
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""

@@ -122,6 +122,21 @@ class RecurrentMixer(TokenMixer):
         return o_TNE, (window_BWC, _gather(after_RNHE, last_B))
 
 
+def sections_of_rank(sections: Sequence[tuple[int, int]], index: int) -> list[slice]:
+    """Return the slices of the channels that tensor-parallel rank `index` reads.
+
+    Args:
+        sections: number of channels and of equal parts of each section. All ranks read a section with one part.
+        index: index of the rank.
+    """
+    slices, first = [], 0
+    for size, parts in sections:
+        start = first + index % parts * (size // parts)
+        slices.append(slice(start, start + size // parts))
+        first += size
+    return slices
+
+
 def _gather(x_BNHE: paddle.Tensor, rows: np.ndarray) -> paddle.Tensor:
     """Return the matrices at the indices `rows`, without a copy if `rows` selects all matrices in order."""
     if np.array_equal(rows, np.arange(len(x_BNHE))):

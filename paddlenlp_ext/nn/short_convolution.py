@@ -59,6 +59,13 @@ class ConvolutionShape(MixerShape):
         return 5 * self.hidden_size
 
 
+def select(x: paddle.Tensor, slices: Sequence[slice] | None, axis: int) -> paddle.Tensor:
+    """Return the concatenated slices of `x` along an axis; all of `x` if `slices` is None."""
+    if slices is None:
+        return x
+    return paddle.concat([x.slice([axis], [each.start], [each.stop]) for each in slices], axis)
+
+
 class DepthwiseKernel(nn.Layer):
     """Parameters of a causal depthwise convolution, in PyTorch's layout: `weight` [D, 1, L] and optionally `bias` [D].
 
@@ -110,15 +117,9 @@ class DepthwiseKernel(nn.Layer):
         return self._convolve(rows_ND, taps_TL).reshape(x_BSD.shape), after_BWD
 
     def _convolve(self, rows_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
-        bias = None if self.bias is None else self._own(self.bias).astype(rows_ND.dtype)
-        weight_DL = self._own(self.weight.squeeze(1)).astype(rows_ND.dtype)
+        bias = None if self.bias is None else select(self.bias, self.channels, axis=0).astype(rows_ND.dtype)
+        weight_DL = select(self.weight.squeeze(1), self.channels, axis=0).astype(rows_ND.dtype)
         return causal_convolution(rows_ND, weight_DL, taps_TL, bias)
-
-    def _own(self, parameter: paddle.Tensor) -> paddle.Tensor:
-        """Return the rows of a parameter for the channels on this rank."""
-        if self.channels is None:
-            return parameter
-        return paddle.concat([parameter[channels] for channels in self.channels])
 
     def _taps(self, layout: AttentionLayout, has_windows: bool) -> np.ndarray:
         num_taps = self.weight.shape[2]

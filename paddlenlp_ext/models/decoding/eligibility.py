@@ -168,7 +168,7 @@ def _attention_reason(attention: Any) -> str | None:
 
 
 def _delta_net_reason(net: GatedDeltaNet) -> str | None:
-    if net.key_heads != slice(None):
+    if net.conv1d.channels is not None:
         return "a gated delta net is sharded"
     weights = net.conv1d.weight, net.A_log, net.dt_bias
     return None if all(each.dtype == paddle.float32 for each in weights) else "a convolution or decay is not float32"

@@ -20,9 +20,9 @@ from paddlenlp_ext.sharding_spec import TensorPlan
 _MIXER = "model.layers.*.linear_attn"
 _TENSOR_PLAN: TensorPlan = {
     **OLMO2_TENSOR_PLAN,
-    f"{_MIXER}.q_proj": "replicated",
-    f"{_MIXER}.k_proj": "replicated",
-    f"{_MIXER}.v_proj": "replicated",
+    f"{_MIXER}.q_proj": "colwise",
+    f"{_MIXER}.k_proj": "colwise",
+    f"{_MIXER}.v_proj": "colwise",
     f"{_MIXER}.g_proj": "colwise",
     f"{_MIXER}.a_proj": "colwise",
     f"{_MIXER}.b_proj": "colwise",

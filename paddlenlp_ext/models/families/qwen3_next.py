@@ -14,8 +14,8 @@ from paddlenlp_ext.sharding_spec import TensorPlan
 
 _TENSOR_PLAN: TensorPlan = {
     **QWEN3_TENSOR_PLAN,
-    "model.layers.*.linear_attn.in_proj_qkvz": "replicated",
-    "model.layers.*.linear_attn.in_proj_ba": "replicated",
+    "model.layers.*.linear_attn.in_proj_qkvz": "colwise",
+    "model.layers.*.linear_attn.in_proj_ba": "colwise",
     "model.layers.*.linear_attn.conv1d": "replicated",
     "model.layers.*.linear_attn.norm": "replicated",
     "model.layers.*.linear_attn.out_proj": "rowwise",
