@@ -8,6 +8,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base
 from paddlenlp_ext.models.auto import AutoModelForCausalLM, AutoModelForSequenceClassification
+from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
 from paddlenlp_ext.peft.peft_model import PeftModel
 
@@ -48,13 +49,15 @@ class AutoPeftModelForCausalLM:
             raise ValueError(f"{stored.folder} does not name its base model; {remedy}")
         base = resolve_base(stored.base_model, stored.folder, remedy)
         base_config = read_model_config(base)
+        overrides = stored.base_overrides(base_config)
+        decoder_config = DecoderConfig.from_dict({**base_config, **overrides})
         model = cls._base_class.from_pretrained(
             stored.base_model,
             dtype,
             use_flash_attention,
             quantization_config=stored.base_quantization(base_config),
-            before_quantizing=stored.before_quantizing,
-            config_overrides=stored.base_overrides(base_config),
+            before_quantizing=stored.for_base(decoder_config).before_quantizing,
+            config_overrides=overrides,
             torch_dtype=torch_dtype,
             device_map=device_map,
         )

@@ -12,9 +12,8 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft import compatibility
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.config import PeftConfig
-from paddlenlp_ext.peft.formats.fused_projections import with_parts
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
-from paddlenlp_ext.peft.formats.renamed_layers import with_targets
+from paddlenlp_ext.peft.formats.renamed_layers import with_names_in_memory
 from paddlenlp_ext.peft.layers import adapter_layers, detach_adapters
 from paddlenlp_ext.peft.lora_conversion import lora_config_for, lora_tensors
 from paddlenlp_ext.peft.low_rank_factors import Factors
@@ -42,10 +41,7 @@ def new_adapter(model: TrainableModel, config: PeftConfig, seed: int) -> Adapter
         ValueError: the adapter cannot be added (see `inject`), or the stored adapter does not fit the model or the
             config; the model is unchanged.
     """
-    if model.config.fused_layers:
-        config = with_parts(config, model.config.fused_layers)
-    if model.config.file_layout.renames_adapters:
-        config = with_targets(config, model.config.file_layout.target_from_adapters)
+    config = with_names_in_memory(config, model.config)
     if model.trained_modules:
         config = with_trained_modules(config, model)
     _log_frozen_experts(model, config)

@@ -19,7 +19,7 @@ from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.pipeline.runtime import Pipeline
 from paddlenlp_ext.parallel.pipeline.stages import allocate_own_parameters
 from paddlenlp_ext.parallel.zero import Sharding
-from paddlenlp_ext.peft.formats.fused_projections import with_parts
+from paddlenlp_ext.peft.formats.renamed_layers import with_names_in_memory
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 from paddlenlp_ext.quantization.int8_training import multiply_in_int8
@@ -94,7 +94,7 @@ def _load_or_initialize(model: CausalLM, source: ModelSource, config: RunConfig)
     Raises:
         ValueError: weights are missing, damaged or have a wrong shape; or quantized weights would be trained.
     """
-    before = None if config.peft is None else with_parts(config.peft, model.config.fused_layers).before_quantizing
+    before = None if config.peft is None else with_names_in_memory(config.peft, model.config).before_quantizing
     if config.model.continue_training:
         load_values(model, source, before)
     else:

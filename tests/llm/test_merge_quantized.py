@@ -10,9 +10,11 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.api import merge_adapter
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.cli.predict import load_predictor
 from paddlenlp_ext.cli.predict_arguments import parse_arguments
+from paddlenlp_ext.inference.auto_peft_model import AutoPeftModelForCausalLM
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.peft.formats.read_adapter import read_adapter
@@ -64,6 +66,26 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
     model.eval()
     with paddle.no_grad():
         return model(IDS).numpy()
+
+
+RENAMED = {
+    "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
+    "phi3": {"pad_token_id": 0},
+}
+
+
+@pytest.mark.parametrize("method", ["pissa", "loftq"])
+@pytest.mark.parametrize("family", RENAMED)
+def test_factors_before_quantization_of_layers_with_other_names_in_files_are_found(tmp_path, family, method):
+    sizes = {**ODD_SIZES, "num_attention_heads": 6}
+    AutoModelForCausalLM.from_config({**sizes, "model_type": family, **RENAMED[family]}, seed=3).save_pretrained(
+        tmp_path / "base"
+    )
+    expected = trained(tmp_path / "base", tmp_path / "adapter", method)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
+    np.testing.assert_allclose(logits(loaded), expected, atol=2e-5)
+    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
+    np.testing.assert_allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), expected, atol=2e-5)
 
 
 def trained(base: Path, folder: Path, method: str = "lora", options: QuantizationConfig = NF4) -> np.ndarray:

@@ -26,9 +26,9 @@ from paddlenlp_ext.peft.formats.adapter_config import (
     missing_weights,
     read_config,
 )
-from paddlenlp_ext.peft.formats.fused_projections import split_dense, split_recorded, with_parts
+from paddlenlp_ext.peft.formats.fused_projections import split_dense, split_recorded
 from paddlenlp_ext.peft.formats.pdparams import read_pickled_arrays
-from paddlenlp_ext.peft.formats.renamed_layers import with_targets
+from paddlenlp_ext.peft.formats.renamed_layers import with_names_in_memory, with_targets
 from paddlenlp_ext.peft.formats.torch_bin import read_torch_tensors
 from paddlenlp_ext.peft.modules_to_save import is_replacement
 from paddlenlp_ext.peft.trainable_token_indices import TABLES
@@ -84,12 +84,10 @@ class AdapterFiles:
         Raises:
             ValueError: the file adapts fused layers or single experts, which the method does not support.
         """
-        config, tensors = self.config, self.tensors
+        config, tensors = with_names_in_memory(self.config, base), self.tensors
         if base.fused_layers:
-            config = with_parts(config, base.fused_layers)
             tensors = split_dense(config, tensors, base.fused_layers, str(self.folder))
         if base.file_layout.renames_adapters:
-            config = with_targets(config, base.file_layout.target_from_adapters)
             tensors = {base.file_layout.name_from_adapters(name): value for name, value in tensors.items()}
         with in_file(self.folder / WEIGHTS_FILE):
             config, tensors = config.for_base(tensors, base)
@@ -99,7 +97,10 @@ class AdapterFiles:
     def before_quantizing(
         self, name: str, weight: paddle.Tensor, quantize_dequantize: Callable[[paddle.Tensor], paddle.Tensor]
     ) -> paddle.Tensor:
-        """Return the weight to quantize for a layer; arguments as in `PeftConfig.before_quantizing`."""
+        """Return the weight to quantize for a layer; arguments as in `PeftConfig.before_quantizing`.
+
+        The adapter must have the layer names of the base (`for_base`).
+        """
         return self.config.before_quantizing(name, weight, quantize_dequantize, self.tensors)
 
     def base_quantization(self, base_config: Mapping[str, Any]) -> QuantizationConfig | None:

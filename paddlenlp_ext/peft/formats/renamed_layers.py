@@ -15,6 +15,7 @@ from typing import Any
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.adapter_config import SPLIT_FIELD
+from paddlenlp_ext.peft.formats.fused_projections import with_parts
 
 _NAMES_OF_LAYERS = (
     *("target_modules", "target_parameters", "modules_to_save", "rank_pattern", "alpha_pattern"),
@@ -23,6 +24,13 @@ _NAMES_OF_LAYERS = (
 """Fields that name layers."""
 _PLAIN = re.compile(r"[\w.]+")
 _PREFIX = "base_model.model."
+
+
+def with_names_in_memory(config: PeftConfig, base: Any) -> PeftConfig:
+    """Return a config with the layer names of a base model in memory (`DecoderConfig`)."""
+    if base.fused_layers:
+        config = with_parts(config, base.fused_layers)
+    return with_targets(config, base.file_layout.target_from_adapters) if base.file_layout.renames_adapters else config
 
 
 def with_targets(config: PeftConfig, rename: Callable[[str], str]) -> PeftConfig:

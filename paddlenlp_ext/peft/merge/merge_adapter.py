@@ -47,7 +47,7 @@ from paddlenlp_ext.peft.merge.write_merged import (
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.config_json import from_quantization_config
-from paddlenlp_ext.quantization.quantize_model import matrices_by_layer
+from paddlenlp_ext.quantization.quantize_model import matrices_by_layer, quantize_linears
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder, check_writable
 from paddlenlp_ext.utils.locks import check_no_active_run
@@ -109,9 +109,8 @@ def merge_adapter(
         adapter: adapter folder.
         output: folder to create.
         load_model: function that loads a folder or .gguf file as a float32 model, such as
-            `AutoModelForCausalLM.from_pretrained`. The options of `load_model` are `quantization_config` and
-            `before_quantizing` if the base was quantized in training, `config_overrides` if the base's config was
-            changed, and `task_type` for a reward model.
+            `AutoModelForCausalLM.from_pretrained`. The options of `load_model` are `config_overrides` if the base's
+            config was changed, and `task_type` for a reward model.
         base: base model; None: the base model recorded in the adapter's config.
         dtype: dtype of the merged weights; None: the dtype of the base (`common_dtype`).
         overwrite: replace an existing model at `output`.
@@ -209,17 +208,15 @@ def _load_adapted(
     overrides: Mapping[str, Any],
     input_ids: paddle.Tensor,
 ) -> _AdaptedBase:
-    before = stored.before_quantizing
-    options: dict[str, Any] = {"config_overrides": overrides} if overrides else {}
+    model = load_model(base, **({"config_overrides": overrides} if overrides else {}))
+    own = stored.for_base(model.config)
     if quantization is not None:
-        options |= {"quantization_config": quantization, "before_quantizing": before}
-    model = load_model(base, **options)
+        quantize_linears(model, quantization, own.before_quantizing)
     layers, config = matrices_by_layer(model), model.config
     weights = with_vocab_size(config.from_files(open_weights(base)), overrides.get("vocab_size"))
     if SCORE_WEIGHT in stored.tensors:
         weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])
-    source = QuantizedWeights(weights, quantization, layers, before)
-    own = stored.for_base(config)
+    source = QuantizedWeights(weights, quantization, layers, own.before_quantizing)
     modules = tensors_by_module(own, source)
     base_logits = _logits(model, input_ids)
     adapted = PeftModel.from_files(model, stored)
