@@ -32,8 +32,8 @@ logger = get_logger("paddlenlp_ext.trainer")
 def extend_vocabulary(source: ModelSource, tokenizer: Any, options: ModelConfig) -> ModelSource:
     """Add the configured tokens to the tokenizer in place; return the model source with a row for each token.
 
-    The source is unchanged if the options neither add tokens nor resize the vocabulary. The embedding never shrinks. Many
-    models have more embedding rows than tokens; new tokens use the unused rows first.
+    The source is unchanged if the options neither add tokens nor resize the vocabulary. The embedding never shrinks.
+    Many models have more embedding rows than tokens; new tokens use the unused rows first.
 
     Args:
         source: the base model.
