@@ -11,9 +11,9 @@ PEFT wraps the module once for each adapted parameter. Each wrapper adds ".base_
 wrapped earlier, so the parameter wrapped last has the shortest name.
 
 PEFT 0.21 with transformers 5 translates adapters that were trained with transformers 4. In models of some families,
-PEFT assumes that the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` are experts. PEFT then drops
-the tensors of dense layers, shared experts and attention gates with these names, without an error, or raises an error
-if only one of `gate_proj` and `up_proj` is an entry. PEFT does not translate `target_parameters`.
+PEFT assumes that the entries `gate_proj`, `up_proj` and `down_proj` of `target_modules` are experts. PEFT then
+silently drops the tensors of dense layers, shared experts and attention gates with these names. If only one of
+`gate_proj` and `up_proj` is an entry, PEFT raises an error. PEFT does not translate `target_parameters`.
 
 Shapes: E experts; r rank; in/out features of a weight.
 """

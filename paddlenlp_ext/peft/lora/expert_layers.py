@@ -134,7 +134,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
             known = list(dict.fromkeys(_within_layer(name) for name in parameter_names(model)))
             listed = f"known: {', '.join(known)}" if known else "this model has no experts"
             raise ValueError(
-                f"target_parameters: {entry!r} matches no weight of experts or of a router"
+                f"target_parameters: {entry!r} matches no expert or router weight"
                 f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
                 "Select linear layers in target_modules, or here by the names of their weights (q_proj.weight)."
             )
