@@ -150,7 +150,7 @@ def thinned(points: Points) -> Points:
 
 
 def format_value(value: float) -> str:
-    """Return a value as text with two to four significant digits; from 1,000 to 1,000,000, as an integer."""
+    """Return a value as text with at most four significant digits; from 1,000 up to 1,000,000, as an integer."""
     if value and (abs(value) < 1e-3 or abs(value) >= 1e6):
         return f"{value:.2g}"
     return f"{value:,.4g}" if abs(value) < 1000 else f"{value:,.0f}"
