@@ -98,7 +98,7 @@ class SequentialSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) for each batch, without gradients."""
+        """Return the results of function(model, hidden states, batch) for all batches, without gradients."""
         return [function(self.model, hidden_states(self.model, batch), batch) for batch in batches]
 
 
@@ -141,7 +141,10 @@ class PipelineSchedule:
 
     @paddle.no_grad()
     def forward(self, batches: Sequence[Any], function: Callable[..., Any]) -> list[Any]:
-        """Return function(model, hidden states, batch) for each batch; on stages other than the last, return None."""
+        """Return the results of function(model, hidden states, batch) for all batches; None for each on other stages.
+
+        Only the last stage calls the function. No gradients are computed.
+        """
         results: list[Any] = [None] * len(batches)
 
         def forward(number: int, is_last_chunk: bool) -> None:

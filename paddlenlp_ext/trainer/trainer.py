@@ -159,7 +159,7 @@ class Trainer:
 
         Raises:
             UploadError: the upload failed; the trained model is saved.
-            ValueError: `train_without_upload` raises a ValueError.
+            ValueError: see `train_without_upload`.
         """
         results = self.train_without_upload()
         if self.config.train.push_to_hub:

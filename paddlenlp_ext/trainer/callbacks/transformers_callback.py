@@ -26,8 +26,8 @@ class TrainerControl:
     """Requests from callbacks to the trainer.
 
     After each step, the trainer handles logging, evaluation and saving, in this order.
-    A request made while the trainer logs or evaluates takes effect in the same step if the requested action comes later
-    in this order, and otherwise after the next step.
+    If a callback makes a request while the trainer logs or evaluates, an action that comes later in this order is still
+    done in this step. Any other action is done after the next step.
 
     Attributes:
         should_training_stop: end training after this step, as if the step were the last step of the run.

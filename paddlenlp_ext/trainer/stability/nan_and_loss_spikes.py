@@ -139,7 +139,10 @@ class StepGuard:
     def _report_spike(
         self, report: StepReport, mean: float, deviation: float, step_batch: StepBatch, state: TrainerState
     ) -> None:
-        """Write and log a loss spike; of consecutive spikes, report the 1st, 2nd, 4th, 8th and so on."""
+        """Write and log a loss spike.
+
+        A spike directly after an unstable step is reported only at step 2, 4, 8, ... of the instability.
+        """
         number = state.step + 1
         follows = state.last_unstable == number - 1
         _mark_unstable(state, number)

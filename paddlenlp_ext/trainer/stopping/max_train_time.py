@@ -36,7 +36,7 @@ class TimeLimit:
         self._longest[phase] = max(self._longest.get(phase, 0.0), time.monotonic() - started)
 
     def is_reached(self, phase: str) -> bool:
-        """Return whether `phase` and a checkpoint would exceed the time limit if each took its longest time so far."""
+        """Return whether `phase` and a checkpoint may exceed the time limit, given their longest times so far."""
         if self.seconds is None:
             return False
         needed = _MARGIN * sum(self._longest.get(each, 0.0) for each in (phase, *_CHECKPOINT))
