@@ -49,7 +49,8 @@ def registered_dataset(path: Path) -> RegisteredDataset | None:
     entry.
 
     Raises:
-        ValueError: the entry names no local file, samples rows, or has another formatting or other tags than expected.
+        ValueError: the entry names no existing file, samples rows, or has a formatting, columns or tags that are not
+            supported.
     """
     entry = None if path.exists() else _entries(path.parent).get(path.name)
     if entry is None:
@@ -59,7 +60,10 @@ def registered_dataset(path: Path) -> RegisteredDataset | None:
         raise ValueError(f"{place}: no file_name; set dataset_name_or_path to the hub id, or to a file with the rows")
     if entry.get("num_samples") is not None:
         raise ValueError(f"{place}: num_samples is not supported; remove it, and write the chosen rows to a file")
-    return RegisteredDataset(path.parent / str(entry["file_name"]), _columns(entry, place), place)
+    file = path.parent / str(entry["file_name"])
+    if not file.exists():
+        raise ValueError(f"{place}: file_name: {file} does not exist; restore the file, or correct the entry")
+    return RegisteredDataset(file, _columns(entry, place), place)
 
 
 def registered_names(folder: Path) -> tuple[str, ...]:
@@ -81,18 +85,30 @@ def _entries(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
     """Return the columns whose names differ from the fields that they hold."""
-    formatting, written = entry.get("formatting", "alpaca"), entry.get("columns") or {}
+    formatting, written = entry.get("formatting", "alpaca"), _texts(entry, "columns", place)
     if formatting == "alpaca":
         fields = {"prompt": "text"} if set(written) == {"prompt"} else _ALPACA  # a prompt alone is plain text
     elif formatting in ("sharegpt", "openai"):
-        fields, written = {"messages": _messages_field(entry.get("tags") or {}, place)}, {**_DEFAULT, **written}
+        fields, written = {"messages": _messages_field(_texts(entry, "tags", place), place)}, {**_DEFAULT, **written}
     else:
         raise ValueError(f"{place}: formatting {formatting!r} is not supported; use alpaca, sharegpt or openai")
-    columns = {str(column): fields.get(name, name) for name, column in written.items() if column}
+    columns = {column: fields.get(name, name) for name, column in written.items()}
     return {column: field for column, field in columns.items() if column != field}
 
 
-def _messages_field(tags: Mapping[str, Any], place: str) -> str:
+def _texts(entry: Mapping[str, Any], key: str, place: str) -> dict[str, str]:
+    """Return the texts of an object in an entry by name; null values are left out.
+
+    Raises:
+        ValueError: the value is not an object, or has a value that is not a text.
+    """
+    values = entry.get(key) or {}
+    if not isinstance(values, dict) or not all(isinstance(value, str | None) for value in values.values()):
+        raise ValueError(f"{place}: {key} must be an object whose values are texts")
+    return {name: value for name, value in values.items() if value}
+
+
+def _messages_field(tags: Mapping[str, str], place: str) -> str:
     """Return the field of a row format whose messages have these keys and roles."""
     keys = (tags.get("role_tag", "from"), tags.get("content_tag", "value"))
     field, roles = _MESSAGES.get(keys, ("", {}))

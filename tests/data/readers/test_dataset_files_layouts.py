@@ -151,6 +151,9 @@ def test_dev_rows_of_a_registered_dataset_are_held_out_or_missing(folder, option
     ("entry", "problem"),
     [
         ({"formatting": "parrot"}, "dataset_info.json: demo: formatting 'parrot' is not supported; use alpaca"),
+        ({"file_name": "gone.json"}, "demo: file_name: .*gone.json does not exist; restore the file"),
+        ({"columns": ["a"]}, "demo: columns must be an object whose values are texts"),
+        ({"formatting": "sharegpt", "tags": {"user_tag": [1]}}, "demo: tags must be an object whose values are texts"),
         ({"num_samples": 5}, "demo: num_samples is not supported; remove it"),
         ({"formatting": "sharegpt", "tags": {"role_tag": "who"}}, r"role_tag, content_tag \('who', 'value'\) is not"),
         ({"formatting": "sharegpt", "tags": {"user_tag": "Q"}}, "user_tag 'Q' is not supported; write messages with"),
