@@ -22,7 +22,7 @@ test-layouts: .venv/installed-dev
 # The tests that need a GPU, and the self-check, in an environment with paddlepaddle-gpu and the extra dev (docs/gpu.md):
 #   make test-gpu PYTHON=~/gpu-env/bin/python
 test-gpu:
-	@$(PYTHON) -c 'from paddlenlp_ext.config.device import has_gpu; raise SystemExit(None if has_gpu() else "no GPU was tested: \
+	@$(PYTHON) -c 'from paddlenlp_ext.devices import has_gpu; raise SystemExit(None if has_gpu() else "no GPU was tested: \
 	this machine has none, or the Paddle of $(PYTHON) is not built for GPUs; for the self-check run python -m paddlenlp_ext.doctor")'
 	$(PYTHON) -m pytest -m gpu
 	$(PYTHON) -m paddlenlp_ext.doctor

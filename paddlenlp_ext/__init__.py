@@ -14,7 +14,8 @@ A package imports only from lower layers; packages in the same layer do not impo
     L2  nn, data, checkpoint, generation,          layers; datasets and batches; model files; decoding;
         preference, report                         preference losses; report of a run
     L1  ops, config, sharding_spec                 kernels; configuration; sharding styles
-    L0  _runtime, utils, paddle_compat             process settings; files, logging; private interfaces of Paddle
+    L0  _runtime, utils, paddle_compat, devices    process settings; files, logging; private interfaces of Paddle;
+                                                   what devices can do
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ else:
 __version__ = package_version()
 
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("_runtime", "utils", "paddle_compat"),
+    ("_runtime", "utils", "paddle_compat", "devices"),
     ("ops", "config", "sharding_spec"),
     ("nn", "data", "checkpoint", "generation", "preference", "report"),
     ("quantization",),

@@ -148,22 +148,3 @@ def release_freed_memory() -> None:
     malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if malloc_trim is not None:
         malloc_trim(0)
-
-
-def choose_device(name: str) -> None:
-    """Select a Paddle device.
-
-    Args:
-        name: "cpu", "gpu", "gpu:1", a custom device, or "auto" for a GPU if available and otherwise the CPU.
-
-    Raises:
-        ValueError: the device is not available; the message lists the available devices.
-    """
-    import paddle
-
-    has_gpu = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
-    available = ["cpu", *(["gpu"] if has_gpu else []), *(paddle.device.get_all_custom_device_type() or [])]
-    chosen = ("gpu" if has_gpu else "cpu") if name == "auto" else name
-    if chosen.partition(":")[0] not in available:
-        raise ValueError(f"device {name!r} is not available; available devices: {', '.join(available)}")
-    paddle.set_device(chosen)

@@ -13,7 +13,7 @@ import paddlenlp_ext
 
 paddlenlp_ext.configure_runtime()
 
-from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.devices import has_gpu
 from tests.common.hub import FakeHub
 from tests.common.models import write_tiny_data, write_tiny_model
 

@@ -12,11 +12,11 @@ from rich.table import Table
 
 from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings, prefix_warning
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
 from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.formats.peft_experts import describe_layers_read_as_experts
 from paddlenlp_ext.peft.parameter_count import describe_experts, describe_kinds
@@ -166,8 +166,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")
     if state:
         table.add_row("state of a row while decoding", f"{state / _MB:.3f} MB")
-    runs_on_cpu = config.precision.device == "cpu" or (config.precision.device == "auto" and not has_gpu())
-    free = free_memory() if runs_on_cpu else None
+    free = free_memory() if capabilities(config.precision.device).cpp else None
     if free is not None:
         table.add_row("free now", f"{free / _GB:.2f} GB")
     if (warning := memory_warning(estimate.total * world_size(), free)) is not None:

@@ -92,7 +92,7 @@ def run(argv: Sequence[str]) -> None:
         if name in TRAINING:
             num_processes, arguments = take_nproc(arguments)
             if num_processes > 1:
-                from paddlenlp_ext.config.device import has_gpu
+                from paddlenlp_ext.devices import has_gpu
 
                 launch(name, num_processes, arguments, has_gpu())
         configure_runtime()  # not before a launch: processes that share the cores need fewer threads

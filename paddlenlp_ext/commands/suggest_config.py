@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.device import has_bf16_arithmetic, has_gpu
 from paddlenlp_ext.config.parser import run_config_from
+from paddlenlp_ext.config.processor import has_bf16_arithmetic
 from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, SECTIONS
 from paddlenlp_ext.data.readers.splits import MissingSplitError
+from paddlenlp_ext.devices import has_gpu
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import RunData, load_data

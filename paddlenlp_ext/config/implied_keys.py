@@ -14,8 +14,8 @@ from math import prod
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import convert
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.merge_settings import ParseState
+from paddlenlp_ext.devices import AUTO, capabilities, default_device
 from paddlenlp_ext.utils.distributed_env import world_size
 
 Values = Callable[[str], Any]
@@ -150,9 +150,12 @@ def _use_one_process(value: Values) -> Iterator[Adjustment]:
 
 
 def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
-    if value("device") == "gpu" or (value("device") == "auto" and has_gpu()):
+    device = default_device() if value("device") == AUTO else value("device")
+    if capabilities(device).pinned_memory:
         return
     reason = "{} has no effect: on the CPU, the optimizer state is already in host memory"
+    if not capabilities(device).cpp:
+        reason = "{} has no effect: " + f"Paddle has page-locked host memory for GPUs only, and the device is {device}"
     if value("offload_optim"):
         yield Adjustment({"offload_optim": False}, reason.format("offload_optim"), ("offload_optim", "device"))
     stages = [word for word in value("sharding").split() if word != "offload"]

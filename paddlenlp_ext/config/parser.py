@@ -15,7 +15,6 @@ from typing import Any
 from paddlenlp_ext.config.command_line import read_command_line
 from paddlenlp_ext.config.config_files import read_file
 from paddlenlp_ext.config.dev_sets import best_metric, dev_set_names
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import ArgumentLocation, ConfigError, Problem
 from paddlenlp_ext.config.help_text import USAGE, file_keys, print_help
 from paddlenlp_ext.config.implied_keys import adjust, translate_toolkit_keys
@@ -31,6 +30,7 @@ from paddlenlp_ext.config.setting import SCHEMA_KEY, Setting
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.ptq import check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
+from paddlenlp_ext.devices import AUTO, default_device
 from paddlenlp_ext.utils.json_reader import Location
 
 
@@ -234,6 +234,4 @@ def _derive_train_defaults(train: TrainConfig, data: DataConfig) -> TrainConfig:
 
 
 def _derive_device(precision: PrecisionConfig) -> PrecisionConfig:
-    if precision.device != "auto":
-        return precision
-    return replace(precision, device="gpu" if has_gpu() else "cpu")
+    return replace(precision, device=default_device()) if precision.device == AUTO else precision

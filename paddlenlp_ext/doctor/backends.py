@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 import paddle
 
-from paddlenlp_ext.doctor.devices_and_dtypes import Target, on_device, paddle_dtype, unavailable_reason
-from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, NotApplicable, dispatched_ops
+from paddlenlp_ext.devices import AbsentGpu, place_of
+from paddlenlp_ext.doctor.devices_and_dtypes import Target, paddle_dtype
+from paddlenlp_ext.ops.dispatch import DispatchedOp, NotApplicable, dispatched_ops
 
 
 class Choice(NamedTuple):
@@ -42,10 +43,10 @@ def choices(ops: Iterable[DispatchedOp], targets: Iterable[Target]) -> list[Choi
 
 def probe(target: Target) -> Any:
     """Return a tensor with the device and dtype of a target; for a missing GPU, a stand-in with `place` and `dtype`."""
-    if target.device == "gpu" and unavailable_reason(target) is not None:
-        return SimpleNamespace(place=AbsentGpu(), dtype=paddle_dtype(target.dtype))
-    with on_device(target.device):
-        return paddle.zeros([1], paddle_dtype(target.dtype))
+    place = place_of(target.device)
+    if isinstance(place, AbsentGpu):
+        return SimpleNamespace(place=place, dtype=paddle_dtype(target.dtype))
+    return paddle.zeros([1], paddle_dtype(target.dtype)).to(place)
 
 
 @contextmanager

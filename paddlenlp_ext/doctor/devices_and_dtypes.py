@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 import paddle
 
-from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext import devices
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.ops.cpp import bf16
 
 
@@ -28,8 +29,8 @@ GPU_TARGETS = (Target("gpu", "bfloat16"), Target("gpu", "float16"), Target("gpu"
 
 def unavailable_reason(target: Target) -> str | None:
     """Return the reason why a target is unavailable; None if the target is available."""
-    if target.device == "gpu":
-        return None if has_gpu() else "this machine has no GPU, or the installed Paddle is not built for GPUs"
+    if not capabilities(target.device).cpp:
+        return devices.unavailable_reason(target.device)
     return bf16.unavailable_reason() if target.dtype == "bfloat16" else None
 
 

@@ -7,7 +7,7 @@ import os
 import paddle
 
 from paddlenlp_ext._runtime import threads_per_process
-from paddlenlp_ext.config.device import has_gpu
+from paddlenlp_ext.devices import device_count, has_gpu, model_of
 from paddlenlp_ext.ops.attention import flashmask
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.utils.environment import describe_system, processor_name
@@ -31,12 +31,5 @@ def describe_environment() -> list[tuple[str, str]]:
 def _describe_gpus() -> list[tuple[str, str]]:
     if not has_gpu():
         return [("GPU", "none")]
-    count = paddle.device.cuda.device_count()
-    rows = [(f"GPU {index}", _describe_gpu(index)) for index in range(count)]
+    rows = [(f"GPU {index}", str(model_of(f"gpu:{index}"))) for index in range(device_count("gpu"))]
     return [*rows, ("FlashMask", f"version {flashmask.kernel_version(128)} for heads of 128 channels")]
-
-
-def _describe_gpu(index: int) -> str:
-    properties = paddle.device.cuda.get_device_properties(index)
-    capability = f"{properties.major}.{properties.minor}"
-    return f"{properties.name}, compute capability {capability}, {properties.total_memory / 2**30:.0f} GiB"

@@ -15,8 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import paddle
-
+from paddlenlp_ext.devices import device_count, has_gpu
 from paddlenlp_ext.doctor.check import Check, Difference
 from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
@@ -51,8 +50,7 @@ LAYOUTS = {
 
 def layout_target() -> Target:
     """Return the target of the layout checks: GPUs if the machine has at least two, otherwise the CPU."""
-    has_gpus = paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() >= PROCESSES
-    return Target("gpu" if has_gpus else "cpu", "float32")
+    return Target("gpu" if has_gpu() and device_count("gpu") >= PROCESSES else "cpu", "float32")
 
 
 def layout_checks(target: Target) -> list[Check]:
@@ -76,9 +74,9 @@ def launch(target: Target) -> dict[str, list[float]]:
         subprocess.TimeoutExpired: the processes ran for more than `TIMEOUT_SECONDS`.
     """
     devices = ["--devices", ",".join(map(str, range(PROCESSES)))]
-    where = devices if target.device == "gpu" else ["--nproc_per_node", str(PROCESSES), "--backend", "gloo"]
+    where = devices if target.device != "cpu" else ["--nproc_per_node", str(PROCESSES), "--backend", "gloo"]
     paths = os.pathsep.join(filter(None, [str(_PACKAGE.parent), os.environ.get("PYTHONPATH")]))
-    threads = {} if target.device == "gpu" else {"MKL_NUM_THREADS": "1"}
+    threads = {} if target.device != "cpu" else {"MKL_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:
         worker = [str(Path(__file__).with_name("parallel_layout_worker.py")), folder, target.device]
         command = [sys.executable, "-m", "paddle.distributed.launch", *where, "--log_dir", f"{folder}/log", *worker]

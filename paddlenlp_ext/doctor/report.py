@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.doctor.backends import Choice
 from paddlenlp_ext.doctor.check import Result
 from paddlenlp_ext.doctor.devices_and_dtypes import Target
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -19,6 +19,7 @@ from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
@@ -129,7 +130,7 @@ def precision_keys(target: Target) -> dict[str, Any]:
     """Return the configuration keys for the device and dtype of a target."""
     return {
         "device": target.device,
-        "use_flash_attention": target.device == "gpu",
+        "use_flash_attention": capabilities(target.device).flash_mask,
         "bf16": target.dtype == "bfloat16",
         "fp16": target.dtype == "float16",
     }

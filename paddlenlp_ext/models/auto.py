@@ -12,6 +12,7 @@ import paddle
 
 from paddlenlp_ext.checkpoint.config_json import read_generation_config
 from paddlenlp_ext.checkpoint.load_weights import load_weights
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import initialize_weights
@@ -251,15 +252,16 @@ def load_values(model: CausalLM, source: ModelSource, before_quantizing: BeforeQ
 
 def disable_flash_attention(model: CausalLM) -> None:
     """Compute attention in plain Paddle instead of a flash attention kernel. No effect on the CPU."""
-    if paddle.get_device() != "cpu":
+    if not capabilities(paddle.get_device()).cpp:
         model.use_attention("blocks")
 
 
 @contextmanager
 def _default_dtype(dtype: str) -> Iterator[None]:
     """Create parameters in `dtype` inside a `with` block."""
-    if dtype == "float16" and paddle.get_device() == "cpu":
-        raise ValueError("dtype float16: Paddle has no float16 arithmetic on the CPU; use bfloat16 or float32")
+    if dtype == "float16" and not capabilities(device := paddle.get_device()).fp16:
+        remedy = "use bfloat16 or float32" if device == "cpu" else "use float32"
+        raise ValueError(f"dtype float16: Paddle has no float16 arithmetic on the device {device}; {remedy}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype {dtype!r} is not supported; use one of {', '.join(DTYPES)}")
     before = paddle.get_default_dtype()

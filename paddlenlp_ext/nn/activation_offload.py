@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 import paddle
 
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
@@ -31,15 +32,15 @@ def offload(x: paddle.Tensor) -> OffloadedTensor:
     Raises:
         ValueError: the tensor cannot be written to the temporary folder.
     """
-    return _PinnedTensor(x) if x.place.is_gpu_place() else _FileTensor(x)
+    return _PinnedTensor(x) if capabilities(x.place).pinned_memory else _FileTensor(x)
 
 
 class _PinnedTensor:
     def __init__(self, x: paddle.Tensor) -> None:
-        self._pinned, self._stop_gradient = x.detach().pin_memory(), x.stop_gradient
+        self._pinned, self._place, self._stop_gradient = x.detach().pin_memory(), x.place, x.stop_gradient
 
     def load(self) -> paddle.Tensor:
-        x = self._pinned.cuda()
+        x = self._pinned.to(self._place)
         x.stop_gradient = self._stop_gradient
         return x
 

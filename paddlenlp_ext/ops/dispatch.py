@@ -26,6 +26,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.devices import capabilities, compute_capability
 from paddlenlp_ext.paddle_compat import is_symbolic
 from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.suggest import did_you_mean
@@ -153,29 +154,9 @@ class DispatchedOp:
         get_logger(__name__).log(level, "%s on %s in %s: %s (%s)", self.name, x.place, x.dtype.name, name, reason)
 
 
-@dataclass(frozen=True)
-class AbsentGpu:
-    """Stand-in for the Paddle place of a GPU that this machine lacks (default: Hopper), for `DispatchedOp.explain`."""
-
-    compute_capability: tuple[int, int] = (9, 0)
-
-    def is_cpu_place(self) -> bool:
-        return False
-
-    def is_gpu_place(self) -> bool:
-        return True
-
-
-def compute_capability(x: paddle.Tensor) -> tuple[int, int]:
-    """Return the compute capability of the tensor's GPU, such as (9, 0)."""
-    if isinstance(x.place, AbsentGpu):
-        return x.place.compute_capability
-    return paddle.device.cuda.get_device_capability(x.place.gpu_device_id())
-
-
 def is_on_cpu(x: paddle.Tensor) -> bool:
     """Return whether a tensor is on the CPU; tensors of a static graph count as being on the current device."""
-    return paddle.get_device() == "cpu" if is_symbolic(x) else x.place.is_cpu_place()
+    return capabilities(paddle.get_device()).cpp if is_symbolic(x) else x.place.is_cpu_place()
 
 
 def anywhere(x: paddle.Tensor) -> None:
@@ -198,23 +179,28 @@ def on_cpu_in_fp32(x: paddle.Tensor) -> str | None:
     return None
 
 
-def on_gpu_in_half_precision(x: paddle.Tensor) -> str | None:
-    """Return None for a bfloat16 or float16 tensor on a GPU, otherwise the reason why the backend cannot run."""
-    if not x.place.is_gpu_place():
-        return NotApplicable(f"the backend needs a GPU, but the tensor is on {x.place}")
-    if x.dtype not in (paddle.bfloat16, paddle.float16):
-        return NotApplicable(f"the backend needs half precision, but the tensor is {x.dtype.name}")
-    return None
+def not_capable(x: paddle.Tensor, kernels: str) -> str | None:
+    """Return None if the tensor's device has a field of `Capabilities`, otherwise why the backend cannot run."""
+    if getattr(capabilities(x.place), kernels):
+        return None
+    return NotApplicable(f"the backend needs a GPU, but the tensor is on {x.place}")
 
 
-def on_gpu_with_flash_attention(x: paddle.Tensor) -> str | None:
+def in_half_precision(x: paddle.Tensor) -> str | None:
+    """Return None for a bfloat16 or float16 tensor, otherwise the reason why the backend cannot run."""
+    if x.dtype in (paddle.bfloat16, paddle.float16):
+        return None
+    return NotApplicable(f"the backend needs half precision, but the tensor is {x.dtype.name}")
+
+
+def with_flash_attention(x: paddle.Tensor) -> str | None:
     """Return None for half precision on a GPU with flash attention, otherwise the reason why the backend cannot run."""
-    return on_gpu_in_half_precision(x) or too_old_gpu(x, "flash attention")
+    return not_capable(x, "flash_mask") or in_half_precision(x) or too_old_gpu(x, "flash attention")
 
 
 def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
     """Return None if the tensor's GPU supports flash attention and Triton, otherwise why `kernels` cannot run."""
-    found, oldest = (".".join(map(str, each)) for each in (compute_capability(x), _OLDEST_FOR_KERNELS))
-    if compute_capability(x) >= _OLDEST_FOR_KERNELS:
+    found, oldest = (".".join(map(str, each)) for each in (compute_capability(x.place), _OLDEST_FOR_KERNELS))
+    if compute_capability(x.place) >= _OLDEST_FOR_KERNELS:
         return None
     return f"{kernels} needs a GPU of compute capability {oldest} or later, but this GPU has {found}"

@@ -81,7 +81,7 @@ def step_values() -> list[tuple[str, str, str, bool]]:
         ("Gradient norm", "before clipping", "grad_norm", False),
         ("Speed", "tokens/s", "tokens_per_second", True),
         ("Peak memory", "GiB", "peak_memory_gib", True),
-        ("Peak GPU memory", "GiB", "peak_gpu_memory_gib", True),
+        ("Peak device memory", "GiB", "peak_device_memory_gib", True),
     ]
 
 

@@ -16,6 +16,7 @@ from paddle import inference
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.checkpoint.config_json import read_generation_config
+from paddlenlp_ext.devices import capabilities, place_program
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
@@ -135,12 +136,12 @@ def _mask(cache: KVCache, num_slots: int, length: int) -> np.ndarray:
 
 def _create_predictor(program: Path, weights: Path) -> Any:
     config = inference.Config(str(program), str(weights))
-    if paddle.get_device() == "cpu":
+    if capabilities(paddle.get_device()).cpp:
         config.disable_gpu()
         config.disable_mkldnn()  # oneDNN would plan kernels again in every step, because the cache length changes
         requested = os.environ.get("MKL_NUM_THREADS") or os.environ.get("OMP_NUM_THREADS")
         config.set_cpu_math_library_num_threads(int(requested or threads_per_process()))
     else:
-        config.enable_use_gpu(100, int(paddle.get_device().partition(":")[2] or 0))
+        place_program(config, paddle.get_device())
     config.disable_glog_info()
     return inference.create_predictor(config)

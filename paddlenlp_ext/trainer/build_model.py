@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from paddlenlp_ext._runtime import release_freed_memory
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.auto import build_skeleton, load_values
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.init_weights import initialize_weights
@@ -141,7 +142,7 @@ def weight_dtype(config: RunConfig) -> str:
         ValueError: `bf16: true` on a CPU without the C++ library's bf16 matmuls.
     """
     precision = config.precision
-    on_cpu = precision.device == "cpu"
+    on_cpu = capabilities(precision.device).cpp
     reason = bf16.unavailable_reason() if on_cpu and precision.compute_dtype == "bfloat16" else None
     if reason is not None and precision.bf16:
         raise ValueError(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import paddle
-
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.training_rows import TrainingRows
+from paddlenlp_ext.devices import choose_device
 from paddlenlp_ext.parallel.mesh import Mesh
 from paddlenlp_ext.parallel.process_group import DistributedProcesses
 from paddlenlp_ext.trainer.added_tokens import with_trained_tokens
@@ -22,7 +21,7 @@ from paddlenlp_ext.trainer.trainer import Trainer
 
 def build_trainer(config: RunConfig, data: RunData, callbacks: Iterable[Any] = ()) -> Trainer:
     """Build the model on the configured device and mesh, and the trainer of the run."""
-    paddle.set_device(config.precision.device)
+    choose_device(config.precision.device)
     config = with_trained_tokens(config, data.source)
     mesh = Mesh.from_config(config.parallel)
     built = build_model(data.source, config, mesh, data.any_rows)

@@ -26,6 +26,7 @@ import paddle
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
 from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.decoder_layers import all_positions_computed
 from paddlenlp_ext.nn.load_balancing_loss import imbalance
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -354,7 +355,7 @@ def autocast(precision: PrecisionConfig) -> AbstractContextManager[Any]:
     | CPU | O2 | inputs rounded to bf16, sums in float32 (ops/cpp/bf16.py) | bf16 |
     """
     dtype: Any = precision.compute_dtype
-    if dtype == "bfloat16" and precision.device == "cpu":
+    if dtype == "bfloat16" and capabilities(precision.device).cpp:
         return bf16_matmuls()
     if dtype == "float32" or precision.fp16_opt_level != "O1":
         return nullcontext()

@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, NamedTuple
 
-import paddle
-
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
 from paddlenlp_ext.config.run_config import method_options, switches_of
 from paddlenlp_ext.data.templates.load import load_training_template
+from paddlenlp_ext.devices import choose_device
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.sequence_classifier import SequenceClassifier
 from paddlenlp_ext.nn.trainable_model import TrainableModel
@@ -111,7 +110,7 @@ class _TaskTrainer:
             raise ValueError(
                 "model: this model has no score head; load it with AutoModelForSequenceClassification, or pass its name"
             )
-        paddle.set_device(config.precision.device)
+        choose_device(config.precision.device)
         tokenizer = self.processing_class
         template = load_training_template(config.data, tokenizer)
         rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)

@@ -12,8 +12,8 @@ from rich.console import Console
 from paddlenlp_ext.cli.dry_run import describe_run
 from paddlenlp_ext.config import load_run_config
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory import run_estimate
@@ -119,6 +119,5 @@ def test_describe_run_shows_the_states_of_recurrent_layers(plan, run_folders):
 def test_dry_run_for_a_gpu_counts_triton_kernels_where_the_ops_take_them(monkeypatch, release, capability, expected):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
     monkeypatch.setattr("importlib.metadata.version", lambda name: release)
-    monkeypatch.setattr(run_estimate, "AbsentGpu", lambda: AbsentGpu(capability))
-    monkeypatch.setattr(run_estimate, "has_gpu", lambda: False)
+    monkeypatch.setattr(run_estimate, "place_of", lambda device: AbsentGpu(capability))
     assert run_estimate._numerics(PrecisionConfig(device="gpu", bf16=True)).triton == expected

@@ -104,7 +104,7 @@ def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr("paddlenlp_ext.commands.launch.threads_per_process", lambda: 8)
     monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
-    monkeypatch.setattr("paddlenlp_ext.config.device.has_gpu", lambda: False)
+    monkeypatch.setattr("paddlenlp_ext.devices.has_gpu", lambda: False)
     pnx.run(["sft", "a.json", "--nproc", "2"])
     assert launched == [launch_words("sft", 2, ["a.json"], has_gpu=False)]
     assert os.environ["OMP_NUM_THREADS"] == "4"

@@ -126,7 +126,7 @@ def test_file_system_is_that_of_the_nearest_mount():
 def test_offload_on_a_gpu_pins_the_detached_tensor_and_copies_it_back():
     """Check the calls only: which operator is called on which tensor."""
     on_gpu = SimpleNamespace(stop_gradient=True)
-    pinned = SimpleNamespace(cuda=lambda: on_gpu)
+    pinned = SimpleNamespace(to=lambda place: on_gpu)
     detached = SimpleNamespace(pin_memory=lambda: pinned)
     place = SimpleNamespace(is_gpu_place=lambda: True)
     saved = offload(SimpleNamespace(place=place, detach=lambda: detached, stop_gradient=False))

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.ops.attention import attention_op
 from paddlenlp_ext.ops.dispatch import (
-    AbsentGpu,
     DispatchedOp,
     dispatched_ops,
     on_cpu_in_fp32,
-    on_gpu_in_half_precision,
+    with_flash_attention,
 )
 from paddlenlp_ext.ops.quantized_linear import quantized_linear_op
 
@@ -25,7 +25,7 @@ def make_op() -> DispatchedOp:
     return DispatchedOp(
         "double",
         reference=lambda x: ("reference", x),
-        gpu=(lambda x: ("gpu", x), on_gpu_in_half_precision),
+        gpu=(lambda x: ("gpu", x), with_flash_attention),
         cpu=(lambda x: ("cpu", x), on_cpu_in_fp32),
     )
 

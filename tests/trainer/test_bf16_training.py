@@ -9,7 +9,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
-from paddlenlp_ext.config import device
+from paddlenlp_ext.config import processor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
@@ -153,7 +153,7 @@ def test_checkpoint_without_master_weights_is_not_resumed_with_them(run_folders)
 
 
 def test_fp16_without_the_cpu_library_computes_in_float32(run_folders, monkeypatch):
-    monkeypatch.setattr(device, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(processor, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
     monkeypatch.setattr(library, "unavailable_reason", lambda: "there is no C++ compiler")
     config = config_for(run_folders, lora=True, fp16=True)
     assert config.precision.compute_dtype == "bfloat16" and weight_dtype(config) == "float32"
@@ -161,7 +161,7 @@ def test_fp16_without_the_cpu_library_computes_in_float32(run_folders, monkeypat
 
 @needs_cpp
 def test_fp16_runs_as_bf16_with_the_same_bits(run_folders, monkeypatch):
-    monkeypatch.setattr(device, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
+    monkeypatch.setattr(processor, "_processor_flags", lambda: frozenset({"avx512_bf16"}))
     losses = []
     for key in ("bf16", "fp16"):
         config = config_for(run_folders, True, **{key: True})

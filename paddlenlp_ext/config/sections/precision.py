@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option
-from paddlenlp_ext.config.device import has_bf16_arithmetic
-
-DEVICES = ("cpu", "gpu", "npu", "xpu", "auto")
+from paddlenlp_ext.config.processor import has_bf16_arithmetic
+from paddlenlp_ext.devices import AUTO, capabilities
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionConfig(OptionGroup):
     """`config.precision`: the device, and the dtypes of weights and matmuls."""
 
-    device: str = option("auto", choices=DEVICES, help="device to run on; auto: a GPU if there is one, else the CPU")
+    device: str = option(
+        AUTO,
+        help="device to run on, such as cpu, gpu:1, or npu with a plug-in (docs/reference/devices.md); auto: a "
+        "GPU if there is one, else the CPU",
+    )
     bf16: bool = option(False, help="compute in bfloat16")
     fp16: bool = option(
         False,
@@ -60,6 +63,6 @@ class PrecisionConfig(OptionGroup):
         """
         if self.fp16_opt_level == "O0" or not (self.bf16 or self.fp16):
             return "float32"
-        if self.fp16 and self.device == "cpu":
+        if self.fp16 and capabilities(self.device).cpp:
             return "bfloat16" if has_bf16_arithmetic() else "float32"
         return "bfloat16" if self.bf16 else "float16"

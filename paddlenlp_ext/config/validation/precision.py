@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import options_of
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.errors import Report
 from paddlenlp_ext.config.sections.model import BLOCKWISE_ALGORITHMS, ModelConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 from paddlenlp_ext.config.validation.rules import AdapterChoice, Rules
+from paddlenlp_ext.devices import capabilities, device_type, unavailable_reason
+from paddlenlp_ext.utils.distributed_env import world_size
 
 training_rules = Rules()
 """Rules that also apply to a `Trainer` created in Python."""
@@ -23,6 +24,7 @@ BLOCKWISE_KEYS = ("weight_blocksize", "weight_double_quant", "weight_double_quan
 
 @training_rules("bf16", "fp16", "fp16_opt_level", "device")
 def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
+    on_cpu = capabilities(precision.device).cpp
     if precision.bf16 and precision.fp16:
         report.error("bf16 and fp16 are both true; keep one", "fp16", "bf16")
     elif precision.fp16_opt_level == "O2" and not (precision.bf16 or precision.fp16):
@@ -30,10 +32,10 @@ def _formats_agree(precision: PrecisionConfig, report: Report) -> None:
     elif precision.fp16_opt_level == "O0" and (precision.bf16 or precision.fp16):
         kind = "bf16" if precision.bf16 else "fp16"
         report.note(f"{kind} has no effect: fp16_opt_level O0 computes in float32", kind)
-    elif precision.device == "cpu" and precision.fp16 and precision.compute_dtype == "bfloat16":
+    elif on_cpu and precision.fp16 and precision.compute_dtype == "bfloat16":
         message = "fp16 runs as bf16 on this processor, which has no float16 matmul; bf16: true has the same effect"
         report.note(message, "fp16")
-    elif precision.device == "cpu" and precision.fp16:
+    elif on_cpu and precision.fp16:
         report.note(
             "fp16 has no effect on this processor, which has neither float16 nor bfloat16 arithmetic: the run computes "
             "in float32; to round to bfloat16 anyway, set bf16: true",
@@ -65,7 +67,7 @@ def _only_half_weights_need_masters(precision: PrecisionConfig, adapter: Adapter
     reason = None
     if precision.fp16_opt_level != "O2":
         reason = "trained weights are float32 unless fp16_opt_level is O2"
-    elif precision.device == "cpu" and adapter.is_requested:
+    elif capabilities(precision.device).cpp and adapter.is_requested:
         reason = "the weights of an adapter are float32 on the CPU"
     for key, is_changed in (
         ("master_weight", not precision.master_weight),
@@ -136,7 +138,7 @@ def _int8_products_are_possible(
             "adapter such as lora: true, or leave int8_training out",
             "int8_training",
         )
-    elif precision.device != "cpu":
+    elif not capabilities(precision.device).cpp:
         report.error("int8_training runs only on the CPU; set device: cpu, or leave int8_training out", "int8_training")
     for key in ("tensor_parallel_degree", "pipeline_parallel_degree", "expert_parallel_degree"):
         if getattr(parallel, key) > 1:
@@ -152,12 +154,26 @@ def _algorithms(written: str | Mapping[str, Any] | None) -> set[str]:
 @rules("device", "use_flash_attention")
 def _device_is_available(model: ModelConfig, precision: PrecisionConfig, report: Report) -> None:
     device = precision.device
-    if device == "gpu" and not has_gpu():
-        report.error("device gpu: this Paddle is not built for GPUs, or no GPU is visible; use --device cpu", "device")
-    elif device in ("npu", "xpu"):
-        report.error(f"device {device} is not available yet; use cpu or gpu", "device")
-    elif device == "cpu" and model.use_flash_attention and report.is_set("use_flash_attention"):
+    if (reason := unavailable_reason(device)) is not None:
+        report.error(reason, "device")
+    elif ":" in device and world_size() > 1:
+        kind = device_type(device)
+        report.error(f"device {device}: each process uses a device of its own; write device: {kind}", "device")
+    elif not capabilities(device).flash_mask and model.use_flash_attention and report.is_set("use_flash_attention"):
+        where = "CPU" if capabilities(device).cpp else f"device {device}"
         report.note(
-            "use_flash_attention has no effect on the CPU, where attention always runs without a dense mask",
+            f"use_flash_attention has no effect on the {where}, where attention always runs without a dense mask",
             "use_flash_attention",
         )
+
+
+@training_rules("bf16", "fp16", "fp16_opt_level", "device")
+def _device_computes_in_half_precision(precision: PrecisionConfig, report: Report) -> None:
+    found = capabilities(precision.device)
+    for key, can_compute in (("bf16", found.bf16 or found.cpp), ("fp16", found.fp16 or found.cpp)):
+        if getattr(precision, key) and not can_compute and precision.compute_dtype != "float32":
+            report.error(
+                f"{key}: Paddle reports no {precision.compute_dtype} arithmetic for the device {precision.device}; to "
+                f"compute in float32, set {key}: false",
+                key,
+            )

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import paddle
 
+from paddlenlp_ext.devices import device_name
 from paddlenlp_ext.ops.adamw.launch_tables import TableRow, TensorUpdate, block_map, group_for_launches, table_of
 from paddlenlp_ext.ops.adamw.quantizer_8bit import search_table
 from paddlenlp_ext.ops.adamw.updates import AdamW8BitUpdate, AdamWUpdate, Bf16Update
@@ -78,7 +79,7 @@ def adamw_8bit_triton(updates: Sequence[AdamW8BitUpdate]) -> None:
         scales = {"scales1": _pointer(moments.scales1), "scales2": _pointer(moments.scales2)}
         rows.append(each._replace(row=each.row._replace(**scales)))
     for group, kinds in group_for_launches(rows):
-        step, device = updates[0].step, _device(group[0].weight)
+        step, device = updates[0].step, device_name(group[0].weight.place)
         betas = step.beta1, 1.0 - step.beta1, step.beta2, 1.0 - step.beta2
         quantizers = *_quantizer(True, device), *_quantizer(False, device)
         launch_adamw_8bit(launch, *_tables(group), quantizers, betas, step.epsilon, kinds)
@@ -129,7 +130,7 @@ def _pointer(tensor: paddle.Tensor) -> int:
 
 def _tables(group: Sequence[TensorUpdate]) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Return the address table, the hyperparameters and the block map on the device of the weights."""
-    device = _device(group[0].weight)
+    device = device_name(group[0].weight.place)
     table, numbers = table_of([each.row for each in group]), np.array([each.numbers for each in group], np.float32)
     blocks = _block_map(tuple(each.row.size for each in group), device)
     return paddle.to_tensor(table, place=device), paddle.to_tensor(numbers, place=device), blocks
@@ -141,7 +142,3 @@ def _block_map(sizes: tuple[int, ...], device: str) -> paddle.Tensor:
     from paddlenlp_ext.ops.adamw.kernels import SPAN
 
     return paddle.to_tensor(block_map(sizes, SPAN), place=device)
-
-
-def _device(tensor: paddle.Tensor) -> str:
-    return f"gpu:{tensor.place.gpu_device_id()}" if tensor.place.is_gpu_place() else "cpu"

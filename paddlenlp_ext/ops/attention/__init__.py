@@ -18,7 +18,7 @@ from paddlenlp_ext.ops.attention.reference import attention_reference
 from paddlenlp_ext.ops.attention.score_options import PLAIN, ScoreOptions
 from paddlenlp_ext.ops.attention.triton import attention_triton
 from paddlenlp_ext.ops.cpp.library import usable
-from paddlenlp_ext.ops.dispatch import Condition, DispatchedOp, anywhere, on_gpu_with_flash_attention
+from paddlenlp_ext.ops.dispatch import Condition, DispatchedOp, anywhere, with_flash_attention
 from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 __all__ = [
@@ -34,7 +34,7 @@ __all__ = [
 
 def _never_flashmask(x: paddle.Tensor) -> str:
     """Return the reason why FlashMask cannot run `modified_attention_op` and `wide_attention_op`."""
-    return on_gpu_with_flash_attention(x) or (
+    return with_flash_attention(x) or (
         f"FlashMask supports at most {MAX_HEAD_DIM} channels per head, and does not support soft-caps, linear biases "
         "(ALiBi) or sinks"
     )
@@ -60,7 +60,7 @@ def _op(name: str, flashmask: Condition, triton: Condition) -> DispatchedOp:
     )
 
 
-attention_op = _op("attention", on_gpu_with_flash_attention, floats_on_gpu_with_triton)
+attention_op = _op("attention", with_flash_attention, floats_on_gpu_with_triton)
 modified_attention_op = _op(
     "attention with soft-cap, linear biases, sinks or wide heads", _never_flashmask, floats_on_gpu_with_triton
 )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.tensor_utils import contiguous
 
@@ -64,7 +65,7 @@ def activation_dtype(dtype: paddle.dtype | str) -> paddle.dtype:
     The result is `dtype`, except that bfloat16 on the CPU gives float32, which Paddle's CPU kernels require.
     """
     dtype = getattr(paddle, dtype) if isinstance(dtype, str) else dtype
-    return paddle.float32 if dtype == paddle.bfloat16 and paddle.get_device() == "cpu" else dtype
+    return paddle.float32 if dtype == paddle.bfloat16 and capabilities(paddle.get_device()).cpp else dtype
 
 
 def unavailable_reason() -> str | None:

@@ -29,8 +29,8 @@ from paddlenlp_ext.paddle_compat import is_symbolic
 _CHUNK = 1 << 20
 """Number of weights dequantized at a time on the CPU: 4 MB in float32."""
 
-_CHUNK_GPU = 1 << 26
-"""Number of weights dequantized at a time on a GPU, where small matmuls are inefficient: 128 MB in half precision."""
+_CHUNK_DEVICE = 1 << 26
+"""Number of weights dequantized at a time on other devices, where small matmuls are slow: 128 MB in half precision."""
 
 
 def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tuple[int, int]]:
@@ -41,7 +41,7 @@ def row_blocks(weight: QuantizedWeight, limit: int | None = None) -> Iterator[tu
     """
     if limit is None and is_symbolic(weight.codes):
         limit = weight.num_weights
-    limit = limit or (_CHUNK_GPU if weight.codes.place.is_gpu_place() else _CHUNK)
+    limit = limit or (_CHUNK if weight.codes.place.is_cpu_place() else _CHUNK_DEVICE)
     out, width = weight.shape
     aligned = math.lcm(weight.block_size, 2, width) // width
     step = aligned * max(1, limit // (aligned * width))

@@ -13,9 +13,10 @@ from typing import Any, Literal, cast
 import paddle
 from paddle.nn import quant
 
+from paddlenlp_ext.devices import compute_capability
 from paddlenlp_ext.ops.dequantize import dequantize
 from paddlenlp_ext.ops.dequantize.reference import block_scales
-from paddlenlp_ext.ops.dispatch import compute_capability, on_gpu_in_half_precision
+from paddlenlp_ext.ops.dispatch import in_half_precision, not_capable
 from paddlenlp_ext.ops.quantized_linear.reference import quantized_linear_reference
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 
@@ -31,9 +32,9 @@ KernelAlgo = Literal["weight_only_int8", "weight_only_int4"]
 
 def on_gpu_with_weight_only_kernel(x: paddle.Tensor) -> str | None:
     """Return None for half precision on a supported GPU, otherwise the reason why the kernel cannot run."""
-    reason = on_gpu_in_half_precision(x)
-    if reason is None and compute_capability(x) not in _KERNEL_GPUS:
-        major, minor = compute_capability(x)
+    reason = not_capable(x, "weight_only") or in_half_precision(x)
+    if reason is None and compute_capability(x.place) not in _KERNEL_GPUS:
+        major, minor = compute_capability(x.place)
         return f"Paddle's kernel does not support GPUs of compute capability {major}.{minor}"
     return reason
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import paddle
 
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.ops.dispatch import NotApplicable
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels, levels
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 def on_gpu_in_4_bits(x: paddle.Tensor) -> str | None:
     """Return None for 4-bit codes on a GPU with Triton, otherwise the reason why Triton kernels cannot run."""
-    if x.place.is_gpu_place() and x.dtype == paddle.int8:
+    if capabilities(x.place).triton and x.dtype == paddle.int8:
         return NotApplicable("the backend supports only 4-bit weights")
     return on_gpu_with_triton(x)
 

@@ -23,7 +23,8 @@ from typing import Any, cast
 
 import paddle
 
-from paddlenlp_ext.ops.dispatch import NotApplicable, too_old_gpu
+from paddlenlp_ext.devices import capabilities
+from paddlenlp_ext.ops.dispatch import NotApplicable, not_capable, too_old_gpu
 
 _FLOATS = (paddle.float32, paddle.bfloat16, paddle.float16)
 _OLDEST_TRITON = (3, 8)
@@ -32,9 +33,7 @@ _OLDEST_TRITON = (3, 8)
 
 def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for a tensor on a GPU with a recent Triton, otherwise the reason why Triton kernels cannot run."""
-    if not x.place.is_gpu_place():
-        return NotApplicable(f"the backend needs a GPU, but the tensor is on {x.place}")
-    if reason := too_old_gpu(x, "Triton"):
+    if reason := not_capable(x, "triton") or too_old_gpu(x, "Triton"):
         return reason
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed"
@@ -49,7 +48,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
     """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise why Triton kernels cannot run."""
-    if x.place.is_gpu_place() and x.dtype not in _FLOATS:
+    if capabilities(x.place).triton and x.dtype not in _FLOATS:
         return NotApplicable(f"the backend computes only in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)
 

@@ -12,7 +12,7 @@ from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.report.run_folder import HISTORY_FILE, first_answers, read_lines
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.callbacks.metrics_files import peak_memory_bytes
-from paddlenlp_ext.trainer.callbacks.run_facts import describe_run_start, peak_gpu_bytes
+from paddlenlp_ext.trainer.callbacks.run_facts import describe_run_start, peak_device_bytes
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped, describe_stop
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.files import write_json, write_text
@@ -56,7 +56,7 @@ class HistoryFile(Callback):
             "tokens_per_second": report.num_tokens / max(report.seconds, 1e-9),
             "seconds": report.seconds,
             "peak_memory_bytes": peak_memory_bytes(),
-            **peak_gpu_bytes(),
+            **peak_device_bytes(),
         }
         self._append(state, line)
 

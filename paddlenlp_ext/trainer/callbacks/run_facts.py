@@ -13,6 +13,7 @@ from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.run_config import method_options
+from paddlenlp_ext.devices import capabilities, model_of
 from paddlenlp_ext.trainer.lr_scheduler import num_warmup_steps
 from paddlenlp_ext.utils.environment import describe_system, processor_name
 from paddlenlp_ext.utils.secrets import command_without_secrets, without_secrets
@@ -64,8 +65,7 @@ def _plain(value: Any) -> Any:
 
 def _environment() -> list[tuple[str, str]]:
     device = paddle.device.get_device()
-    if device.startswith("gpu"):
-        device = f"{device}, {paddle.device.cuda.get_device_properties(device).name}"
+    device = ", ".join(filter(None, [device, model_of(device)]))
     processor = f"{processor_name()}, {threads_per_process()} cores for one process"
     return [*describe_system(), ("processor", processor), ("device", device)]
 
@@ -89,7 +89,9 @@ def _data_facts(rows: Any) -> dict[str, Any]:
     }
 
 
-def peak_gpu_bytes() -> dict[str, int]:
-    """Return Paddle's peak GPU memory as `{"peak_gpu_memory_bytes": bytes}`; an empty dict on the CPU."""
-    uses_gpu = paddle.device.get_device().startswith("gpu")
-    return {"peak_gpu_memory_bytes": paddle.device.cuda.max_memory_allocated()} if uses_gpu else {}
+def peak_device_bytes() -> dict[str, int]:
+    """Return the peak memory on the device as `{"peak_device_memory_bytes": bytes}`; empty if Paddle does not count."""
+    device = paddle.device.get_device()
+    if not capabilities(device).memory_figures:
+        return {}
+    return {"peak_device_memory_bytes": paddle.device.max_memory_allocated(device)}

@@ -10,15 +10,14 @@ from typing import Any, cast
 import paddle
 
 from paddlenlp_ext.config import RunConfig
-from paddlenlp_ext.config.device import has_gpu
 from paddlenlp_ext.config.parallel_degrees import Degrees
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
+from paddlenlp_ext.devices import capabilities, place_of
 from paddlenlp_ext.models.auto import build_skeleton
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.cpp import library
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton
 from paddlenlp_ext.parallel.expert_parallel import check_experts
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
@@ -154,15 +153,14 @@ def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:
 def _numerics(precision: PrecisionConfig) -> Numerics:
     """Return the dtypes and fused ops of the configured device and precision."""
     is_half = precision.compute_dtype != "float32"
-    if precision.device != "cpu":
+    if not capabilities(precision.device).cpp:
         on_gpu = GPU if not is_half else GPU_AUTOCAST if precision.fp16_opt_level == "O1" else GPU_HALF
-        return replace(on_gpu, triton=_gpu_runs_triton())
+        return replace(on_gpu, triton=_runs_triton(precision.device))
     if library.unavailable_reason() is not None:
         return CPU_PADDLE
     return CPU_BF16 if is_half else CPU_CPP
 
 
-def _gpu_runs_triton() -> bool:
-    """Return whether ops use Triton kernels on this machine's GPU; without a GPU, assume a Hopper GPU."""
-    place = paddle.CUDAPlace(0) if has_gpu() else AbsentGpu()
-    return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place))) is None
+def _runs_triton(device: str) -> bool:
+    """Return whether ops use Triton kernels on a device; for a GPU that this machine lacks, assume a Hopper GPU."""
+    return on_gpu_with_triton(cast("Any", SimpleNamespace(place=place_of(device)))) is None

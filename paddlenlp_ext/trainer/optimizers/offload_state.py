@@ -11,6 +11,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.paddle_compat import share_storage
 
 Move = Callable[[paddle.Tensor], None]
@@ -67,7 +68,7 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
         ValueError: a parameter is not on a GPU.
     """
     for parameter in parameters:
-        if not parameter.place.is_gpu_place():
+        if not capabilities(parameter.place).pinned_memory:
             raise ValueError(
                 "offload_optim (or offload in sharding) moves optimizer state from the GPU to host memory, but the "
                 f"model is on {parameter.place}; remove the option"

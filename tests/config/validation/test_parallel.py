@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from paddlenlp_ext import devices
 from paddlenlp_ext.config.paddlenlp_flags import COMPAT_FLAGS
-from paddlenlp_ext.config.validation import precision
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.config.config_cases import SMALLEST, load, problems, write
 
@@ -103,7 +103,7 @@ def test_muon_is_accepted_with_tensor_parallelism(tmp_path, monkeypatch):
 
 def test_sharding_offload_on_gpus_is_kept(tmp_path, monkeypatch):
     monkeypatch.setenv("PADDLE_TRAINERS_NUM", "2")
-    monkeypatch.setattr(precision, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
     config = load(write(tmp_path, SMALLEST | {"sharding": "stage2 offload", "offload_optim": True, "device": "gpu"}))
     assert config.parallel.sharding == "stage2 offload" and config.optim.offload_optim and config.notes == []
 

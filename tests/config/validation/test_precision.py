@@ -6,30 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from paddlenlp_ext.config import device, parser
-from paddlenlp_ext.config.validation import precision
+from paddlenlp_ext import devices
+from paddlenlp_ext.config import processor
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 
 @pytest.mark.parametrize(("visible", "found"), [(None, True), ("0", True), ("1,0", True), ("", False), ("-1", False)])
 def test_has_gpu_respects_cuda_visible_devices(monkeypatch, visible, found):
-    monkeypatch.setattr(device, "_paddle_built_for_gpu", lambda: True)
-    monkeypatch.setattr(device, "_GPU_NODES", ("/",))
+    monkeypatch.setattr(devices, "_paddle_built_for_gpu", lambda: True)
+    monkeypatch.setattr(devices, "_GPU_NODES", ("/",))
     if visible is None:
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     else:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert device.has_gpu() is found
+    assert devices.has_gpu() is found
 
 
 def test_device_gpu_is_refused_without_one_and_used_with_one(tmp_path, monkeypatch):
     path = write(tmp_path, SMALLEST | {"device": "gpu"})
-    monkeypatch.setattr(precision, "has_gpu", lambda: False)
+    monkeypatch.setattr(devices, "has_gpu", lambda: False)
     (found,) = problems(path)
     assert found.line == 6 and "--device cpu" in found.message
     assert load(path, "--device", "cpu").precision.device == "cpu"
-    monkeypatch.setattr(precision, "has_gpu", lambda: True)
-    monkeypatch.setattr(parser, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
     assert load(path).precision.device == "gpu"
     config = load(path, "--device", "null", "--bf16", "--use_flash_attention")
     assert config.precision.device == "gpu" and config.precision.compute_dtype == "bfloat16" and not config.notes
@@ -38,8 +37,7 @@ def test_device_gpu_is_refused_without_one_and_used_with_one(tmp_path, monkeypat
 
 
 def test_fp16_on_gpu_scales_the_loss_and_needs_fp32_copies_of_weights(tmp_path, monkeypatch):
-    for module in (precision, parser):
-        monkeypatch.setattr(module, "has_gpu", lambda: True)
+    monkeypatch.setattr(devices, "has_gpu", lambda: True)
     path = write(tmp_path, SMALLEST | {"device": "gpu", "fp16": True, "scale_loss": 1024})
     config = load(path)
     assert (config.precision.compute_dtype, config.precision.scale_loss) == ("float16", 1024.0)
@@ -69,7 +67,7 @@ def test_bf16_on_cpu_is_accepted(tmp_path, level):
     ],
 )
 def test_fp16_on_cpu_runs_as_bf16_where_the_processor_has_it(tmp_path, monkeypatch, flags, dtype, note):
-    monkeypatch.setattr(device, "_processor_flags", lambda: frozenset(flags))
+    monkeypatch.setattr(processor, "_processor_flags", lambda: frozenset(flags))
     config = load(write(tmp_path, SMALLEST | {"device": "cpu", "fp16": True}))
     assert config.precision.compute_dtype == dtype
     assert len(config.notes) == 1 and note in config.notes[0] and "bf16: true" in config.notes[0]
@@ -78,7 +76,7 @@ def test_fp16_on_cpu_runs_as_bf16_where_the_processor_has_it(tmp_path, monkeypat
 def test_processor_flags_are_those_of_proc_cpuinfo():
     path = Path("/proc/cpuinfo")
     listed = path.read_text() if path.exists() else ""
-    assert device.has_bf16_arithmetic() == any(f" {flag} " in listed for flag in ("avx512_bf16", "amx_bf16"))
+    assert processor.has_bf16_arithmetic() == any(f" {flag} " in listed for flag in ("avx512_bf16", "amx_bf16"))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ CONTRADICTIONS = [
     ({"metric_for_best_model": "f1_macro", "eval_labels": True, **EVALUATED}, "needs eval_with_do_generation: true"),
     ({"fp16": True, "bf16": True}, "bf16 and fp16 are both true"),
     ({"fp16_opt_level": "O2"}, "O2 needs bf16: true or fp16: true"),
-    ({"device": "npu"}, "not available yet"),
+    ({"device": "npu"}, "this Paddle has: cpu"),
     ({"do_train": False}, "nothing to do"),
     ({"model_name_or_path": None}, "do_train needs model_name_or_path"),
     ({"dataset_name_or_path": None}, "do_train needs dataset_name_or_path"),

@@ -8,12 +8,12 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.ops.adamw import adamw_8bit_op, adamw_bf16_op
 from paddlenlp_ext.ops.adamw import triton as module
 from paddlenlp_ext.ops.adamw.reference import adamw_8bit_reference
 from paddlenlp_ext.ops.adamw.triton import adamw_8bit_triton, adamw_bf16_triton, adamw_triton
 from paddlenlp_ext.ops.adamw.updates import AdamStep, AdamW8BitUpdate
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.stochastic_rounding import DrawPosition
 from paddlenlp_ext.trainer.optimizers import adamw_8bit as optimizer_module
 from paddlenlp_ext.trainer.optimizers import build_optimizer as trainer_optimizer

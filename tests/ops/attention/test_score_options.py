@@ -181,7 +181,7 @@ def test_attention_with_score_options_and_flashmask_raises_and_falls_back(option
     """Check the rule as on a GPU: FlashMask refuses by name, and the choice without a name is another backend."""
     layout = AttentionLayout.from_documents([[3]])
     q = paddle.ones([1, 3, 2, 4])
-    monkeypatch.setattr("paddlenlp_ext.ops.attention.on_gpu_with_flash_attention", lambda x: None)
+    monkeypatch.setattr("paddlenlp_ext.ops.attention.with_flash_attention", lambda x: None)
     with pytest.raises(ValueError, match="'flashmask' was requested, but FlashMask supports at most 256 channels"):
         attention(q, q, q, layout, 0.3, "flashmask", options=options)
     assert modified_attention_op.explain(q)[0] != "flashmask"

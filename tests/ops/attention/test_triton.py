@@ -9,6 +9,7 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.ops.attention import (
     AttentionLayout,
     ScoreOptions,
@@ -24,7 +25,6 @@ from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
 from paddlenlp_ext.ops.attention.score_options import PLAIN
 from paddlenlp_ext.ops.attention.start_rows import start_rows
 from paddlenlp_ext.ops.attention.triton import attention_triton
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from tests.common.arrays import assert_all_close, normal, run_both_ways
 from tests.ops.attention.formula import formula
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton

@@ -17,8 +17,9 @@ from types import SimpleNamespace
 
 import paddle
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES, Inputs
-from paddlenlp_ext.ops.dispatch import AbsentGpu, DispatchedOp, dispatched_ops
+from paddlenlp_ext.ops.dispatch import DispatchedOp, dispatched_ops
 from tests.ops.fake_gpus import run_on_fake_gpus
 from tests.ops.fake_gpus.launches import Gpus
 

@@ -8,8 +8,8 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.ops.dequantize import dequantize
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.lora_linear import lora_linear_op
 from paddlenlp_ext.ops.lora_linear import triton as module

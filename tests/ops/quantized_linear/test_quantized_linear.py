@@ -198,7 +198,7 @@ def test_input_gradient_reference_in_half_precision_sums_in_float32(monkeypatch:
 
 def test_row_blocks_on_gpu_cover_a_layer_at_once():
     def weight(is_gpu: bool) -> SimpleNamespace:
-        place = SimpleNamespace(is_gpu_place=lambda: is_gpu)
+        place = SimpleNamespace(is_cpu_place=lambda: not is_gpu)
         return SimpleNamespace(shape=(14336, 4096), block_size=64, codes=SimpleNamespace(place=place))
 
     assert list(dequantize_module.row_blocks(weight(True))) == [(0, 14336)]

@@ -13,9 +13,9 @@ import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.ops.dequantize import dequantize, dequantize_op
 from paddlenlp_ext.ops.dequantize import triton as dequantize_module
-from paddlenlp_ext.ops.dispatch import AbsentGpu
 from paddlenlp_ext.ops.quantized_linear import quantized_linear_op
 from paddlenlp_ext.ops.quantized_linear import triton as linear_module
 from paddlenlp_ext.ops.quantized_linear.triton import quantized_linear_triton

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
+from paddlenlp_ext.devices import AbsentGpu
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
-from paddlenlp_ext.ops.dispatch import AbsentGpu, dispatched_ops
+from paddlenlp_ext.ops.dispatch import dispatched_ops
 from paddlenlp_ext.ops.triton_utils.launch import on_gpu_with_triton, specialization
 from tests.ops.fake_gpus import run_on_fake_gpus
 
