@@ -52,7 +52,7 @@ def resolve_base(name: str | os.PathLike[str], adapter: str | os.PathLike[str], 
     """Return the local path of the base model of an adapter.
 
     Args:
-        name: name or path of the base model, as the adapter stores it.
+        name: name or path of the base model in the adapter config.
         adapter: folder of the adapter, for the error message.
         remedy: end of the error message, which says how to specify another base model.
 

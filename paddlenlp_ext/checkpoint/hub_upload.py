@@ -65,7 +65,7 @@ def check_hub_login(repo_id: str, needed_by: str) -> None:
 
 
 def upload_model(folder: str | Path, repo_id: str, private: bool | None, needed_by: str) -> str:
-    """Create a repository if it does not exist, upload the files in `UPLOADED`, and return the repository's address.
+    """Create a repository if it does not exist, upload the files in `UPLOADED`, and return the repository's URL.
 
     Args:
         folder: folder with a model or an adapter.
@@ -116,7 +116,7 @@ def repo_of_run(output_dir: str | os.PathLike[str], hub_model_id: str | None) ->
 
 
 def upload_run(output_dir: Path, hub_model_id: str | None, private: bool | None) -> str:
-    """Upload the result of a completed run, and return the address of the repository.
+    """Upload the result of a completed run, and return the URL of the repository.
 
     Raises:
         UploadError: the upload failed; the message says that the run is saved, and how to repeat the upload.
@@ -139,7 +139,7 @@ class PushToHub:
     save_pretrained: Callable[..., Any]
 
     def push_to_hub(self, repo_id: str, private: bool | None = None) -> str:
-        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the address of the repository.
+        """Upload the files of `save_pretrained` to the Hugging Face hub, and return the URL of the repository.
 
         Args:
             repo_id: `organisation/name`, or a name in the user's own namespace; created if it does not exist.

@@ -42,5 +42,5 @@ class WeightSource(ABC):
             A writable array. Copy the array if the file can change, because the array may be a view of the file.
 
         Raises:
-            ValueError: the file ends early, or the stored dtype cannot be converted to `dtype`.
+            ValueError: the file is truncated, or the stored dtype cannot be converted to `dtype`.
         """

@@ -63,7 +63,7 @@ class PredictorArguments(ModelArguments):
     decode_strategy: str = option("sampling", help="sampling, greedy_search or beam_search")
     num_beams: int = option(1, minimum=1, help="beam_search: number of beams, at least 2")
     length_penalty: float = option(
-        1.0, help="beam_search: exponent of the length by which the score of a beam is divided"
+        1.0, help="beam_search: the score of a beam is divided by its length raised to this power"
     )
     top_k: int = option(0, help="top-k sampling: sample from the k most likely tokens; 0: from all tokens")
     top_p: float = option(
@@ -144,7 +144,7 @@ class PredictorArguments(ModelArguments):
         """Return the grammar of the answers; None for free text.
 
         Raises:
-            ValueError: the file of the schema cannot be read, or llguidance is not installed.
+            ValueError: the schema file cannot be read, or llguidance is not installed.
         """
         from paddlenlp_ext.generation.grammar import json_schema_grammar, regex_grammar  # imports NumPy
 

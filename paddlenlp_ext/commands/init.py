@@ -23,7 +23,7 @@ _DATA_SUFFIXES = (".jsonl", ".csv", ".parquet")
 _USAGE = """pnx init [-m MODEL] [-d DATA] [--goal GOAL] [--memory GB] [-o FILE.json] [--yes]
 
 Write the configuration of a LoRA run whose steps and batches fit the data, whose learning rate fits
-the model, and that fits into the memory. The command asks for values that no argument sets; --yes
+the model, and that fits in memory. The command asks for values that no argument sets; --yes
 accepts the defaults instead.
 
   -m, --model                   model

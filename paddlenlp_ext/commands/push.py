@@ -11,7 +11,7 @@ from paddlenlp_ext.report.model_card import write_model_card
 
 
 def run(argv: Sequence[str]) -> None:
-    """Upload the model or adapter of a run, and print the address of the repository.
+    """Upload the model or adapter of a run, and print the URL of the repository.
 
     Raises:
         ValueError: the folder has no model or adapter, there is no token, or the upload failed.

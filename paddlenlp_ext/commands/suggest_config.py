@@ -45,7 +45,7 @@ def suggest_config(model: str, data: str, goal: str, memory: float, output_dir: 
         output_dir: folder of the run.
 
     Raises:
-        ValueError: the model or data cannot be used, or the run does not fit into the memory.
+        ValueError: the model or data cannot be used, or the run does not fit in memory.
     """
     keys: dict[str, Any] = {
         "model_name_or_path": model,
@@ -137,10 +137,10 @@ def _learning_rate(data: RunData, config: RunConfig, goal: str) -> float:
 
 
 def _fitting(keys: dict[str, Any], data: RunData, goal: str, memory: float) -> dict[str, Any]:
-    """Add the first of `_SAVINGS` with which the run fits into the memory.
+    """Add the first of `_SAVINGS` with which the run fits in memory.
 
     Raises:
-        ValueError: the run does not fit into the memory with any of these keys.
+        ValueError: the run does not fit in memory with any of these keys.
     """
     needed = []
     for savings in _SAVINGS:

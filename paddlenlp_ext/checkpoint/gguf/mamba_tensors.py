@@ -1,4 +1,4 @@
-"""GGUF layout of decoders whose layers have Mamba-2 or attention.
+"""GGUF layout of decoders with Mamba-2 layers and attention layers.
 
 in a GGUF file              in the checkpoint
 ssm_a [N, 1]                A_log [N]; the file stores -exp(A_log)

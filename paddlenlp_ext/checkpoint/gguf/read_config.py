@@ -14,7 +14,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
     """Return the config.json dict of a GGUF model.
 
     Raises:
-        ValueError: the architecture, RoPE scaling or head sizes are not supported, or metadata is missing or has a
+        ValueError: the architecture, RoPE scaling or head sizes are not supported, or metadata is missing or has the
             wrong type.
     """
     architecture = architecture_of(file)

@@ -122,7 +122,7 @@ def read_gguf_tensor(file: GgufFile, stored_name: str, expert: int | None = None
         expert: index of the expert to read, along the first axis; None: the full tensor.
 
     Raises:
-        ValueError: the quantization type is not supported, or the file ends early.
+        ValueError: the quantization type is not supported, or the file is truncated.
     """
     import gguf
 

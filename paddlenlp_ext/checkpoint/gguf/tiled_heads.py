@@ -42,7 +42,7 @@ def head_sizes(file: GgufFile) -> HeadSizes:
 
 
 def row_order(name: str, sizes: Any) -> np.ndarray | None:
-    """Return the index in the Hugging Face tensor `name` of each stored row; None if the order is the same.
+    """Return, for each stored row, its index in the Hugging Face tensor `name`; None if the order is the same.
 
     Args:
         name: Hugging Face name of the tensor.
@@ -58,7 +58,7 @@ def row_order(name: str, sizes: Any) -> np.ndarray | None:
 
 
 def column_order(name: str, sizes: Any) -> np.ndarray | None:
-    """Return the index in the Hugging Face tensor `name` of each stored column; see `row_order`."""
+    """Return, for each stored column, its index in the Hugging Face tensor `name`; see `row_order`."""
     return _tiled(sizes, sizes.value_dim) if name.endswith(".linear_attn.out_proj.weight") else None
 
 

@@ -1,4 +1,4 @@
-"""Error that lists the quantized checkpoints that can be loaded."""
+"""Error that lists the supported formats of quantized checkpoints."""
 
 from __future__ import annotations
 
