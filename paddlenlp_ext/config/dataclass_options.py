@@ -213,7 +213,7 @@ def declared_options(group: type) -> tuple[Option, ...]:
 
 
 def _has_kind(option: Option, value: Any) -> bool:
-    """Return whether a value has a type of the option; an int is also a float, but a bool is not a number."""
+    """Return whether a value has one of the option's types; an int is also a float, but a bool is not a number."""
     kinds = option.kinds
     if object in kinds:
         return True

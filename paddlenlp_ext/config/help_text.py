@@ -111,7 +111,7 @@ def key_details(entry: Mapping[str, Any]) -> str:
 
 
 def wrapped(text: str, indent: int, first: str = "") -> list[str]:
-    """Return a text in lines of at most `WIDTH` characters; the first line begins with `first`."""
+    """Wrap a text into lines of at most `WIDTH` characters; the first line begins with `first`."""
     start = f"{first:<{indent}}" if len(first) < indent else f"{first}\n{' ' * indent}"
     lines = textwrap.wrap(text, WIDTH - indent, break_long_words=False, break_on_hyphens=False) or [""]
     return (start + f"\n{' ' * indent}".join(lines)).split("\n")

@@ -22,7 +22,7 @@ Outcome = Literal["not yet", "not here", "no effect"]
 
 @dataclass(frozen=True)
 class CompatKey:
-    """Key of PaddleNLP or another toolkit, without a full implementation here.
+    """Key of PaddleNLP or another toolkit that is not fully implemented here.
 
     Attributes:
         key: the key.

@@ -1,8 +1,8 @@
 """Group the micro-batches of every epoch into optimizer steps.
 
 The rows of each step are a pure function of the configuration and the dataset. A step has
-`gradient_accumulation_steps` micro-batches per data-parallel rank. Steps do not cross epochs, so the last step of an
-epoch may have fewer micro-batches.
+`gradient_accumulation_steps` micro-batches per data-parallel rank. A step does not span two epochs, so the last step of
+an epoch may have fewer micro-batches.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ def _resume_needs_training(train: TrainConfig, report: Report) -> None:
     if train.resume_from_checkpoint and not train.do_train:
         report.error(
             "resume_from_checkpoint needs do_train: true; to evaluate a trained model, set model_name_or_path, or for "
-            "an adapter the path of the method, such as lora_path",
+            "an adapter the path key of its method, such as lora_path",
             "resume_from_checkpoint",
             "do_train",
         )
@@ -213,7 +213,7 @@ def _held_out_rows_can_be_counted(data: DataConfig, report: Report) -> None:
     if ratio > 1 and not float(ratio).is_integer():
         report.error(f"dev_ratio: {ratio:g} is neither a fraction below 1 nor a whole number of rows", "dev_ratio")
     elif ratio >= 1 and data.is_stream:
-        message = f"dev_ratio: {ratio:g} is a number of rows, but lazy does not count rows; set a fraction below 1"
+        message = f"dev_ratio: {ratio:g} is a number of rows, but lazy rows are not counted; set a fraction below 1"
         report.error(message, "dev_ratio", "lazy")
 
 

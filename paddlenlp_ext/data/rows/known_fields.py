@@ -34,7 +34,7 @@ CONTEXT = ("system", "context", *TOOLS, "chat_template_kwargs", *KWARGS)
 REASONING = ("reasoning_content", "reasoning", "thinking")
 """Fields that hold the reasoning of an answer."""
 CALLS = ("tool_calls", "function_call")
-"""Fields that hold the tool calls of an answer; `function_call` is the older field of OpenAI and holds one call."""
+"""Fields that hold the tool calls of an answer; `function_call` is OpenAI's older field and holds one call."""
 MESSAGE = (*REASONING, *CALLS, "tool_call_id", "name")
 """Fields that a message of any format may have in addition to role and content."""
 

@@ -33,7 +33,7 @@ _RESERVED = ("messages", "tools", "add_generation_prompt", "chat_template", "tok
 _MAX_ERROR_CHARS = 1000
 
 MAX_WORK_PER_ROW = 1 << 21
-"""Maximum work of all renderings of a row: each message and each 256 characters count 1. The maximum work takes about
+"""Maximum work of all renderings of a row: each message counts as 1, and so do 256 characters. The maximum takes about
 half a minute of processor time."""
 
 Spans = list[tuple[int, int]]

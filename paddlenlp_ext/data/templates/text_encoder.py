@@ -140,8 +140,8 @@ class TextEncoder:
     def _ids(self, texts: list[str]) -> list[list[int]]:
         """Return the token ids of texts, without the offsets and other results that transformers would compute.
 
-        The backend neither truncates nor pads, like a call of the tokenizer. A setting of the backend is changed only
-        if necessary, because other threads may use the backend at the same time.
+        As in a plain call of the tokenizer, texts are neither truncated nor padded. A setting of the backend is changed
+        only if necessary, because other threads may use the backend at the same time.
         """
         if not self._has_backend:
             encoded = self.tokenizer(texts, add_special_tokens=False, return_attention_mask=False, verbose=False)

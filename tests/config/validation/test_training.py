@@ -68,7 +68,7 @@ CONTRADICTIONS = [
     ({"report_to": "swanlab"}, "swanlab: needs the package swanlab, which is not installed; run: pip install"),
     ({"lazy": True}, "lazy: the number of rows in a stream is unknown"),
     ({"dev_ratio": 1.5}, "dev_ratio: 1.5 is neither a fraction below 1 nor a whole number of rows"),
-    ({"dev_ratio": 500, "lazy": True, "max_steps": 9}, "dev_ratio: 500 is a number of rows, but lazy"),
+    ({"dev_ratio": 500, "lazy": True, "max_steps": 9}, "dev_ratio: 500 is a number of rows, but lazy rows"),
 ]
 
 
