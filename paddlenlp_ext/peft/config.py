@@ -334,7 +334,8 @@ def refuse_unread_fields(fields: Mapping[str, Any], read: set[str]) -> None:
     """Check that the config-file fields that a method does not read have no effect.
 
     Raises:
-        ValueError: an unread field is not informative, and has a value other than None, False, 0, "", "none", [] or {}.
+        ValueError: an unread field has a value other than None, False, 0, "", "none", [] or {}. Fields in
+            `_INFORMATIVE` may have any value.
     """
     unsupported = [
         f"{name}={value!r}" + (f" ({_EFFECTS[name]})" if name in _EFFECTS else "")
