@@ -76,7 +76,7 @@ def finetune(
 
     Raises:
         ConfigError: keys are unknown or invalid; the message lists all problems. It is a `ValueError`.
-        ValueError: the model, adapter, data or output_dir cannot be used; the message states which.
+        ValueError: the model, adapter, data or output_dir cannot be used; the message names the problem.
 
     Examples:
         >>> result = finetune("sft.json", lora=True, output_dir="out")  # doctest: +SKIP
@@ -165,7 +165,7 @@ def run_training(
 
     Raises:
         ValueError: the model, adapter, data or output_dir cannot be used, or the upload failed (`push_to_hub`); the
-            message states which.
+            message names the problem.
     """
     started = time.monotonic()
     connect_processes()
