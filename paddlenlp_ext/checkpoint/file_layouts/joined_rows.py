@@ -21,12 +21,13 @@ Names start after "model.layers.N.".
 """
 
 
-def split_rows(tensors: Mapping[str, Any], fused: FusedRows) -> dict[str, Any]:
+def split_rows(tensors: Mapping[str, Any], fused: FusedRows, axis: int = 0) -> dict[str, Any]:
     """Split the tensors of fused layers; the inverse of `JoinedRows`.
 
     Args:
         tensors: name -> tensor.
         fused: the fused layers.
+        axis: axis of the rows; 1 for stacked matrices.
     """
     result: dict[str, Any] = {}
     for name, tensor in tensors.items():
@@ -37,25 +38,28 @@ def split_rows(tensors: Mapping[str, Any], fused: FusedRows) -> dict[str, Any]:
             continue
         whole, start = as_lazy(tensor), 0
         for part, share in fused[layer].items():
-            rows = whole.shape[0] * share // sum(fused[layer].values())
-            read = partial(_read_rows, whole, slice(start, start + rows))
-            result[f"{prefix}{part}.{kind}"] = LazyTensor((rows, *whole.shape[1:]), whole.dtype, read)
+            rows = whole.shape[axis] * share // sum(fused[layer].values())
+            read = partial(_read_rows, whole, slice(start, start + rows), axis)
+            shape = (*whole.shape[:axis], rows, *whole.shape[axis + 1 :])
+            result[f"{prefix}{part}.{kind}"] = LazyTensor(shape, whole.dtype, read)
             start += rows
     return result
 
 
-def _read_rows(tensor: LazyTensor, rows: slice) -> np.ndarray:
-    return np.ascontiguousarray(tensor.read()[rows])
+def _read_rows(tensor: LazyTensor, rows: slice, axis: int) -> np.ndarray:
+    return np.ascontiguousarray(tensor.read()[(slice(None),) * axis + (rows,)])
 
 
 class JoinedRows(JoinedTensors):
     """Stored tensors, with the parts of each fused layer joined.
 
+    The arguments are described at `split_rows`.
+
     Raises:
         ValueError: a part of a fused layer is missing.
     """
 
-    def __init__(self, source: WeightSource, fused: FusedRows) -> None:
+    def __init__(self, source: WeightSource, fused: FusedRows, axis: int = 0) -> None:
         joined = {part: layer for layer, parts in fused.items() for part in parts}
         parts: dict[str, list[str]] = {}
         for name in source.names():
@@ -66,14 +70,18 @@ class JoinedRows(JoinedTensors):
             else:
                 parts[name] = [name]
         super().__init__(source, parts)
+        self._axis = axis
 
     def shape(self, name: str) -> tuple[int, ...]:
         shapes = [self._source.shape(part) for part in self._parts[name]]
-        return (sum(shape[0] for shape in shapes), *shapes[0][1:])
+        if len(shapes) == 1:
+            return shapes[0]
+        before, after = shapes[0][: self._axis], shapes[0][self._axis + 1 :]
+        return (*before, sum(shape[self._axis] for shape in shapes), *after)
 
     def read(self, name: str, dtype: str | None = None, shard: Shard | None = None) -> np.ndarray:
         parts = self._parts[name]
         if len(parts) == 1:
             return self._source.read(parts[0], dtype, shard)
-        values = np.concatenate([self._source.read(part, dtype or self.dtype(name)) for part in parts])
+        values = np.concatenate([self._source.read(part, dtype or self.dtype(name)) for part in parts], self._axis)
         return values if shard is None else values[shard.index]

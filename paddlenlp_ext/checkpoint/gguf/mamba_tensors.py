@@ -64,14 +64,14 @@ def with_mamba(attention: Architecture, name: str) -> Architecture:
         keys={**attention.keys, **_KEYS},
         settings=lambda file: {**attention.settings(file), **_settings(file)},
         reads=lambda file: True,
-        writes=lambda config: bool(config.other_mixers),
+        writes=lambda config: bool(config.other_mixers) and attention.writes(config),
         logarithms=("mamba.A_log",),
         mixers=("Mamba-2",),
         has_convolutions=True,
         squeezed={"mamba.conv1d.weight": 1},
         restore=lambda source: _FlatTensors(attention.restore(source)),
         split=split,
-        metadata=_metadata,
+        metadata=lambda config: {**attention.metadata(config), **_metadata(config)},
         variants=(),
     )
 

@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paddlenlp_ext.checkpoint.file_layouts.joined_rows import JoinedRows, split_rows
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
-from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias
+from paddlenlp_ext.checkpoint.gguf.architecture import PRE_NORM, Architecture, Key, attention_bias, count
+from paddlenlp_ext.checkpoint.gguf.fused_gates import FEED_FORWARD, join_gates, split_gates, with_experts
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.mamba_tensors import with_mamba
 from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
@@ -38,7 +38,6 @@ _FILES = RenamedTensors(
         f"{_LAYER}.moe.gate.weight": f"{_LAYER}.block_sparse_moe.router.layer.weight",
     },
 )
-_ROWS = {"shared_mlp.input_linear": {"shared_mlp.gate_proj": 1, "shared_mlp.up_proj": 1}}  # single layers in GGUF files
 _HAS_ROPE, _EXPERT_SIZE, _DEFAULT_SIZE = "has_rope", "moe_intermediate_size", 11008
 """Keys that `_complete` adds: presence of RoPE, which GGUF files store, and an expert's size; the default size."""
 
@@ -95,26 +94,27 @@ FAMILIES.register("granitemoehybrid")(
 
 
 def _gguf_settings(file: GgufFile) -> dict[str, Any]:
+    width = count(file, "feed_forward_length")
     return {
         **attention_bias(file),
-        "layer_types": ["attention"] * file.require(file.architecture_key("block_count"), int),
-        "num_local_experts": 0,
+        "layer_types": ["attention"] * count(file, "block_count"),
         "position_embedding_type": "rope" if file.get(file.architecture_key(HYBRID_KEY), bool, True) else None,
-        "shared_intermediate_size": file.require(file.architecture_key("feed_forward_length"), int),
+        "shared_intermediate_size": count(file, "expert_shared_feed_forward_length", width),
     }
 
 
 _GGUF = Architecture(
     "granite",  # the converter of llama.cpp writes models without Mamba layers as granite
     "GraniteMoeHybridForCausalLM",
-    PRE_NORM,
+    {**PRE_NORM, **FEED_FORWARD},
     keys={**GRANITE_KEYS, _HAS_ROPE: Key(HYBRID_KEY, bool)},
+    constants={"num_local_experts": 0},
     settings=_gguf_settings,
     reads=lambda file: file.architecture_key(HYBRID_KEY) in file.metadata,
     permutes=True,
-    restore=lambda source: JoinedRows(_FILES.stored(source), _ROWS),
-    split=lambda tensors, config: {
-        _FILES.name_in_memory(name): tensor for name, tensor in split_rows(tensors, _ROWS).items()
-    },
+    restore=join_gates,
+    split=split_gates,
 )
-ARCHITECTURES.register("granitemoehybrid")(replace(_GGUF, variants=(with_mamba(_GGUF, "granitehybrid"),)))
+_GGUF_EXPERTS = with_experts(_GGUF, "granitemoe")
+_WITH_MAMBA = [with_mamba(layout, "granitehybrid") for layout in (_GGUF_EXPERTS, _GGUF)]
+ARCHITECTURES.register("granitemoehybrid")(replace(_GGUF, variants=(*_WITH_MAMBA, _GGUF_EXPERTS)))

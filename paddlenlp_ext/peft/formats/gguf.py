@@ -63,7 +63,9 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
     config: Any = model.base_model.config
     factors = {layer: (found.a.numpy(), found.b.numpy()) for layer, found in factors_of(model).items()}
     tensors: dict[str, np.ndarray] = {}
-    for layer, (a, b) in _fused(factors, config.fused_layers).items():
+    stored_layers = {name.rpartition(".")[2] for name in architecture.in_block.values()}
+    fused_layers = {name: parts for name, parts in config.fused_layers.items() if name in stored_layers}
+    for layer, (a, b) in _fused(factors, fused_layers).items():
         files = config.file_layout.to_files({f"{layer}.weight": as_lazy(b)})
         parts = list((files if architecture.split is None else architecture.split(files, config)).items())
         name, factor = parts[0]

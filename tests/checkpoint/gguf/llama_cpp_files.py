@@ -65,6 +65,25 @@ _DELTA_NETS = {
     "full_attention_interval": 3,
     "rms_norm_eps": 1e-6,  # llama.cpp also adds it in the norms of queries and keys of gated delta nets
 }
+_GRANITE_4 = {
+    "model_type": "granitemoehybrid",
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.4,
+    "logits_scaling": 2.5,
+    "shared_intermediate_size": 96,
+    "num_local_experts": 0,
+    "layer_types": ["attention"] * 8,
+    "position_embedding_type": None,
+}
+_GRANITE_4_H = {
+    **_GRANITE_4,
+    "layer_types": ["mamba", "attention"] * 4,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 16,
+    "mamba_n_groups": 2,
+}
+_GRANITE_4_EXPERTS = {"intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -85,30 +104,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window": None, "tie_word_embeddings": False},
     "seed_oss": {"head_dim": 32, "tie_word_embeddings": False},
     "arcee": {"tie_word_embeddings": False},
-    "granitemoehybrid": {
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.5,
-        "shared_intermediate_size": 96,
-        "num_local_experts": 0,
-        "layer_types": ["attention"] * 8,
-        "position_embedding_type": None,
-    },
-    "granitehybrid": {
-        "model_type": "granitemoehybrid",
-        "attention_multiplier": 0.2,
-        "embedding_multiplier": 3.0,
-        "residual_multiplier": 0.4,
-        "logits_scaling": 2.5,
-        "shared_intermediate_size": 96,
-        "num_local_experts": 0,
-        "layer_types": ["mamba", "attention"] * 4,
-        "position_embedding_type": None,
-        "mamba_n_heads": 8,
-        "mamba_d_state": 16,
-        "mamba_n_groups": 2,
-    },
+    "granitemoehybrid": _GRANITE_4,
+    "granitehybrid": _GRANITE_4_H,
     "mistral3": {
         "model_type": "ministral3",
         "head_dim": 32,
@@ -160,6 +157,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "norm_topk_prob": False,
         "tie_word_embeddings": False,
     },
+    "granitemoe": {**_GRANITE_4, **_GRANITE_4_EXPERTS, "position_embedding_type": "rope"},
+    "granitehybrid_experts": {**_GRANITE_4_H, **_GRANITE_4_EXPERTS},
     "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
     "qwen35moe": {
@@ -274,12 +273,14 @@ MODELS: dict[str, dict[str, Any]] = {
 ARCHITECTURE_OF = {
     "mixtral": "llama",
     "granitemoehybrid": "granite",
+    "granitehybrid_experts": "granitehybrid",
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 """Architecture of the file of a model with another name."""
 END = 3
 """Id of the end token."""
-_PERMUTED = ("llama", "granite", "granitemoehybrid", "granitehybrid", "smollm3", "mixtral", "mistral3", "arcee")
+_GRANITE = ("granitemoehybrid", "granitehybrid", "granitemoe", "granitehybrid_experts")
+_PERMUTED = ("llama", "granite", *_GRANITE, "smollm3", "mixtral", "mistral3", "arcee")
 _SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
 
 
@@ -315,9 +316,9 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     kv_heads = 1 if config.latent and config.experts else config.num_key_value_heads
     if architecture in ("qwen35", "qwen35moe"):
         _add_delta_nets(writer, config)
-    if architecture == "granitehybrid":
+    if "mamba_n_heads" in source:
         _add_mamba(writer, config)
-    if architecture in ("lfm2", "lfm2moe", "granitehybrid"):
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid", "granitehybrid_experts"):
         writer.add_head_count_kv([0 if mixer else kv_heads for mixer in config.mixers])
     else:
         writer.add_head_count_kv(kv_heads)
@@ -341,8 +342,10 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     writer.add_rope_freq_base(theta)
     if architecture == "ernie4_5-moe":
         writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
-    if architecture in ("granitemoehybrid", "granitehybrid"):
+    if architecture in _GRANITE:
         writer.add_rope_scaling_finetuned(source["position_embedding_type"] == "rope")
+        if source["num_local_experts"]:
+            writer.add_expert_shared_feed_forward_length(source["shared_intermediate_size"])
     if architecture == "mistral3":
         scaling = source["rope_scaling"]
         writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
@@ -509,7 +512,7 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     kind = next(kind for kind, name in gguf.MODEL_ARCH_NAMES.items() if name == stored)
     names = gguf.get_tensor_name_map(kind, config.num_hidden_layers)
     parameters = dict(model.named_parameters())
-    fused = {} if architecture in ("granitemoehybrid", "granitehybrid") else config.fused_layers
+    fused = {} if architecture in _GRANITE else config.fused_layers
     tensors = config.to_files(parameters) if stored in ("qwen", "lfm2") else join_fused(parameters, fused)
     if isinstance(config.file_layout, RenamedExperts):
         tensors = config.file_layout.names.to_files(tensors)
@@ -521,6 +524,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             values = values.reshape(heads, 2, half, *values.shape[1:]).swapaxes(1, 2).reshape(values.shape)
         if architecture in _SCALES_OF_NORMS and "norm" in name and not name.endswith("linear_attn.norm.weight"):
             values = values + 1
+        if architecture in _GRANITE and config.experts:
+            name = name.replace(".mlp.", ".mlp.shared_experts.").replace(".moe.", ".mlp.")
         if ".linear_attn." in name:
             name, values = _delta_net_tensor(name, values, config)
         if ".mamba." in name:

@@ -46,7 +46,10 @@ CHATS = (
 NUM_TEXTS, NEW_TOKENS = 200, 40
 TYPES = ("f16", "bf16", "q8_0")
 TEXT_LENGTH = 128
-ADAPTED = ("llama", "phi3", "lfm2", "lfm2moe", "apertus", "afmoe", "qwen35", "qwen35moe")
+ADAPTED = (
+    *("llama", "phi3", "lfm2", "lfm2moe", "apertus", "afmoe", "qwen35", "qwen35moe"),
+    *("granitehybrid", "granitemoe", "granitehybrid_experts"),
+)
 PLAIN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
     "phi3": {"partial_rotary_factor": 1.0},

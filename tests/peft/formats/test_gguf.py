@@ -51,8 +51,10 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
         ("afmoe", LORA),
         ("qwen35", LORA),
         ("qwen35moe", "out_proj"),
-        ("granitemoehybrid", "down_proj"),
-        ("granitehybrid", "in_proj"),
+        ("granitemoehybrid", LORA),
+        ("granitehybrid", LORA),
+        ("granitemoe", LORA),
+        ("granitehybrid_experts", LORA),
     ],
 )
 def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, config, tmp_path):
