@@ -86,7 +86,9 @@ def export_gguf(
         "general.name": name,
         **{f"{architecture.name}.{key}": value for key, value in keys.items()},
         **architecture.tensor_metadata(tensors),
-        **tokenizer_metadata(tokenizer, config.vocab_size, config.value("bos_token_id"), end_tokens),
+        **tokenizer_metadata(
+            tokenizer, config.vocab_size, config.value("bos_token_id"), end_tokens, architecture.stores_merges
+        ),
     }
     stored = stored_tensors(tensors, architecture, config)
     stored |= {name: StoredTensor(values.shape, [lambda values=values: values]) for name, values in factors.items()}
@@ -122,22 +124,14 @@ def architecture_for(config: DecoderConfig) -> Architecture:
     """Return the GGUF layout of a model's family.
 
     Raises:
-        ValueError: the family, or a kind of layers of the model, cannot be written as GGUF.
+        ValueError: the family cannot be written as GGUF.
     """
     if config.model_type not in ARCHITECTURES.names():
         raise ValueError(
             f"model_type {config.model_type!r} cannot be written as GGUF; supported: {', '.join(ARCHITECTURES.names())}"
         )
     main = ARCHITECTURES.get(config.model_type)
-    architecture = next((layout for layout in main.variants if layout.writes(config)), main)
-    kinds = sorted({mixer.kind for mixer in config.other_mixers}.difference(architecture.mixers))
-    if any(config.experts or ()) and not architecture.has_experts:
-        kinds.append("experts")
-    if kinds:
-        raise ValueError(
-            f"layers of the kind {', '.join(kinds)} cannot be written as GGUF for model_type {config.model_type!r}"
-        )
-    return architecture
+    return next((layout for layout in main.variants if layout.writes(config)), main)
 
 
 def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -7,6 +7,7 @@ parent document. The other documents in a pack have no effect.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 from typing import ClassVar
 
 import paddle
@@ -92,6 +93,7 @@ class MixerShape(ABC):
         return {}
 
 
+@dataclass(frozen=True)
 class NoMixer(MixerShape):
     """Sizes of a layer without a token mixer."""
 

@@ -15,6 +15,13 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
 from tests.common.models import TINY_SIZES
 
+GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "global_head_dim": 16,
+    "head_dim": 8,
+    "hidden_size_per_layer_input": 0,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "num_dense_layers": 1}
 
 
@@ -70,6 +77,26 @@ def llama(tmp_path_factory):
             {"model_type": "qwen3_5_text", "linear_value_head_dim": 16},
             "a GGUF file cannot express heads with 128 key channels and 16 value channels",
         ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "M-*", "time_step_min": 0.2},
+            r"cannot express biases .* limits of the step size .* other than \[0\.001, inf\]",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "*-"},
+            "a GGUF file of nemotron_h cannot express a model without Mamba-2 layers",
+        ),
+        (
+            {"model_type": "nemotron_h", "hybrid_override_pattern": "ME*-"},
+            r"GGUF files of nemotron_h_moe have no name for model\.layers\.3\.mlp\.up_proj\.weight",
+        ),
+        (
+            {**GEMMA_4, "attention_bias": True, "num_hidden_layers": 4},
+            "GGUF file of gemma4_text cannot express qkv_bias True",
+        ),
+        (
+            {**GEMMA_4, "num_hidden_layers": 4, "num_kv_shared_layers": 1, "tie_word_embeddings": True},
+            r"layers that read the keys and values of layer 1 .*: llama\.cpp reads layer 2",
+        ),
         ({"model_type": "apertus", "mlp_bias": True}, "GGUF file of apertus cannot express mlp_bias True"),
         (
             {"model_type": "llama", "rope_scaling": {"rope_type": "dynamic", "factor": 2.0}},
@@ -87,6 +114,17 @@ def test_export_gguf_of_a_model_that_files_cannot_express_raises(settings, messa
     with pytest.raises(ValueError, match=message):
         gguf_export.export_gguf(tmp_path / "a.gguf", model.config, tensors, llama[1], [3], "f16", "tiny")
     assert not list(tmp_path.iterdir())
+
+
+def test_export_gguf_of_the_unified_model_is_read_as_the_text_model(llama, tmp_path):
+    settings = {**TINY_SIZES, **GEMMA_4, "num_hidden_layers": 4, "vocab_size": 96, "tie_word_embeddings": True}
+    model = AutoModelForCausalLM.from_config({**settings, "model_type": "gemma4_unified_text"})
+    tensors = {name: as_lazy(tensor) for name, tensor in model.config.to_files(dict(model.named_parameters())).items()}
+    gguf_export.export_gguf(tmp_path / "a.gguf", model.config, tensors, llama[1], [3], "f32", "tiny")
+    loaded = AutoModelForCausalLM.from_pretrained(str(tmp_path / "a.gguf"))
+    assert loaded.config.model_type == "gemma4_text"
+    for name, parameter in loaded.named_parameters():
+        np.testing.assert_array_equal(parameter.numpy(), dict(model.named_parameters())[name].numpy(), name)
 
 
 @pytest.mark.parametrize("outtype", ["f32", "f16", "bf16", "q8_0", "q4_0", "q4_1"])

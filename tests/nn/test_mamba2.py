@@ -12,7 +12,6 @@ from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.gguf_export import architecture_for
 from paddlenlp_ext.nn.attention import AttentionLayer
 from paddlenlp_ext.nn.mamba2 import GroupedRMSNorm, Mamba2
 from paddlenlp_ext.parallel.tensor_parallel import check_sizes
@@ -112,10 +111,3 @@ def test_check_sizes_requires_whole_groups_unless_there_is_one():
     check_sizes(DecoderConfig.from_dict({**sizes, "mamba_n_groups": 1}), 4)
     with pytest.raises(ValueError, match=r"degree 4 does not divide number of Mamba-2 heads 2 of the model"):
         check_sizes(DecoderConfig.from_dict({**sizes, "mamba_n_groups": 1, "mamba_n_heads": 2}), 4)
-
-
-def test_gguf_export_of_mamba2_with_experts_raises():
-    with pytest.raises(
-        ValueError, match=r"layers of the kind experts cannot be written as GGUF for .* 'granitemoehybrid'"
-    ):
-        architecture_for(tiny_model(EXPERTS).config)

@@ -32,13 +32,18 @@ class RenamedExperts(FileLayout):
     def to_files(self, tensors: Mapping[str, Any]) -> dict[str, Any]:
         return self.prefixes.to_files(self.names.to_files(self.experts.to_files(tensors)))
 
+    def stored(self, source: WeightSource) -> WeightSource:
+        """Rename tensors to their names in files; the inverse of `layer_in_memory`."""
+        return self.prefixes.stored(self.names.stored(source))
+
     def locate(self, name: str) -> ExpertPlace | None:
-        return self.experts.locate(self._layer_in_memory(name))
+        return self.experts.locate(self.layer_in_memory(name))
 
     def name_in_memory(self, name: str) -> str:
-        return self.experts.name_in_memory(self._layer_in_memory(name))
+        return self.experts.name_in_memory(self.layer_in_memory(name))
 
-    def _layer_in_memory(self, name: str) -> str:
+    def layer_in_memory(self, name: str) -> str:
+        """Return the name of a stored tensor with the names in memory of its layers, but one tensor per expert."""
         return self.names.name_in_memory(self.prefixes.name_in_memory(name))
 
     def name_in_adapters(self, name: str) -> str:

@@ -110,9 +110,11 @@ class Architecture:
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
         yarn_multiplier: factor of `mscale_all_dim` in the metadata; None: YaRN in the files has no `mscale_all_dim`.
         is_latent: whether the family has multi-head latent attention (MLA).
-        mixers: kinds of token mixers other than attention (`MixerShape.kind`) that files can store.
         has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
             with a short convolution or Mamba-2 instead of attention.
+        stores_merges: whether files store the merges of a SentencePiece BPE tokenizer, instead of scores of its tokens.
+        unadapted: GGUF names, without block and suffix, of linear layers to which llama.cpp applies no adapters.
+        has_layer_shapes: whether layers may differ in the sizes of heads and feed-forwards, which `settings` returns.
         squeezed: name suffix of Hugging Face tensors -> axis of length 1 that files omit.
         restore: function that converts the stored tensors, renamed by `in_block`, to the tensors of the Hugging Face
             checkpoint.
@@ -147,8 +149,10 @@ class Architecture:
     truncates_yarn: bool = True
     yarn_multiplier: float | None = None
     is_latent: bool = False
-    mixers: tuple[str, ...] = ()
     has_convolutions: bool = False
+    stores_merges: bool = False
+    unadapted: tuple[str, ...] = ()
+    has_layer_shapes: bool = False
     squeezed: Mapping[str, int] = field(default_factory=dict)
     restore: Callable[[WeightSource], WeightSource] = lambda source: source
     split: Callable[[Mapping[str, LazyTensor], Any], dict[str, LazyTensor]] | None = None
@@ -227,19 +231,27 @@ def number(file: GgufFile, key: str, default: float | None = None) -> float:
     return shortest_decimal(file.require(key, float) if default is None else file.get(key, float, default))
 
 
-def kv_heads_by_layer(file: GgufFile) -> list[int]:
-    """Return the number of key-value heads of each layer, from a list or a single number in the metadata.
+def counts_by_layer(file: GgufFile, key: str, default: int | None = None) -> list[int]:
+    """Return an integer for each layer, from a list or a single number in the metadata; see `count` for the arguments.
 
     Raises:
-        ValueError: the value has the wrong type, or the list does not have one item for each layer.
+        ValueError: the value has the wrong type, the list does not have one item for each layer, or a number is outside
+            the range.
     """
-    key, layers = file.architecture_key("attention.head_count_kv"), count(file, "block_count")
-    if not isinstance(file.metadata.get(key), list):
-        return [count(file, "attention.head_count_kv")] * layers
-    heads = file.require_list(key, int)
-    if len(heads) != layers:
-        raise ValueError(f"{file.path}: {key} has {len(heads)} items for {layers} layers; the file is damaged")
-    return heads
+    name, layers = file.architecture_key(key), count(file, "block_count")
+    if not isinstance(file.metadata.get(name), list):
+        return [count(file, key, default)] * layers
+    counts = file.require_list(name, int)
+    if len(counts) != layers:
+        raise ValueError(f"{file.path}: {name} has {len(counts)} items for {layers} layers; the file is damaged")
+    if not all(0 <= each <= 2**31 for each in counts):
+        raise ValueError(f"{file.path}: {name} has items outside 0 to 2^31; the file is damaged")
+    return counts
+
+
+def kv_heads_by_layer(file: GgufFile) -> list[int]:
+    """Return the number of key-value heads of each layer; see `counts_by_layer`."""
+    return counts_by_layer(file, "attention.head_count_kv")
 
 
 def has_bias(file: GgufFile, name: str) -> bool:

@@ -56,7 +56,6 @@ def delta_net_architecture(
         logarithms=("linear_attn.A_log",),
         row_order=lambda name, config: row_order(name, next(iter(config.other_mixers), None)),
         column_order=lambda name, config: column_order(name, next(iter(config.other_mixers), None)),
-        mixers=("gated delta net",),
         is_partly_rotated=True,
         restore=GroupedHeads,
         metadata=_metadata,

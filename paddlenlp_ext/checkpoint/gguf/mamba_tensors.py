@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,8 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.sharding_spec import Shard
 
+MAMBA = "Mamba-2"
+"""Kind of the token mixer (`MixerShape.kind`)."""
 _IN_BLOCK = {
     "ssm_in": "mamba.in_proj",
     "ssm_conv1d": "mamba.conv1d",
@@ -45,35 +47,58 @@ _FLAT = (*_COLUMNS, "mamba.norm.weight")
 """Name suffixes of the vectors that files store with two axes."""
 
 
-def with_mamba(attention: Architecture, name: str) -> Architecture:
-    """Return the layout of a family's models with Mamba-2 layers, given the layout of its models with attention only.
+def with_mamba(
+    attention: Architecture,
+    name: str,
+    keys: Mapping[str, Key] = _KEYS,
+    settings: Callable[[GgufFile], dict[str, Any]] | None = None,
+    smallest_step: float = 0.0,
+) -> Architecture:
+    """Return the layout of a family's models with Mamba-2 layers, given the layout of the other layers.
 
     Args:
-        attention: the layout of models with attention in every layer.
+        attention: the layout of models without Mamba-2 layers.
         name: `general.architecture` of models with Mamba-2 layers.
+        keys: keys of config.json with the sizes of Mamba-2 -> metadata keys; default: the keys of models/mamba_config.
+        settings: function that derives the other keys of Mamba-2 in config.json; None: the keys of models/mamba_config.
+        smallest_step: smallest step size of the models.
     """
 
     def split(tensors: Mapping[str, LazyTensor], config: Any) -> dict[str, LazyTensor]:
         shared = tensors if attention.split is None else attention.split(tensors, config)
-        return _with_two_axes(shared, config.other_mixers[0].num_groups)
+        return _with_two_axes(shared, _mamba_shape(config).num_groups)
 
     return dataclasses.replace(
         attention,
         name=name,
         in_block={**attention.in_block, **_IN_BLOCK},
-        keys={**attention.keys, **_KEYS},
-        settings=lambda file: {**attention.settings(file), **_settings(file)},
+        keys={**attention.keys, **keys},
+        settings=lambda file: {**attention.settings(file), **(settings or _settings)(file)},
         reads=lambda file: True,
         writes=lambda config: bool(config.other_mixers) and attention.writes(config),
-        logarithms=("mamba.A_log",),
-        mixers=("Mamba-2",),
+        logarithms=(".A_log",),
         has_convolutions=True,
         squeezed={"mamba.conv1d.weight": 1},
-        restore=lambda source: _FlatTensors(attention.restore(source)),
+        restore=lambda source: attention.restore(_FlatTensors(source)),
         split=split,
-        metadata=lambda config: {**attention.metadata(config), **_metadata(config)},
+        metadata=lambda config: {**attention.metadata(config), **_metadata(config, smallest_step)},
         variants=(),
     )
+
+
+def head_channels(file: GgufFile) -> int:
+    """Return the number of channels of a head.
+
+    Raises:
+        ValueError: the channels of all heads are not a multiple of the number of heads.
+    """
+    inner, heads = count(file, "ssm.inner_size"), count(file, "ssm.time_step_rank")
+    if inner % heads:
+        raise ValueError(
+            f"{file.path}: {file.architecture_key('ssm.inner_size')} {inner} is not a multiple of the {heads} heads; "
+            "the file is damaged"
+        )
+    return inner // heads
 
 
 def _settings(file: GgufFile) -> dict[str, Any]:
@@ -82,33 +107,45 @@ def _settings(file: GgufFile) -> dict[str, Any]:
     Raises:
         ValueError: the number of channels of all heads is not a multiple of the hidden size and of the number of heads.
     """
-    inner, hidden, heads = (count(file, key) for key in ("ssm.inner_size", "embedding_length", "ssm.time_step_rank"))
-    if inner % hidden or inner % heads:
+    inner, hidden = count(file, "ssm.inner_size"), count(file, "embedding_length")
+    if inner % hidden:
         raise ValueError(
             f"{file.path}: {file.architecture_key('ssm.inner_size')} {inner} is not a multiple of the hidden size "
-            f"{hidden} and of the {heads} heads; the file is damaged"
+            f"{hidden}; the file is damaged"
         )
     types = ["attention" if heads else "mamba" for heads in kv_heads_by_layer(file)]
     first = types.index("mamba") if "mamba" in types else 0
     return {
         "layer_types": types,
         "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
-        "mamba_d_head": inner // heads,
+        "mamba_d_head": head_channels(file),
         "mamba_expand": inner // hidden,
     }
 
 
-def _metadata(config: Any) -> dict[str, Any]:
+def _mamba_shape(config: Any) -> Any:
+    """Return the sizes of the Mamba-2 layers.
+
+    Raises:
+        ValueError: the model has no Mamba-2 layers.
+    """
+    shapes = [mixer for mixer in config.other_mixers if mixer.kind == MAMBA]
+    if not shapes:
+        raise ValueError(f"a GGUF file of {config.model_type} cannot express a model without {MAMBA} layers")
+    return shapes[0]
+
+
+def _metadata(config: Any, smallest_step: float) -> dict[str, Any]:
     """Return the metadata that has no counterpart among the keys of config.json.
 
     Raises:
         ValueError: llama.cpp does not support an option of the layers.
     """
-    shape = config.other_mixers[0]
-    if shape.bias or shape.step_limits != (0.0, math.inf):
+    shape = _mamba_shape(config)
+    if shape.bias or shape.step_limits != (smallest_step, math.inf):
         raise ValueError(
-            "a GGUF file cannot express biases of the linear layers of Mamba-2 (mamba_proj_bias) and limits of the "
-            "step size (time_step_limit)"
+            "a GGUF file cannot express biases of the linear layers of Mamba-2 (mamba_proj_bias, use_bias), and limits "
+            f"of the step size (time_step_limit, time_step_min) other than [{smallest_step}, inf]"
         )
     return {"ssm.inner_size": shape.inner_size}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from paddlenlp_ext.checkpoint.gguf.architecture import count, kv_heads_by_layer, shortest_decimal
+from paddlenlp_ext.checkpoint.gguf.architecture import count, counts_by_layer, kv_heads_by_layer, shortest_decimal
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile
 from paddlenlp_ext.checkpoint.gguf.registry import architecture_of, model_type_of, num_layers
 from paddlenlp_ext.checkpoint.gguf.rope_scaling import rope_scaling, rope_theta
@@ -33,7 +33,7 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         "model_type": model_type_of(file),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": count(file, "feed_forward_length", width),
+        "intermediate_size": max(counts_by_layer(file, "feed_forward_length", width)),
         "num_hidden_layers": num_layers(file),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -61,6 +61,8 @@ def _num_heads(file: GgufFile) -> tuple[int, int]:
         ValueError: layers with attention have different head counts.
     """
     queries, keys = (f"attention.head_count{ending}" for ending in ("", "_kv"))
+    if architecture_of(file).has_layer_shapes:
+        return count(file, queries), max(kv_heads_by_layer(file))
     if architecture_of(file).has_convolutions:
         kv_heads = {*kv_heads_by_layer(file)} - {0}
         if len(kv_heads) == 1:

@@ -85,13 +85,14 @@ def byte_level_bpe(pre: str | None, vocabulary: dict[str, int], merges: list[tup
 def sentencepiece_bpe(fields: TokenizerFields) -> Tokenizer:
     """Build a SentencePiece BPE tokenizer: the pair that forms the token with the highest score is merged first.
 
-    The file does not store merges, so the merges are derived from the tokens and their scores. Characters without a
-    token are encoded as bytes.
+    Files of the kind "llama" do not store merges, so the merges are derived from the tokens and their scores.
+    Characters without a token are encoded as bytes.
     """
+    has_merges = fields.model != "llama"
     tokenizer = Tokenizer(
         models.BPE(
             vocab={token: index for index, token in enumerate(fields.tokens)},
-            merges=merges_from_scores(fields.tokens, fields.scores, fields.types),
+            merges=fields.merges if has_merges else merges_from_scores(fields.tokens, fields.scores, fields.types),
             unk_token=fields.unknown,
             fuse_unk=True,
             byte_fallback=True,

@@ -196,7 +196,7 @@ def _places(file: GgufFile, architecture: Architecture) -> dict[str, _Place]:
 
 def _name_in_block(architecture: Architecture, stored: str) -> str | None:
     """Convert a GGUF name within a block to the Hugging Face name within a layer; None for an unknown tensor."""
+    if stored in architecture.in_block:
+        return architecture.in_block[stored]
     base, _, kind = stored.rpartition(".")
-    if base in architecture.in_block:
-        return f"{architecture.in_block[base]}.{kind}"
-    return architecture.in_block.get(stored)
+    return f"{architecture.in_block[base]}.{kind}" if base in architecture.in_block else None

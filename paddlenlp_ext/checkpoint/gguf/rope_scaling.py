@@ -5,6 +5,8 @@ a divisor for each rotary frequency: 1 for short wavelengths, `factor` for long 
 between. With t turns of a rotary pair over the original context,
 
     1 / divisor = keep + (1 - keep) / factor,    keep = clip((t - low) / (high - low), 0, 1)
+
+With the rope type "proportional", the tensor holds 1 for pairs that are rotated, and 1e30 for the other pairs.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from paddlenlp_ext.checkpoint.gguf.read_weights import ROPE_FACTORS, read_gguf_t
 from paddlenlp_ext.checkpoint.gguf.registry import architecture_of
 
 _DIVISORS = "rope_freqs.weight"
+_UNROTATED = float(np.float32(1e30))
+"""Divisor of the frequencies of pairs that are not rotated."""
 _READ = ("type", "factor", "original_context_length", "yarn_beta_fast", "yarn_beta_slow", "finetuned")
 """Known scaling keys; `finetuned` does not change the computation."""
 _MSCALE = "yarn_log_multiplier"
@@ -102,6 +106,10 @@ def rope_metadata(
     if kind == "llama3":
         divisors = llama3_frequency_divisors(dict(scaling), theta, rotary_dim)
         return keys, {_DIVISORS: divisors.astype(np.float32)}
+    if kind == "proportional":
+        divisors = np.full(rotary_dim // 2, _UNROTATED, np.float32)
+        divisors[: int(scaling["partial_rotary_factor"] * rotary_dim // 2)] = scaling.get("factor", 1.0)
+        return keys, {_DIVISORS: divisors}
     if original is not None:
         keys["rope.scaling.original_context_length"] = int(original)
     if kind == "longrope":
@@ -111,8 +119,8 @@ def rope_metadata(
         return keys, dict(zip(ROPE_FACTORS, factors, strict=True))
     if kind not in ("linear", "yarn"):
         raise ValueError(
-            f"rope type {kind!r} in config.json cannot be written as GGUF; supported: default, linear, yarn, longrope "
-            "and llama3"
+            f"rope type {kind!r} in config.json cannot be written as GGUF; supported: default, linear, yarn, longrope, "
+            "llama3 and proportional"
         )
     keys |= {"rope.scaling.type": kind, "rope.scaling.factor": float(scaling["factor"])}
     for key in ("beta_fast", "beta_slow"):
@@ -148,12 +156,23 @@ def _from_divisors(file: GgufFile, head_dim: int) -> dict[str, Any] | None:
         raise ValueError(
             f"{file.path}: {_DIVISORS} has {stored.size} values for heads of {head_dim} channels; the file is damaged"
         )
-    scaling = llama3_scaling(stored, rope_theta(file))
+    is_partial = stored[-1] >= _UNROTATED
+    scaling = _proportional(stored) if is_partial else llama3_scaling(stored, rope_theta(file))
     if scaling is None:
         raise ValueError(
-            f"{file.path}: {_DIVISORS} has a RoPE scaling other than llama3; use the model's safetensors folder"
+            f"{file.path}: {_DIVISORS} has a RoPE scaling other than llama3 and proportional; use the model's "
+            "safetensors folder"
         )
-    return scaling if scaling["factor"] != 1.0 else None
+    return scaling if is_partial or scaling["factor"] != 1.0 else None
+
+
+def _proportional(divisors: np.ndarray) -> dict[str, Any] | None:
+    """Return the settings of RoPE that rotates the first pairs of channels; None if their divisors differ."""
+    rotated = divisors[divisors < _UNROTATED]
+    if not (rotated.size and (rotated == rotated[0]).all() and (divisors[rotated.size :] >= _UNROTATED).all()):
+        return None
+    scaling = {"rope_type": "proportional", "partial_rotary_factor": rotated.size / divisors.size}
+    return {**scaling, "factor": shortest_decimal(rotated[0])} if rotated[0] != 1.0 else scaling
 
 
 def llama3_scaling(divisors: np.ndarray, theta: float) -> dict[str, Any] | None:

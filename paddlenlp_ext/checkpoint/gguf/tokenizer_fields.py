@@ -37,12 +37,12 @@ class TokenizerFields:
 
     Attributes:
         path: the file, for messages.
-        model: gpt2 (byte-level BPE) or llama (SentencePiece BPE).
+        model: gpt2 (byte-level BPE), llama (SentencePiece BPE) or gemma4 (SentencePiece BPE with merges).
         pre: name of the pre-tokenizer; None if the key is missing.
         tokens: the vocabulary, without the unused tokens at the end that pad the embedding.
         types: `TokenType` of each token.
-        merges: merges of byte-level BPE, each a pair of tokens.
-        scores: score of each SentencePiece token.
+        merges: merges of BPE, each a pair of tokens; empty for "llama".
+        scores: score of each SentencePiece token of "llama".
         special: argument of transformers (`bos_token`, `eos_token`, `unk_token`, `pad_token`) -> token.
         unknown: unknown token of SentencePiece BPE.
         adds: `bos_token` and `eos_token` -> whether the tokenizer adds the token to every text.
@@ -74,9 +74,11 @@ def read_tokenizer_fields(file: GgufFile) -> TokenizerFields:
     """
     model = file.require(_PREFIX + "model", str)
     tokens, types = _vocabulary(file)
-    if model not in ("gpt2", "llama"):
-        raise ValueError(f"{file.path}: tokenizer kind {model!r} is not supported; known: gpt2, llama (SentencePiece)")
-    is_sentencepiece, pre = model == "llama", file.get(_PREFIX + "pre", str)
+    if model not in ("gpt2", "llama", "gemma4"):
+        raise ValueError(
+            f"{file.path}: tokenizer kind {model!r} is not supported; known: gpt2, llama (SentencePiece), gemma4"
+        )
+    pre = file.get(_PREFIX + "pre", str)
     special = _special_tokens(file, tokens)
     return TokenizerFields(
         path=file.path,
@@ -84,12 +86,12 @@ def read_tokenizer_fields(file: GgufFile) -> TokenizerFields:
         pre=pre,
         tokens=tokens,
         types=types,
-        merges=[] if is_sentencepiece else _merges(file, tokens),
-        scores=_scores(file) if is_sentencepiece else [],
+        merges=[] if model == "llama" else _merges(file, tokens),
+        scores=_scores(file) if model == "llama" else [],
         special=special,
         unknown=tokens[_token_id(file, "unknown", tokens) or 0],
-        adds=_added_tokens(file, special, is_sentencepiece or adds_bos_by_default(pre)),
-        adds_space_prefix=file.get(_PREFIX + "add_space_prefix", bool, True),
+        adds=_added_tokens(file, special, model != "gpt2" or adds_bos_by_default(pre)),
+        adds_space_prefix=file.get(_PREFIX + "add_space_prefix", bool, model == "llama"),
         chat_template=file.get("tokenizer.chat_template", str),
         max_length=file.get(file.architecture_key("context_length"), int, int(1e30)),
     )
@@ -139,7 +141,7 @@ def _check_length(file: GgufFile, name: str, values: Sequence[object]) -> None:
 
 
 def _merges(file: GgufFile, tokens: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the merges of byte-level BPE.
+    """Return the merges of BPE.
 
     Raises:
         ValueError: a merge does not join two tokens into a token.

@@ -37,7 +37,11 @@ PROBE = (
 
 
 def tokenizer_metadata(
-    tokenizer: PreTrainedTokenizerBase, num_rows: int, bos: int | None, ends: Sequence[int]
+    tokenizer: PreTrainedTokenizerBase,
+    num_rows: int,
+    bos: int | None,
+    ends: Sequence[int],
+    stores_merges: bool = False,
 ) -> dict[str, Any]:
     """Return the `tokenizer.*` metadata for a model.
 
@@ -46,6 +50,7 @@ def tokenizer_metadata(
         num_rows: number of embedding rows; rows without a token get an unused token.
         bos: id of bos if the tokenizer does not specify bos.
         ends: ids of the tokens that end an answer.
+        stores_merges: see `Architecture`.
 
     Raises:
         ValueError: the tokenizer is not byte-level BPE or SentencePiece BPE, GGUF has no name for the pre-tokenizer, or
@@ -63,7 +68,10 @@ def tokenizer_metadata(
     is_sentencepiece = bool(model.get("byte_fallback"))
     tokens, types = _vocabulary(backend, parts, is_sentencepiece, num_rows)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]]
-    kind = _sentencepiece(backend, tokens, merges) if is_sentencepiece else _byte_level(backend, parts, merges)
+    if not is_sentencepiece:
+        kind = _byte_level(backend, parts, merges)
+    else:
+        kind = _with_merges(backend, merges) if stores_merges else _sentencepiece(backend, tokens, merges)
     return {
         **kind,
         "tokenizer.ggml.tokens": tokens,
@@ -157,13 +165,34 @@ def _sentencepiece(backend: Tokenizer, tokens: Sequence[str], merges: Sequence[s
     for rank, merge in enumerate(merges):
         first.setdefault(merge.replace(" ", ""), rank)
     last = float(len(merges))
-    spaced = backend.encode("a", add_special_tokens=False).tokens
     return {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.scores": [-float(first.get(token, last)) for token in tokens],
-        "tokenizer.ggml.add_space_prefix": bool(spaced) and spaced[0].startswith(WORD_MARK),
+        "tokenizer.ggml.add_space_prefix": _adds_space(backend),
     }
+
+
+def _with_merges(backend: Tokenizer, merges: Sequence[str]) -> dict[str, Any]:
+    """Return the metadata of SentencePiece BPE with merges.
+
+    Raises:
+        ValueError: llama.cpp would return different tokens, because it adds no space before a text, and merges no line
+            breaks with other characters.
+    """
+    if any("\n" in merge and merge.replace(" ", "").strip("\n") for merge in merges) or _adds_space(backend):
+        raise ValueError(f"llama.cpp has no tokenizer that adds a space or merges line breaks with letters; {_REMEDY}")
+    return {
+        "tokenizer.ggml.model": "gemma4",
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.add_space_prefix": False,
+    }
+
+
+def _adds_space(backend: Tokenizer) -> bool:
+    """Return whether the tokenizer adds a space before every text."""
+    tokens = backend.encode("a", add_special_tokens=False).tokens
+    return bool(tokens) and tokens[0].startswith(WORD_MARK)
 
 
 def _special_tokens(

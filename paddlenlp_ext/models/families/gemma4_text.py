@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.shapes_by_window import shapes_by_window_architecture
 from paddlenlp_ext.models.families.gemma2 import soft_cap
 from paddlenlp_ext.models.families.qwen3 import QWEN3_TENSOR_PLAN
 from paddlenlp_ext.models.layer_shape import LayerShape, layer_embedding_shape, layer_shapes
@@ -113,3 +115,6 @@ FAMILIES.register("gemma4_text")(
         complete=complete_gemma4,
     )
 )
+
+GEMMA4_GGUF = shapes_by_window_architecture("gemma4", "Gemma4ForCausalLM")
+ARCHITECTURES.register("gemma4_text")(GEMMA4_GGUF)

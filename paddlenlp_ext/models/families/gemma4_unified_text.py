@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
 from paddlenlp_ext.models.families.gemma4_text import (
     GEMMA4_DEFAULTS,
+    GEMMA4_GGUF,
     complete_gemma4,
     gemma4_differences,
 )
@@ -20,3 +24,6 @@ FAMILIES.register("gemma4_unified_text")(
         complete=complete_gemma4,
     )
 )
+
+# Files do not distinguish this model_type; they are read as the other one, which computes the same.
+ARCHITECTURES.register("gemma4_unified_text")(replace(GEMMA4_GGUF, reads=lambda file: False, variants=()))

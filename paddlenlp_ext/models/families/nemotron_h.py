@@ -14,6 +14,8 @@ from typing import Any
 from paddlenlp_ext.checkpoint.file_layouts.renamed_experts import RenamedExperts
 from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.checkpoint.file_layouts.stacked_experts import StackedExperts
+from paddlenlp_ext.checkpoint.gguf.registry import ARCHITECTURES
+from paddlenlp_ext.checkpoint.gguf.single_blocks import single_block_architecture
 from paddlenlp_ext.models.moe_config import expert_differences, sigmoid_router
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family, require
 from paddlenlp_ext.models.single_block_config import SPARSE, block_kinds, single_block_differences
@@ -27,14 +29,12 @@ _BLOCKS = {
     "self_attn": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("up_proj", "down_proj", "gate", "experts", "shared_experts", "fc1_latent_proj", "fc2_latent_proj"),
 }
-_BLOCK_NAMES = {f"{_LAYER}.{own}.{part}": f"{_MIXER}.{part}" for own, parts in _BLOCKS.items() for part in parts}
-_TENSOR_NAMES = {f"{_LAYER}.mamba.{name}": f"{_MIXER}.{name}" for name in ("A_log", "D", "dt_bias")}
+_LAYER_NAMES = {"model.embed_tokens": "model.embeddings"}
+_LAYER_NAMES |= {f"{_LAYER}.{own}.{part}": f"{_MIXER}.{part}" for own, parts in _BLOCKS.items() for part in parts}
+_TENSOR_NAMES = {"model.norm.weight": "model.norm_f.weight"}
+_TENSOR_NAMES |= {f"{_LAYER}.mamba.{name}": f"{_MIXER}.{name}" for name in ("A_log", "D", "dt_bias")}
 _FILES = RenamedExperts(
-    RenamedTensors(
-        {"model.embed_tokens": "model.embeddings", **_BLOCK_NAMES},
-        in_adapters=True,
-        tensors={"model.norm.weight": "model.norm_f.weight", **_TENSOR_NAMES},
-    ),
+    RenamedTensors(_LAYER_NAMES, in_adapters=True, tensors=_TENSOR_NAMES),
     StackedExperts(
         {f"mlp.experts.{part}.weight": (f"mlp.experts.{{}}.{part}.weight",) for part in ("up_proj", "down_proj")},
         unused=r"mtp\..*",
@@ -99,19 +99,16 @@ FAMILIES.register("nemotron_h")(
             "mamba_num_heads": 128,
             "max_position_embeddings": 4096,
             "mlp_hidden_act": "relu2",
-            "moe_intermediate_size": 7688,
-            "moe_shared_expert_intermediate_size": 7688,
-            "n_group": 1,
+            **dict.fromkeys(("moe_intermediate_size", "moe_shared_expert_intermediate_size"), 7688),
+            **dict.fromkeys(("n_group", "topk_group"), 1),
             "n_groups": 8,
             "n_routed_experts": 8,
-            "norm_topk_prob": True,
+            **dict.fromkeys(("norm_topk_prob", "use_conv_bias"), True),
             "num_experts_per_tok": 2,
             "num_key_value_heads": 8,
             "routed_scaling_factor": 1.0,
             "ssm_state_size": 128,
             "time_step_min": 0.001,
-            "topk_group": 1,
-            "use_conv_bias": True,
         },
         activation_key="mlp_hidden_act",
         gated=False,
@@ -119,3 +116,5 @@ FAMILIES.register("nemotron_h")(
         derived=("num_hidden_layers",),
     )
 )
+
+ARCHITECTURES.register("nemotron_h")(single_block_architecture("nemotron_h", "NemotronHForCausalLM", _FILES))

@@ -70,7 +70,7 @@ def adapter_tensors(model: AdaptedModel, architecture: Architecture) -> dict[str
         parts = list((files if architecture.split is None else architecture.split(files, config)).items())
         name, factor = parts[0]
         stored = stored_name(name, architecture) if len(parts) == 1 else None
-        if stored is None:
+        if stored is None or stored.split(".")[-2] in architecture.unadapted:
             raise ValueError(
                 f"{layer}: llama.cpp cannot apply an adapter to this layer of {architecture.name}; leave out "
                 "--adapter_only to merge the adapter"

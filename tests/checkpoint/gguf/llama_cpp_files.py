@@ -84,6 +84,28 @@ _GRANITE_4_H = {
     "mamba_n_groups": 2,
 }
 _GRANITE_4_EXPERTS = {"intermediate_size": 24, "num_local_experts": 6, "num_experts_per_tok": 3}
+_NEMOTRON_H = {
+    "model_type": "nemotron_h",
+    "head_dim": 32,
+    "layer_norm_epsilon": 1e-4,
+    "mamba_num_heads": 6,
+    "mamba_head_dim": 20,
+    "n_groups": 2,
+    "ssm_state_size": 16,
+    "tie_word_embeddings": False,
+    "n_routed_experts": 6,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 96,
+    "moe_shared_expert_intermediate_size": 48,
+}
+_GEMMA_4 = {
+    "model_type": "gemma4_text",
+    "head_dim": 32,
+    "global_head_dim": 48,
+    "sliding_window": 6,
+    "final_logit_softcapping": 7.0,
+    "hidden_size_per_layer_input": 0,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen": {"num_key_value_heads": 4, "tie_word_embeddings": False},
@@ -106,6 +128,10 @@ MODELS: dict[str, dict[str, Any]] = {
     "arcee": {"tie_word_embeddings": False},
     "granitemoehybrid": _GRANITE_4,
     "granitehybrid": _GRANITE_4_H,
+    "nemotron_h": {
+        **{key: value for key, value in _NEMOTRON_H.items() if "experts" not in key and "moe" not in key},
+        "hybrid_override_pattern": "M-*-MM*-",
+    },
     "mistral3": {
         "model_type": "ministral3",
         "head_dim": 32,
@@ -148,6 +174,25 @@ MODELS: dict[str, dict[str, Any]] = {
         "model_type": "gemma3_text",
         "rope_scaling": {"rope_type": "linear", "factor": 4.0},
     },
+    "gemma4": {**_GEMMA_4, "attention_k_eq_v": True, "num_global_key_value_heads": 1},
+    "gemma4_e": {
+        **_GEMMA_4,
+        "hidden_size_per_layer_input": 20,
+        "vocab_size_per_layer_input": 96,
+        "layer_types": [*["sliding_attention", "full_attention"] * 4],
+        "num_kv_shared_layers": 4,
+        "use_double_wide_mlp": True,
+        "initializer_range": 0.1,  # larger weights amplify rounding errors of this model
+    },
+    "gemma4_experts": {
+        **_GEMMA_4,
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 6,
+        "top_k_experts": 3,
+        "moe_intermediate_size": 24,
+    },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2moe": {
         **_EXPERTS,
@@ -159,6 +204,21 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "granitemoe": {**_GRANITE_4, **_GRANITE_4_EXPERTS, "position_embedding_type": "rope"},
     "granitehybrid_experts": {**_GRANITE_4_H, **_GRANITE_4_EXPERTS},
+    "nemotron_h_moe": {
+        **_NEMOTRON_H,
+        "hybrid_override_pattern": "ME*EMM*E",
+        "moe_intermediate_size": 96,
+        "n_group": 2,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.7,
+        "n_shared_experts": 1,
+    },
+    "nemotron_h_latents": {
+        **_NEMOTRON_H,
+        "hybrid_override_pattern": "EM*EMMEE",
+        "moe_latent_size": 36,
+        "initializer_range": 0.1,  # larger weights amplify rounding errors of this model
+    },
     "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
     "qwen35moe": {
@@ -274,12 +334,15 @@ ARCHITECTURE_OF = {
     "mixtral": "llama",
     "granitemoehybrid": "granite",
     "granitehybrid_experts": "granitehybrid",
+    "nemotron_h_latents": "nemotron_h_moe",
+    **dict.fromkeys(("gemma4_e", "gemma4_experts"), "gemma4"),
     **dict.fromkeys(("deepseek_v2_lite", "deepseek_v3", "glm4_moe_lite"), "deepseek2"),
 }
 """Architecture of the file of a model with another name."""
 END = 3
 """Id of the end token."""
 _GRANITE = ("granitemoehybrid", "granitehybrid", "granitemoe", "granitehybrid_experts")
+_NEMOTRON = ("nemotron_h", "nemotron_h_moe", "nemotron_h_latents")
 _PERMUTED = ("llama", "granite", *_GRANITE, "smollm3", "mixtral", "mistral3", "arcee")
 _SCALES_OF_NORMS = ("gemma", "gemma2", "gemma3", "qwen35", "qwen35moe")
 
@@ -310,25 +373,31 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     if architecture == "lfm2":
         width, multiple = 2 * source["intermediate_size"] // 3, source["block_multiple_of"]
         writer.add_feed_forward_length(multiple * -(-width // multiple))
+    elif "global_head_dim" in source:
+        _add_shapes(writer, config)
+    elif architecture in _NEMOTRON:
+        writer.add_feed_forward_length([96 if kind in "-E" else 0 for kind in source["hybrid_override_pattern"]])
     elif architecture != "qwen35moe":
         writer.add_feed_forward_length(source["intermediate_size"])
     writer.add_head_count(config.num_attention_heads)
     kv_heads = 1 if config.latent and config.experts else config.num_key_value_heads
     if architecture in ("qwen35", "qwen35moe"):
         _add_delta_nets(writer, config)
-    if "mamba_n_heads" in source:
+    if {"mamba_n_heads", "mamba_num_heads"} & source.keys():
         _add_mamba(writer, config)
-    if architecture in ("lfm2", "lfm2moe", "granitehybrid", "granitehybrid_experts"):
+    if architecture in ("lfm2", "lfm2moe", "granitehybrid", "granitehybrid_experts", *_NEMOTRON):
         writer.add_head_count_kv([0 if mixer else kv_heads for mixer in config.mixers])
-    else:
+    elif "global_head_dim" not in source:
         writer.add_head_count_kv(kv_heads)
+    if architecture in _NEMOTRON:
+        writer.add_layer_norm_eps(config.rms_norm_eps)
     add_epsilon = writer.add_layer_norm_eps if "layer_norm_eps" in source else writer.add_layer_norm_rms_eps
     add_epsilon(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)
     theta = source["rope_theta"]
     if config.latent is not None:
         _add_latent_sizes(writer, model)
-    elif "head_dim" in source:
+    elif "head_dim" in source and "global_head_dim" not in source:
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
     if architecture == "hunyuan-dense":
@@ -339,7 +408,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     if architecture == "gemma3":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(source["rope_scaling"]["factor"])
-    writer.add_rope_freq_base(theta)
+    writer.add_rope_freq_base(1e6 if "global_head_dim" in source else theta)
     if architecture == "ernie4_5-moe":
         writer.add_expert_shared_feed_forward_length(source["moe_num_shared_experts"] * source["moe_intermediate_size"])
     if architecture in _GRANITE:
@@ -372,7 +441,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_yarn_beta_fast(scaling["beta_fast"])
         writer.add_rope_scaling_yarn_beta_slow(scaling["beta_slow"])
         writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
-    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe"):
+    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe", "nemotron_h_moe", "nemotron_h_latents"):
         writer.add_expert_weights_norm(True)
     if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "lfm2moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
@@ -394,6 +463,7 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("moe_num_experts", writer.add_expert_count),
         ("n_routed_experts", writer.add_expert_count),
         ("num_experts_per_tok", writer.add_expert_used_count),
+        ("top_k_experts", writer.add_expert_used_count),
         ("moe_k", writer.add_expert_used_count),
         ("moe_topk", writer.add_expert_used_count),
         ("n_shared_experts", writer.add_expert_shared_count),
@@ -409,6 +479,8 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         ("route_scale", writer.add_expert_weights_scale),
         ("conv_L_cache", writer.add_shortconv_l_cache),
         ("moe_intermediate_size", writer.add_expert_feed_forward_length),
+        ("moe_shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
+        ("moe_latent_size", writer.add_moe_latent_size),
         ("shared_expert_intermediate_size", writer.add_expert_shared_feed_forward_length),
     ):
         if key in source:
@@ -458,12 +530,53 @@ def _add_delta_nets(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
 
 def _add_mamba(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
     """Write the sizes of the Mamba-2 layers."""
-    shape = next(mixer for mixer in config.mixers if mixer is not None)
+    shape = next(mixer for mixer in config.mixers if mixer is not None and mixer.kind == "Mamba-2")
     writer.add_ssm_conv_kernel(shape.num_taps)
     writer.add_ssm_state_size(shape.state_dim)
     writer.add_ssm_group_count(shape.num_groups)
     writer.add_ssm_inner_size(shape.num_heads * shape.head_dim)
     writer.add_ssm_time_step_rank(shape.num_heads)
+
+
+def _add_shapes(writer: gguf.GGUFWriter, config: DecoderConfig) -> None:
+    """Write the sizes of layers with full attention and with windows, and the frequencies that rotate nothing."""
+    source = config.source
+    has_window = [window is not None for window in config.windows]
+    shared, width = source.get("num_kv_shared_layers", 0), source["intermediate_size"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(source["hidden_size_per_layer_input"])
+    writer.add_sliding_window_pattern(has_window)
+    for add, size in (
+        (writer.add_key_length, source["global_head_dim"]),
+        (writer.add_value_length, source["global_head_dim"]),
+        (writer.add_rope_dimension_count, source["global_head_dim"]),
+        (writer.add_key_length_swa, source["head_dim"]),
+        (writer.add_value_length_swa, source["head_dim"]),
+        (writer.add_rope_dimension_count_swa, source["head_dim"]),
+    ):
+        add(size)
+    writer.add_rope_freq_base_swa(1e4)
+    layers = config.num_hidden_layers
+    if source.get("use_double_wide_mlp"):
+        writer.add_feed_forward_length([width * (1 if layer < layers - shared else 2) for layer in range(layers)])
+    else:
+        writer.add_feed_forward_length(width)
+    full = source.get("num_global_key_value_heads")
+    heads = source["num_key_value_heads"]
+    writer.add_head_count_kv([heads if each else full for each in has_window] if full else heads)
+    pairs = source["global_head_dim"] // 2
+    divisors = np.array([1.0] * (pairs // 4) + [1e30] * (pairs - pairs // 4), np.float32)
+    writer.add_tensor("rope_freqs.weight", divisors)
+
+
+def _shaped_tensor(name: str) -> str:
+    """Return the name under which the converter looks up a tensor, or its GGUF name."""
+    layer = name.split(".")[2]
+    if name.endswith("router.scale"):
+        return f"blk.{layer}.ffn_gate_inp.scale"
+    if name.endswith("per_expert_scale"):
+        return f"blk.{layer}.ffn_down_exps.scale"
+    return f"{name}.weight" if ".experts." in name or name.endswith("layer_scalar") else name
 
 
 def _mamba_tensor(name: str, values: np.ndarray, config: DecoderConfig) -> tuple[str, np.ndarray]:
@@ -472,8 +585,8 @@ def _mamba_tensor(name: str, values: np.ndarray, config: DecoderConfig) -> tuple
         values = -np.exp(values.astype(np.float64)).astype(np.float32)[:, None]
     if name.endswith(".D"):
         values = values[:, None]
-    if name.endswith("mamba.norm.weight"):
-        values = np.stack(np.split(values, config.source["mamba_n_groups"]))
+    if name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+        values = np.stack(np.split(values, config.source.get("mamba_n_groups") or config.source["n_groups"]))
     if name.endswith("conv1d.weight"):
         values = values.squeeze(1)
     return name.replace("dt_bias", "dt_proj.bias"), values
@@ -514,6 +627,8 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
     parameters = dict(model.named_parameters())
     fused = {} if architecture in _GRANITE else config.fused_layers
     tensors = config.to_files(parameters) if stored in ("qwen", "lfm2") else join_fused(parameters, fused)
+    if stored == "gemma4":
+        tensors = config.to_files(parameters)
     if isinstance(config.file_layout, RenamedExperts):
         tensors = config.file_layout.names.to_files(tensors)
     arrays = _with_split_experts({name: as_lazy(tensor).read() for name, tensor in tensors.items()})
@@ -526,9 +641,15 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             values = values + 1
         if architecture in _GRANITE and config.experts:
             name = name.replace(".mlp.", ".mlp.shared_experts.").replace(".moe.", ".mlp.")
+        if architecture in _NEMOTRON:
+            name = (
+                name.replace(".mixer.experts.", ".mlp.experts.")
+                if ".experts." in name
+                else re.sub("^model", "backbone", name)
+            )
         if ".linear_attn." in name:
             name, values = _delta_net_tensor(name, values, config)
-        if ".mamba." in name:
+        if ".mamba." in name or ".mixer." in name:
             name, values = _mamba_tensor(name, values, config)
         if ".act_fn." in name:
             continue
@@ -541,6 +662,11 @@ def _add_tensors(writer: gguf.GGUFWriter, model: CausalLM, architecture: str) ->
             name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         if name.endswith("sinks"):
             name += ".weight"
+        if stored == "gemma4":
+            name = _shaped_tensor(name)
+            if name.startswith("blk."):
+                writer.add_tensor(name, values)
+                continue
         writer.add_tensor(names.get_name(name, try_suffixes=(".weight", ".bias")), np.ascontiguousarray(values))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
-from paddlenlp_ext.checkpoint.gguf.rope_scaling import llama3_scaling
+from paddlenlp_ext.checkpoint.gguf.rope_scaling import llama3_scaling, rope_metadata
 from paddlenlp_ext.nn.rope import ROPE_TYPES, RopeSettings
 from tests.golden import DATA
 
@@ -70,6 +70,25 @@ def test_rope_scaling_of_divisors_has_the_frequencies_of_transformers(case, writ
 def test_rope_scaling_of_divisors_recovers_the_settings(bounds):
     scaling = {"rope_type": "llama3", "factor": 3.7} | bounds
     assert llama3_scaling(converted_divisors(500000.0, 64, scaling).astype(float), 500000.0) == scaling
+
+
+@pytest.mark.parametrize("share", [1 / 14, 3 / 7, 0.25])
+@pytest.mark.parametrize("factor", [{}, {"factor": 2.5}])
+def test_rope_scaling_of_pairs_that_are_not_rotated_is_proportional(share, factor, write_scaled):
+    scaling = {"partial_rotary_factor": share, **factor}
+    keys, tensors = rope_metadata("proportional", 500.0, scaling, 28, 1.0, None)
+    (divisors,) = tensors.values()
+    assert keys == {"rope.freq_base": 500.0} and divisors.tolist().count(np.float32(1e30)) == 14 - int(share * 14)
+    config = read_model_config(write_scaled(500.0, divisors))
+    settings = RopeSettings.from_config(config, config["head_dim"])
+    expected = RopeSettings(28, 500.0, "proportional", 64, scaling)
+    np.testing.assert_allclose(*(ROPE_TYPES["proportional"](each, 0)[0] for each in (settings, expected)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("divisors", [[1.0, 2.0, 1e30, 1e30], [1.0, 1e30, 1.0, 1e30], [1.0, np.nan, 1e30, 1e30]])
+def test_rope_scaling_of_unrotated_pairs_and_different_divisors_raises(divisors, write_scaled):
+    with pytest.raises(ValueError, match="RoPE scaling other than llama3 and proportional"):
+        read_model_config(write_scaled(500.0, np.float32(divisors)))
 
 
 def test_rope_scaling_with_divisors_of_1_is_none(write_scaled):

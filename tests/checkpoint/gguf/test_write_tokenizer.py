@@ -19,8 +19,8 @@ from tests.checkpoint.gguf.test_read_tokenizer import bpe_file, sentencepiece_fi
 TEMPLATE = "{{ messages[0]['content'] }}<|eos|>"
 
 
-def file_of(tokenizer, num_rows: int, ends: list[int]) -> GgufFile:
-    metadata = tokenizer_metadata(tokenizer, num_rows, None, ends)
+def file_of(tokenizer, num_rows: int, ends: list[int], *stores_merges: bool) -> GgufFile:
+    metadata = tokenizer_metadata(tokenizer, num_rows, None, ends, *stores_merges)
     return GgufFile(Path("made.gguf"), {"general.architecture": "llama", "llama.context_length": 64, **metadata}, {})
 
 
@@ -60,6 +60,30 @@ def test_tokenizer_metadata_of_sentencepiece_read_as_the_same_tokenizer(prefix, 
     for text in expected["texts"]:
         assert again.encode(text) == tokenizer.encode(text), text
     check_tokenizer(written, tokenizer)
+
+
+def test_tokenizer_metadata_of_sentencepiece_with_merges_read_as_the_same_tokenizer(golden):
+    expected = json.loads((golden / "checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
+    read = sentencepiece_file(expected, **{"tokenizer.ggml.add_space_prefix": False, "llama.context_length": 64})
+    tokenizer = tokenizer_from_gguf(read)
+    written = file_of(tokenizer, len(expected["tokens"]), [2], True)
+    assert written.metadata["tokenizer.ggml.model"] == "gemma4" and "tokenizer.ggml.scores" not in written.metadata
+    again = tokenizer_from_gguf(written)
+    for text in expected["texts"]:
+        assert again.encode(text) == tokenizer.encode(text), text
+    assert again.encode("a")[0] == tokenizer.bos_token_id
+    check_tokenizer(written, tokenizer)
+
+
+@pytest.mark.parametrize(("prefix", "break_"), [(True, "b"), (False, "\n")])
+def test_tokenizer_metadata_with_merges_that_llama_cpp_does_not_apply_raise(prefix, break_):
+    pieces = {"tokens": ["<unk>", "<s>", "</s>", "\u2581", "a", break_, f"a{break_}"], "types": [2, 3, 3, 1, 1, 1, 1]}
+    pieces["scores"] = [float(-index) for index in range(7)]
+    tokenizer = tokenizer_from_gguf(
+        sentencepiece_file(pieces, **{"tokenizer.ggml.add_space_prefix": prefix, "llama.context_length": 64})
+    )
+    with pytest.raises(ValueError, match="no tokenizer that adds a space or merges line breaks with letters"):
+        file_of(tokenizer, 7, [2], True)
 
 
 def test_tokenizer_metadata_of_sentencepiece_score_the_first_merge_highest():

@@ -25,6 +25,7 @@ configure_runtime()  # before Paddle is imported
 
 import paddle
 
+from paddlenlp_ext.checkpoint.gguf.read_tokenizer import tokenizer_from_gguf
 from paddlenlp_ext.checkpoint.gguf.write_tokenizer import PROBE
 from paddlenlp_ext.checkpoint.safetensors import as_lazy
 from paddlenlp_ext.checkpoint.tokenizer import load_tokenizer
@@ -36,6 +37,7 @@ from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from tests.checkpoint.gguf.llama_cpp_files import END, MODELS, make_model, write_model
+from tests.checkpoint.gguf.test_read_tokenizer import sentencepiece_file
 from tests.common.scripts import ROOT
 
 SMOLLM2 = "smollm2-135m-instruct"
@@ -48,7 +50,8 @@ TYPES = ("f16", "bf16", "q8_0")
 TEXT_LENGTH = 128
 ADAPTED = (
     *("llama", "phi3", "lfm2", "lfm2moe", "apertus", "afmoe", "qwen35", "qwen35moe"),
-    *("granitehybrid", "granitemoe", "granitehybrid_experts"),
+    *("granitehybrid", "granitemoe", "granitehybrid_experts", "nemotron_h", "nemotron_h_moe"),
+    *("gemma4", "gemma4_experts"),
 )
 PLAIN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 128},
@@ -68,6 +71,7 @@ def main() -> None:
     out = Path(sys.argv[1])
     out.mkdir(parents=True, exist_ok=True)
     export_families(out)
+    export_merges(out / "merges.gguf")
     export_smollm2(out)
     export_types(out / "types")
 
@@ -102,6 +106,22 @@ def export_adapter(out: Path, base: Path, ids: np.ndarray) -> None:
     shutil.copy(base, path)
     export_gguf_adapter(path.with_suffix(".lora"), model, architecture_for(model.config), "tiny")
     np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
+
+
+@paddle.no_grad()
+def export_merges(path: Path) -> None:
+    """Write a model whose tokenizer is a SentencePiece BPE tokenizer with merges, and the tokens of texts."""
+    pieces = json.loads((ROOT / "tests/golden/data/checkpoint_sentencepiece.json").read_text(encoding="utf-8"))
+    extra = {"tokenizer.ggml.add_space_prefix": False, "llama.context_length": 64}
+    tokenizer = tokenizer_from_gguf(sentencepiece_file(pieces, **extra))
+    model = make_model("gemma4", vocab_size=len(pieces["tokens"]))
+    tensors = {name: as_lazy(each) for name, each in model.config.to_files(dict(model.named_parameters())).items()}
+    export_gguf(path, model.config, tensors, tokenizer, [END], "f32", "tiny")
+    ids = np.random.default_rng(0).integers(5, 90, 24)
+    np.savez(path.with_suffix(".npz"), ids=ids, logits=model(paddle.to_tensor(ids[None])).numpy()[0])
+    texts = [*pieces["texts"], *varied_texts()]
+    tokens = [tokenizer.encode(each, add_special_tokens=False) for each in texts]
+    path.with_suffix(".json").write_text(json.dumps({"texts": texts, "tokens": tokens, "chats": []}), encoding="utf-8")
 
 
 @paddle.no_grad()

@@ -55,6 +55,10 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
         ("granitehybrid", LORA),
         ("granitemoe", LORA),
         ("granitehybrid_experts", LORA),
+        ("nemotron_h", LORA),
+        ("nemotron_h_moe", LORA),
+        ("gemma4_e", "per_layer_projection"),
+        ("gemma4_experts", LORA),
     ],
 )
 def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, config, tmp_path):
@@ -86,6 +90,16 @@ def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, confi
             r"not factors of a linear layer .*lora_embedding_A",
         ),
         ("deepseek2", LoRAConfig(rank=2, target_modules=["kv_b_proj"]), "kv_b_proj: llama.cpp cannot apply an adapter"),
+        (
+            "nemotron_h_latents",
+            LoRAConfig(rank=2, target_modules=["fc1_latent_proj"]),
+            "mlp.fc1_latent_proj: llama.cpp cannot apply an adapter to this layer of nemotron_h_moe",
+        ),
+        (
+            "gemma4_e",
+            LoRAConfig(rank=2, target_modules=["per_layer_model_projection"]),
+            "per_layer_model_projection: llama.cpp cannot apply an adapter",
+        ),
     ],
 )
 def test_export_gguf_adapter_of_layers_that_llama_cpp_does_not_adapt_raises(family, config, message, tmp_path):
