@@ -14,7 +14,8 @@ the installed release:
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import paddle
@@ -29,7 +30,16 @@ _REQUIRED: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (paddle.Tensor, ("_is_initialized", "_clear_data", "_share_buffer_to", "_register_backward_hook")),
     (paddle._C_ops, ("empty",)),
     (paddle.optimizer.AdamW, ("_create_accumulators", "_moment1_acc_str", "_beta1_pow_acc_str")),
-    (core, ("TCPStore", "create_or_get_global_tcp_store")),
+    (
+        core,
+        (
+            "TCPStore",
+            "create_or_get_global_tcp_store",
+            "get_low_precision_op_list",
+            "_get_phi_kernel_name",
+            "_get_registered_phi_kernels",
+        ),
+    ),
     (topology, ("_HYBRID_PARALLEL_GROUP",)),
 )
 
@@ -175,6 +185,30 @@ def adam_state_kinds(optimizer: paddle.optimizer.AdamW) -> tuple[str, str, str, 
         optimizer._beta1_pow_acc_str,
         optimizer._beta2_pow_acc_str,
     )
+
+
+# -- kernels ----------------------------------------------------------------------------------------------------------
+
+
+_private_core: Any = core
+
+
+@contextmanager
+def recorded_operators(names: set[str]) -> Iterator[None]:
+    """Add the kernel names of the operators that Paddle calls within the block to `names`, without gradients."""
+    paddle.set_flags({"FLAGS_low_precision_op_list": 1})
+    core.clear_low_precision_op_list()
+    try:
+        yield
+    finally:
+        names.update(_private_core._get_phi_kernel_name(name) for name in core.get_low_precision_op_list())
+        paddle.set_flags({"FLAGS_low_precision_op_list": 0})
+
+
+def kernel_devices() -> dict[str, set[str]]:
+    """Return the types of devices of each kernel of Paddle, such as {"CPU", "GPU"}."""
+    registered = _private_core._get_registered_phi_kernels()
+    return {name: {str(key)[1:].partition(",")[0] for key in keys} for name, keys in registered.items()}
 
 
 # -- process groups ---------------------------------------------------------------------------------------------------

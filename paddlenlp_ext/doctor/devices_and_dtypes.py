@@ -14,7 +14,7 @@ from paddlenlp_ext.ops.cpp import bf16
 
 
 class Target(NamedTuple):
-    """Device ("cpu" or "gpu") and dtype of a run; on a CPU, the activations of a bfloat16 run are float32."""
+    """Device, such as "gpu" or "npu:1", and dtype of a run; on a CPU, the activations of a bfloat16 run are float32."""
 
     device: str
     dtype: str
@@ -25,6 +25,15 @@ class Target(NamedTuple):
 
 CPU_TARGETS = (Target("cpu", "float32"), Target("cpu", "bfloat16"))
 GPU_TARGETS = (Target("gpu", "bfloat16"), Target("gpu", "float16"), Target("gpu", "float32"))
+
+
+def targets_of(device: str | None) -> list[Target]:
+    """Return the targets of a device: float32, and the other dtypes that it computes in; None: CPU and GPU."""
+    if device is None:
+        return [*CPU_TARGETS, *GPU_TARGETS]
+    found = capabilities(device)
+    dtypes = {"float32": True, "bfloat16": found.bf16 or found.cpp, "float16": found.fp16}
+    return [Target(device, dtype) for dtype, is_available in dtypes.items() if is_available]
 
 
 def unavailable_reason(target: Target) -> str | None:

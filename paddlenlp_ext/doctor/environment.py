@@ -12,7 +12,15 @@ from paddlenlp_ext.ops.attention import flashmask
 from paddlenlp_ext.ops.cpp import bf16, library
 from paddlenlp_ext.utils.environment import describe_system, processor_name
 
-_VARIABLES = ("FLAGS_", "PADDLENLP_EXT_", "CUDA_VISIBLE_DEVICES", "NVIDIA_TF32_OVERRIDE", "MKL_", "OMP_NUM_THREADS")
+_VARIABLES = (
+    "FLAGS_",
+    "PADDLENLP_EXT_",
+    "CUDA_VISIBLE_DEVICES",
+    "CUSTOM_DEVICE_ROOT",
+    "NVIDIA_TF32_OVERRIDE",
+    "MKL_",
+    "OMP_NUM_THREADS",
+)
 
 
 def describe_environment() -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paddlenlp_ext.devices import device_count, has_gpu
+from paddlenlp_ext.devices import default_device, device_count, device_type
 from paddlenlp_ext.doctor.check import Check, Difference
 from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
@@ -48,9 +48,14 @@ LAYOUTS = {
 }
 
 
-def layout_target() -> Target:
-    """Return the target of the layout checks: GPUs if the machine has at least two, otherwise the CPU."""
-    return Target("gpu" if has_gpu() and device_count("gpu") >= PROCESSES else "cpu", "float32")
+def layout_target(device: str | None = None) -> Target:
+    """Return the target of the layout checks: devices of a type if there are at least two, otherwise the CPU.
+
+    Args:
+        device: a device; only its type counts. None: a GPU if there is one, else the CPU.
+    """
+    kind = device_type(device or default_device())
+    return Target(kind if kind != "cpu" and device_count(kind) >= PROCESSES else "cpu", "float32")
 
 
 def layout_checks(target: Target) -> list[Check]:

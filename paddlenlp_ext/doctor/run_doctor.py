@@ -12,9 +12,10 @@ from datetime import date
 from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments
 from paddlenlp_ext.doctor.backends import choices
 from paddlenlp_ext.doctor.check import Check, Result, run_checks
-from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS, Target, unavailable_reason
+from paddlenlp_ext.doctor.devices_and_dtypes import CPU_TARGETS, GPU_TARGETS, Target, targets_of, unavailable_reason
 from paddlenlp_ext.doctor.environment import describe_environment
 from paddlenlp_ext.doctor.generation_checks import generation_checks
+from paddlenlp_ext.doctor.missing_kernels import OperatorCalls
 from paddlenlp_ext.doctor.op_checks import op_checks
 from paddlenlp_ext.doctor.op_checks.case import OP_CASES
 from paddlenlp_ext.doctor.parallel_layout_checks import layout_checks, layout_target
@@ -30,7 +31,7 @@ def run_doctor(arguments: DoctorArguments) -> int:
 
     The report goes to standard output, progress to standard error.
     """
-    areas, every_target = arguments.areas or AREAS, [*CPU_TARGETS, *GPU_TARGETS]
+    areas, every_target = arguments.areas or AREAS, targets_of(arguments.device)
     absent = [target for target in every_target if unavailable_reason(target) is not None]
     OP_CASES.names()  # imports the modules that register ops and their test cases
     print(f"# paddlenlp_ext doctor, {date.today()}\n")
@@ -38,14 +39,21 @@ def run_doctor(arguments: DoctorArguments) -> int:
     print("## Backends\n")
     print(backend_section(choices(dispatched_ops(), every_target), absent), end="\n\n")
     sys.stdout.flush()
-    present = [target for target in (*GPU_TARGETS, *CPU_TARGETS) if target not in absent]
-    results, skipped = run_with_progress(ordered_checks(present, areas), arguments.seconds)
+    in_order = (*GPU_TARGETS, *CPU_TARGETS) if arguments.device is None else every_target
+    calls = OperatorCalls()
+    checks = ordered_checks([target for target in in_order if target not in absent], areas)
+    if arguments.device is not None:
+        checks = [calls.recorded(check) for check in checks]
+    results, skipped = run_with_progress(checks, arguments.seconds)
     print("## Checks\n")
     print(verdict(results, len(skipped)), end="\n\n")
     print(result_section(results))
+    if arguments.device is not None:
+        print(f"\n## Operators without a kernel for {arguments.device}\n")
+        print(calls.describe_missing(arguments.device))
     if absent or skipped:
         print("\n### Not run\n")
-        rows = [*not_run(absent, areas), *no_time(skipped, arguments.seconds)]
+        rows = [*(not_run(absent, areas) if arguments.device is None else []), *no_time(skipped, arguments.seconds)]
         print(table(["target", "checks", "reason"], rows))
     return int(not all(result.passed for result in results))
 
@@ -57,7 +65,7 @@ def ordered_checks(targets: Sequence[Target], areas: Sequence[str]) -> list[Chec
     """
     groups = [[check for area in CHECKS if area in areas for check in CHECKS[area](target)] for target in targets]
     if "layouts" in areas:
-        groups.insert(1, layout_checks(layout_target()))
+        groups.insert(1, layout_checks(layout_target(targets[0].device)))
     return sorted(itertools.chain(*groups), key=lambda check: check.is_late)
 
 

@@ -32,6 +32,7 @@ from paddlenlp_ext.ops.attention.decode_attention import (
     store_positions,
 )
 from paddlenlp_ext.ops.attention.key_value_cache import LayerState, ReservingCache, StateShapes
+from paddlenlp_ext.ops.tensor_utils import slices_share_memory
 
 _ROW_BLOCK = 4  # several rows are allocated in blocks of 4, so that the stored keys and values are rarely copied
 
@@ -236,8 +237,11 @@ class RowsOfCache(ReservingCache):
         # The first chunk reserves the columns of the full prompt, because growing copies the stored keys and values.
         columns = layer.prefix_length + int((self._lengths_B + np.maximum(self._num_new, self.prompt_end)).max())
         k_RKCH, v_RKCE = layer.reserve(self._rows.stop, columns, [k_BSKH.shape[2:], v_BSKE.shape[2:]], k_BSKH.dtype)
-        store_positions(k_BSKH, k_RKCH[self._rows], starts_B)
-        store_positions(v_BSKE, v_RKCE[self._rows], starts_B)
+        for new, stored in ((k_BSKH, k_RKCH), (v_BSKE, v_RKCE)):
+            rows = stored[self._rows]
+            store_positions(new, rows, starts_B)
+            if not slices_share_memory():
+                stored[self._rows] = rows
         return self.contents(layer_index, k_BSKH, v_BSKE, window)
 
     @paddle.no_grad()

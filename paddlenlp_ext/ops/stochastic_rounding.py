@@ -20,6 +20,7 @@ import paddle
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.library import empty, function, pointer, usable
 from paddlenlp_ext.ops.dispatch import DispatchedOp
+from paddlenlp_ext.ops.tensor_utils import bits_of
 
 _ROUNDS = 10
 _LOW = 0xFFFFFFFF
@@ -64,12 +65,12 @@ def stochastic_round_reference(values: paddle.Tensor, position: DrawPosition) ->
         part = flat[start : start + _CHUNK]
         local = paddle.arange(start, start + part.shape[0], dtype="int64")
         index = position.first + local // position.width * position.stride + local % position.width
-        bits = _masked(part.view("int32").astype("int64"), _LOW)
+        bits = _masked(bits_of(part, "int32").astype("int64"), _LOW)
         rounded = _masked(bits + _draws(index, position), 0xFFFF0000)
         quiet = _masked(bits, 0xFFFF0000) | part.isnan().astype("int64") * 0x400000
         is_finite = _masked(bits, 0x7F800000) != 0x7F800000
         # The lower 16 bits are zero, so the cast is exact.
-        parts.append(paddle.where(is_finite, rounded, quiet).astype("int32").view("float32").astype("bfloat16"))
+        parts.append(bits_of(paddle.where(is_finite, rounded, quiet).astype("int32"), "float32").astype("bfloat16"))
     return paddle.concat(parts).reshape(values.shape) if parts else values.astype("bfloat16")
 
 

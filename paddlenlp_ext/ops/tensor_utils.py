@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import paddle
 
+_STRIDES = "FLAGS_use_stride_kernel"
+
 
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
     """Return `x` if it is contiguous, otherwise a contiguous copy."""
@@ -13,6 +15,21 @@ def contiguous(x: paddle.Tensor) -> paddle.Tensor:
 def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """Cast `x` to `dtype`; return `x` itself if it already has this dtype."""
     return x if x.dtype == dtype else x.astype(dtype)
+
+
+def slices_share_memory() -> bool:
+    """Return whether slices and reshaped tensors share the memory of the tensor, instead of being copies.
+
+    FLAGS_use_stride_kernel=0, which plug-ins of some devices need, makes them copies.
+    """
+    return bool(paddle.get_flags(_STRIDES)[_STRIDES])
+
+
+def bits_of(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
+    """Return the bits of a tensor as another dtype of the same size; copied through host memory without views."""
+    if slices_share_memory():
+        return x.view(getattr(paddle, dtype))
+    return paddle.to_tensor(x.numpy().view(dtype), place=x.place)
 
 
 def product_dtype(x: paddle.Tensor) -> paddle.dtype:

@@ -11,7 +11,9 @@ import functools
 import numpy as np
 import paddle
 
+from paddlenlp_ext.devices import device_name
 from paddlenlp_ext.ops.quantized_weight.codebooks import dynamic_levels
+from paddlenlp_ext.ops.tensor_utils import bits_of
 
 _DROPPED_BITS = 14  # low float32 bits that the search table ignores; the upper 18 bits resolve differences of 0.2 %
 
@@ -40,7 +42,7 @@ class Dynamic8Bit:
     def nearest(self, values: paddle.Tensor) -> paddle.Tensor:
         """Return the uint8 code of the level nearest to each fp32 value in [-1, 1]; ties go to the lower level."""
         row = paddle.bitwise_right_shift(
-            values.view("int32"), paddle.full([], _DROPPED_BITS, "int32"), is_arithmetic=False
+            bits_of(values, "int32"), paddle.full([], _DROPPED_BITS, "int32"), is_arithmetic=False
         )
         above = values > self._threshold.look_up(row)
         return self._base.look_up(row).add_(above.astype("uint8"))
@@ -51,7 +53,7 @@ class _Table:
 
     def __init__(self, numbers: np.ndarray) -> None:
         self._numbers = numbers
-        self._tensor: paddle.Tensor | None = None
+        self._tensors: dict[str, paddle.Tensor] = {}
 
     def look_up(self, index: paddle.Tensor) -> paddle.Tensor:
         """Return the entries at `index`, in the shape of `index`."""
@@ -61,9 +63,10 @@ class _Table:
 
     def gather(self, index: paddle.Tensor) -> paddle.Tensor:
         """Return the entries at `index` with Paddle's gather, on any device."""
-        if self._tensor is None:
-            self._tensor = paddle.to_tensor(self._numbers, place=index.place)
-        return paddle.gather(self._tensor, index.reshape([-1]).astype("int32")).reshape(index.shape)
+        device = device_name(index.place)
+        if device not in self._tensors:
+            self._tensors[device] = paddle.to_tensor(self._numbers, place=index.place)
+        return paddle.gather(self._tensors[device], index.reshape([-1]).astype("int32")).reshape(index.shape)
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import paddle.nn.functional as F
 from paddlenlp_ext.ops.adamw.quantizer_8bit import dynamic_8bit
 from paddlenlp_ext.ops.adamw.updates import BLOCK, AdamStep, AdamW8BitUpdate, AdamWUpdate, Bf16Update, Moments8Bit
 from paddlenlp_ext.ops.stochastic_rounding import stochastic_round
+from paddlenlp_ext.ops.tensor_utils import slices_share_memory
 
 _SLICE = 1024
 """Number of blocks dequantized at a time. In fp32, these blocks have 1 MB, which fits into the cache of a core."""
@@ -62,12 +63,19 @@ def update_in_fp32(
 
 def _update_by_slices(value: paddle.Tensor, gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> None:
     """Update an fp32 value in place, `_SLICE` blocks at a time."""
-    flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])  # views, no copy
+    flat_value, flat_gradient = value.reshape([-1]), gradient.reshape([-1])
+    updated = []
     for first in range(0, moments.codes1.shape[0], _SLICE):
         blocks, elements = slice(first, first + _SLICE), slice(first * BLOCK, (first + _SLICE) * BLOCK)
         values, block_moments = flat_value[elements], Moments8Bit(*(tensor[blocks] for tensor in moments))
         quotient = _quotient_of_blocks(_in_blocks(flat_gradient[elements]), block_moments, step)
         values.subtract_(quotient.reshape([-1])[: values.shape[0]].scale_(step.rate))
+        updated.append((values, *block_moments))
+    if not slices_share_memory():
+        flat_values, *parts = map(paddle.concat, zip(*updated, strict=True))
+        value.set_value(flat_values.reshape(value.shape))
+        for moment, part in zip(moments, parts, strict=True):
+            moment.set_value(part)
 
 
 def _quotient_of_blocks(gradient: paddle.Tensor, moments: Moments8Bit, step: AdamStep) -> paddle.Tensor:

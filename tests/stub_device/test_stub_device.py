@@ -1,0 +1,92 @@
+"""Runs on a device with memory of its own, which the C++ library and NumPy cannot read, compared with the CPU."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.common.scripts import ROOT
+from tests.stub_device.plugin import run_with_stub
+
+WORKER = Path(__file__).with_name("worker.py")
+DOCTOR = ("-m", "paddlenlp_ext.doctor")
+
+
+@pytest.fixture
+def results_on(stub_folder, run_folders):
+    """Return a function that runs the worker on a device and returns its results."""
+
+    def results(device: str) -> dict[str, Any]:
+        output = run_folders / device.replace(":", "_")
+        words = (device, run_folders / "model", run_folders / "data", output)
+        done = run_with_stub(stub_folder, WORKER, *words, PYTHONPATH=str(ROOT))
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return results
+
+
+@pytest.mark.slow
+def test_lora_run_on_the_second_device_equals_the_run_on_the_cpu(results_on):
+    on_cpu, on_device = results_on("cpu"), results_on("stub:1")
+    assert (on_cpu.pop("place"), on_device.pop("place")) == ("cpu", "stub:1")
+    for key in ("answers", "served"):
+        assert on_device[key] == on_cpu[key]
+    for key in ("lora", "resumed", "logits"):
+        np.testing.assert_allclose(on_device[key], on_cpu[key], rtol=1e-5, atol=1e-5, err_msg=key)
+    assert on_device["resumed"] == on_device["lora"]
+
+
+def test_doctor_compares_ops_and_generation_with_the_cpu(stub_folder):
+    done = run_with_stub(stub_folder, *DOCTOR, "--device", "stub:1", "--areas", "ops,generation", "--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert re.search(r"\| ops \| stub:1 float32 \| (\d+) of \1 \|", done.stdout)
+    assert re.search(r"\| generation \| stub:1 float32 \| 4 of 4 \|", done.stdout)
+    assert "## Operators without a kernel for stub:1" in done.stdout
+    assert re.search(r"\| matmul, matmul_grad \| ops, ", done.stdout)
+
+
+@pytest.mark.slow
+def test_doctor_trains_every_method_as_on_the_cpu(stub_folder):
+    done = run_with_stub(stub_folder, *DOCTOR, "--device", "stub:1", "--areas", "training", "--seconds", "0")
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert re.search(r"\| training \| stub:1 float32 \| (\d+) of \1 \|", done.stdout)
+
+
+@pytest.mark.parametrize("device", ["stub:2", "npu"])
+def test_doctor_on_a_missing_device_names_the_devices(stub_folder, device):
+    done = run_with_stub(stub_folder, *DOCTOR, "--device", device)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1
+    assert f"device '{device}' is not available; this Paddle has: cpu, stub (stub:0 to stub:1)" in done.stderr
+
+
+READ_BY = {
+    "NumPy": "numpy.ctypeslib.as_array((ctypes.c_float * 4).from_address(x.data_ptr())).sum()",
+    "the C++ library": "bf16.as_bf16(x)",
+}
+READER = """
+import ctypes, numpy, paddle
+from paddlenlp_ext.ops.cpp import bf16, library
+paddle.set_device("stub:0")
+x = paddle.ones([4]) * 2
+assert x.numpy().tolist() == [2.0] * 4
+if {needs_library} and library.library() is None:
+    raise SystemExit("no C++ library")
+{read}
+"""
+
+
+@pytest.mark.parametrize("reader", READ_BY)
+def test_memory_of_the_stub_device_ends_a_process_that_reads_it(stub_folder, reader):
+    code = READER.format(read=READ_BY[reader], needs_library=reader != "NumPy")
+    done = run_with_stub(stub_folder, "-c", code)
+    if "no C++ library" in done.stderr:
+        pytest.skip("no C++ library")
+    assert done.returncode < 0
+    assert "host code accessed the memory of a device" in done.stderr
