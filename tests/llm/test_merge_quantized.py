@@ -44,6 +44,10 @@ METHODS = {
     "loftq": ("loftq", {"rank": 3, "iters": 2}),
     "some layers": ("lora", {"rank": 3, "target_modules": ["q_proj", "up_proj"]}),
 }
+RENAMED = {
+    "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
+    "phi3": {"pad_token_id": 0},
+}
 
 
 def run(path: str, *arguments: object) -> int:
@@ -66,26 +70,6 @@ def logits(model: paddle.nn.Layer) -> np.ndarray:
     model.eval()
     with paddle.no_grad():
         return model(IDS).numpy()
-
-
-RENAMED = {
-    "lfm2": {"full_attn_idxs": [1], "block_auto_adjust_ff_dim": False},
-    "phi3": {"pad_token_id": 0},
-}
-
-
-@pytest.mark.parametrize("method", ["pissa", "loftq"])
-@pytest.mark.parametrize("family", RENAMED)
-def test_factors_before_quantization_of_layers_with_other_names_in_files_are_found(tmp_path, family, method):
-    sizes = {**ODD_SIZES, "num_attention_heads": 6}
-    AutoModelForCausalLM.from_config({**sizes, "model_type": family, **RENAMED[family]}, seed=3).save_pretrained(
-        tmp_path / "base"
-    )
-    expected = trained(tmp_path / "base", tmp_path / "adapter", method)
-    loaded = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "adapter")
-    np.testing.assert_allclose(logits(loaded), expected, atol=2e-5)
-    merge_adapter(tmp_path / "adapter", tmp_path / "merged")
-    np.testing.assert_allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), expected, atol=2e-5)
 
 
 def trained(base: Path, folder: Path, method: str = "lora", options: QuantizationConfig = NF4) -> np.ndarray:
@@ -209,3 +193,18 @@ def test_load_weights_over_another_quantization_raises_or_warns(
     caplog.clear()
     PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base, quantization_config=NF4), tmp_path / "adapter")
     assert not caplog.text
+
+
+@pytest.mark.parametrize("method", ["pissa", "loftq"])
+@pytest.mark.parametrize("family", RENAMED)
+def test_factors_before_quantization_of_layers_with_other_names_in_files_are_found(tmp_path, family, method):
+    base, adapter = tmp_path / "base", tmp_path / "adapter"
+    config = {**ODD_SIZES, "model_type": family, **RENAMED[family]}
+    AutoModelForCausalLM.from_config(config, seed=3).save_pretrained(base)
+    expected = trained(base, adapter, method)
+    loaded = AutoPeftModelForCausalLM.from_pretrained(adapter)
+    np.testing.assert_allclose(logits(loaded), expected, atol=2e-5)
+    arguments = parse_arguments(["--model_name_or_path", str(base), "--src_length", "20", "--max_length", "4"])
+    np.testing.assert_allclose(logits(load_predictor(arguments, str(base), str(adapter))), expected, atol=2e-5)
+    merge_adapter(adapter, tmp_path / "merged")
+    np.testing.assert_allclose(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")), expected, atol=2e-5)
