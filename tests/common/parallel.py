@@ -6,6 +6,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -71,7 +72,7 @@ class Outcome:
 
 def write_model(case: Case, folder: Path) -> Path:
     """Save the case's model once; equal changes to the configuration give the same folder."""
-    path = folder / "models" / ("-".join(f"{key}={value}" for key, value in sorted(case.model.items())) or "plain")
+    path = folder / "models" / f"{zlib.crc32(json.dumps(case.model, sort_keys=True).encode()):08x}"
     if not path.is_dir():
         model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
         for name, parameter in model.named_parameters():
@@ -178,9 +179,9 @@ def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300
 
 
 def selected_cases(request: pytest.FixtureRequest) -> list[Case]:
-    """Return the parameter `case` of the module's selected tests, so that a launch runs no case of another test."""
+    """Return the parameter `case` of the selected tests that use the calling fixture, so that no other case runs."""
     items = (item for item in request.session.items if item.getparent(pytest.Module) is request.node)
-    found = (item.callspec.params["case"] for item in items if "case" in item.fixturenames)
+    found = (item.callspec.params["case"] for item in items if {"case", request.fixturename} <= {*item.fixturenames})
     return list({case.name: case for case in found}.values())
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.common.hybrid_models import GRANITE_4_H, LFM2, QWEN3_5
 from tests.common.models import TINY_LATENT
 from tests.common.parallel import Case, launch, run_case
 
@@ -34,6 +35,9 @@ FIRST_TWO = [
 TWO = [
     Case("sequence-drawn", {**DRAWN, **TENSOR, "sequence_parallel": True}, {"tie_word_embeddings": False}),
     Case("sequence-latent", {**ANSWERS, **TENSOR, "sequence_parallel": True}, {**TINY_LATENT, "q_lora_rank": 12}),
+    Case("tensor-qwen3_5", {**ANSWERS, **TENSOR}, QWEN3_5),
+    Case("stages-lfm2", {**ANSWERS, **STAGES}, LFM2),
+    Case("sequence-granite_4_h", {**ANSWERS, **TENSOR, "sequence_parallel": True}, GRANITE_4_H),
     Case("tensor-lora-tables", {**ANSWERS, **TENSOR}, {}, "lora", {"target_modules": ("embed_tokens",)}),
     Case("stages", {**ANSWERS, **STAGES}),
     Case("experts", {**ANSWERS, "expert_parallel_degree": 2}, {"model_type": "mixtral", "num_local_experts": 4}),

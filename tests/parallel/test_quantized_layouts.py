@@ -9,6 +9,7 @@ from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.ops.cpp import bf16
 from paddlenlp_ext.parallel.tensor_parallel import check_tensor_plan
 from paddlenlp_ext.quantization.config import QuantizationConfig
+from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, QWEN3_5
 from tests.common.models import TINY_LATENT, TINY_LLAMA
 from tests.common.parallel import Case, assert_same_run, differences, launch, outcome, run_case
 
@@ -33,6 +34,12 @@ LATENT = {
     "v_head_dim": 8,
     "intermediate_size": 64,
 }
+HYBRIDS = {
+    "qwen3_5": {**QWEN3_5, "linear_value_head_dim": 16, "intermediate_size": 64},
+    "lfm2": {**LFM2, "intermediate_size": 64},
+    "gemma4": {**GEMMA_4, "global_head_dim": 16, "intermediate_size": 64},
+    "granite_4_h": {**GRANITE_4_H, "shared_intermediate_size": 64},
+}
 
 QUANTIZED = [
     Case("tensor-lora", {**TENSOR, **DOUBLE}, WIDE, "lora", RANK),
@@ -44,6 +51,10 @@ QUANTIZED = [
     Case("sequence-qera", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "qera", {**RANK, "batches": 2}),
     Case("tensor-qera-latent", {**TENSOR, **NF4}, LATENT, "qera", {**RANK, "batches": 2}),
     Case("tensor-sequence", {**TENSOR, **NF4, "sequence_parallel": True}, WIDE, "lora", RANK),
+    *[
+        Case(f"sequence-{name}", {**TENSOR, **NF4, "sequence_parallel": True}, model, "lora", RANK)
+        for name, model in HYBRIDS.items()
+    ],
     Case("stages-lora", {**STAGES, **DOUBLE}, {}, "lora", RANK),
     Case("stages-loftq", {**STAGES, **NF4}, {}, "loftq", RANK),
     Case("stages-qera", {**STAGES, **NF4}, {}, "qera", {**RANK, "batches": 2}),

@@ -9,10 +9,12 @@ import json
 import pytest
 
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
+from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, QWEN3_5
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case
 
 pytestmark = pytest.mark.layouts
 
+HYBRIDS = {"qwen3_5": QWEN3_5, "lfm2": LFM2, "gemma4": GEMMA_4, "granite_4_h": GRANITE_4_H}
 REPLICAS = 2  # micro-batches of two data or sharding ranks, run in sequence on one process
 KEYS = {"gradient_accumulation_steps": REPLICAS}
 ONCE = {"gradient_accumulation_steps": 1}
@@ -50,18 +52,20 @@ def resumed(case: Case, before: str, after: str, folder) -> Case:
 CROSS = [(before, after) for before in ("one", *LAYOUTS) for after in LAYOUTS]
 CHAIN = list(zip(("one", *LAYOUTS), LAYOUTS, strict=False))  # sufficient to test a method's own state
 TENSOR = [("one", "tp2"), ("tp2", "tp2"), ("tp2", "one")]  # sufficient to test sharded parameters
+MIXERS = [("one", "tp2"), ("tp2", "pp2"), ("pp2", "one")]  # sharded heads and channels
 EXPERTS = [("one", "ep2"), ("ep2", "tp2"), ("tp2", "ep2-sharding1"), ("ep2-sharding1", "one")]
 RUNS = [
     (Case("sft", ONCE, {"attention_bias": True}), CROSS),
     (Case("adalora", ONCE, {}, "adalora", {"tinit": 2, "tfinal": 4}), CHAIN),
     (Case("untied", ONCE, {"attention_bias": True, "tie_word_embeddings": False}), TENSOR),
     (Case("lora", ONCE, {}, "lora", {"rank": 4, "dropout": 0.2}), TENSOR),
+    *[(Case(f"sft-{name}", ONCE, model), MIXERS) for name, model in HYBRIDS.items()],
     (Case("experts", ONCE, {"model_type": "mixtral", "num_local_experts": 4}), EXPERTS),
 ]
 WAYS = [(case, way) for case, ways in RUNS for way in ways]
 ON_2 = (*LAYOUTS, *EXPERT_LAYOUTS)
 LAID_OUT = [(case, layout) for case, ways in RUNS for layout in ON_2 if any(layout in way for way in ways)]
-RUNS_OF_4 = [case for case, ways in RUNS if ways not in (TENSOR, EXPERTS)]
+RUNS_OF_4 = [case for case, ways in RUNS if ways not in (TENSOR, MIXERS, EXPERTS)]
 WAYS_TO_1 = [(before, "one") for before in (*LAYOUTS, *MIXED)]
 WAYS_OF_4 = [("one", "tp2-sharding3"), ("sharding3", "pp2-sharding1"), ("tp2-dp2", "pp2-sharding1")]
 WAYS_OF_4 += [("pp2", "tp2-dp2"), ("pp2-sharding1", "tp2-sharding3"), ("tp2-sharding3", "tp2-dp2")]
@@ -128,8 +132,9 @@ def test_checkpoint_of_equal_numbers_has_equal_bytes(folder):
 def assert_same_files(one, other):
     """Assert that two folders have the same files, whose tensors have equal names, dtypes, shapes and offsets.
 
-    Values agree within 1e-6 of the largest one; within 2e-5 in optimizer state (squares of gradients) and in LoRA's B
-    and AdaLoRA's E, which start at zero: they are sums of Adam steps, which divide by the size of the gradient.
+    Values agree within 1e-6 of the largest one; within 2e-5 in optimizer state (squares of gradients) and in LoRA's B,
+    AdaLoRA's E and the norms of Qwen3.5, which start at zero: they are sums of Adam steps, which divide by the size of
+    the gradient.
     """
     files = [path.relative_to(one) for path in one.rglob("*") if path.is_file() and path.name[:5] != "held-"]
     others = [path.relative_to(other) for path in other.rglob("*") if path.is_file() and path.name[:5] != "held-"]
@@ -140,7 +145,7 @@ def assert_same_files(one, other):
             want, got = SafetensorsFile(one / file), SafetensorsFile(other / file)
             for name in want.names():
                 a, b = want.read(name), got.read(name)
-                starts_at_zero = name.endswith((".lora_B.weight", ".lora_E"))
+                starts_at_zero = name.endswith((".lora_B.weight", ".lora_E", "norm.weight"))
                 tolerance = 2e-5 if starts_at_zero or file.name == "training_state.safetensors" else 1e-6
                 assert abs(a - b).max() <= tolerance * max(abs(a).max(), 1e-8), (file, name)
         elif file.name in ("config.json", "adapter_config.json"):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA, TINY_SINGLE_BLOCKS
+from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, NEMOTRON_H, QWEN3_5
+from tests.common.models import TINY_LATENT, TINY_LATENT_EXPERTS, TINY_MAMBA
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 TENSOR = {"tensor_parallel_degree": 2}
@@ -83,17 +84,6 @@ SEQUENCE = [
     Case("sp-lora-tables", {**TENSOR, "sequence_parallel": True}, {}, "lora", {**TABLES, "dropout": 0.2}),
     Case("sp-ln", {**TENSOR, "sequence_parallel": True}, switch="ln_tuning"),
 ]
-LFM2 = {"model_type": "lfm2", "full_attn_idxs": [1], "block_auto_adjust_ff_dim": False, "conv_bias": True}
-QWEN3_5 = {
-    "model_type": "qwen3_5_text",
-    "head_dim": 8,
-    "partial_rotary_factor": 0.5,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 18,  # normalizing shorter keys amplifies rounding
-    "linear_value_head_dim": 10,
-}
 QWEN3_NEXT = {**QWEN3_5, "model_type": "qwen3_next", "mlp_only_layers": [0, 1]}  # without experts
 OLMO_HYBRID = {
     **{key: value for key, value in QWEN3_5.items() if key.startswith("linear")},
@@ -101,16 +91,6 @@ OLMO_HYBRID = {
     "layer_types": ["linear_attention", "full_attention"],
 }
 MAMBA_GROUPS = {**TINY_MAMBA, "mamba_proj_bias": True}
-GRANITE_4_H = {**TINY_MAMBA, "mamba_n_groups": 1}
-NEMOTRON_H = {**TINY_SINGLE_BLOCKS, "n_routed_experts": 6}
-GEMMA_4 = {
-    "model_type": "gemma4_text",
-    "head_dim": 8,
-    "global_head_dim": 12,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "layer_types": ["sliding_attention", "full_attention"],
-}
 SOFT_CAPS = {"attn_logit_softcapping": 1.0, "final_logit_softcapping": 2.0}
 FAMILIES = [
     Case("sft-olmo2", TENSOR, {"model_type": "olmo2"}),

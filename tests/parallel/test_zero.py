@@ -8,6 +8,7 @@ import pytest
 
 from paddlenlp_ext.parallel.mesh import Mesh, ProcessAxis
 from paddlenlp_ext.parallel.zero import balanced_owners
+from tests.common.hybrid_models import GRANITE_4_H, LFM2, QWEN3_5
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases, write_model
 
 UNTIED = {"tie_word_embeddings": False}
@@ -44,6 +45,9 @@ LAYER_EMBEDDINGS = {
 }
 ONLY_STAGE3 = [
     Case("sft-layer-embeddings", {"recompute": True}, LAYER_EMBEDDINGS),
+    Case("sft-qwen3_5", {"recompute": True}, QWEN3_5),
+    Case("sft-lfm2", {}, LFM2),
+    Case("lora-granite_4_h", {"recompute": True}, GRANITE_4_H, "lora", {"rank": 4}),
     Case("sft-back", FIRST_IS_BEST),
     Case("vera", switch="vera", peft={"rank": 8}),
     Case("lora-ga", {}, UNTIED, "lora_ga", {"rank": 4, "ga_batches": 2}),

@@ -14,6 +14,7 @@ import pytest
 from paddlenlp_ext.checkpoint.safetensors import SafetensorsFile
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.model_source import ModelSource
+from paddlenlp_ext.peft.layers import adapter_layers
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.methods.pissa import PiSSAConfig
@@ -23,6 +24,8 @@ from paddlenlp_ext.trainer.build_model import build_model
 from paddlenlp_ext.trainer.build_trainer import build_trainer
 from paddlenlp_ext.trainer.load_data import load_data
 from paddlenlp_ext.trainer.memory.run_estimate import outline_model
+from tests.common.hybrid_models import LFM2
+from tests.common.models import TINY_LLAMA
 from tests.common.training import make_folder_config
 
 
@@ -81,6 +84,16 @@ def test_build_model_stored_quantized_without_adapter_is_an_error(run_folders):
     assert len(quantized_layers(build_model(source, config).model)) == 14
     with pytest.raises(ValueError, match=r"stored quantized.*choose an adapter"):
         build_model(source, dataclasses.replace(config, peft=None, peft_switch=None))
+
+
+def test_build_model_finds_targets_of_pissa_under_their_names_in_files(run_folders):
+    folder = run_folders / "lfm2"
+    AutoModelForCausalLM.from_config({**TINY_LLAMA, **LFM2}).save_pretrained(folder)
+    method = PiSSAConfig(rank=4, target_modules=("w2", "in_proj"))
+    config = config_for(run_folders, peft=method, model_name_or_path=str(folder))
+    model = build_model(ModelSource.from_config(config.model), config).model
+    adapted = {name.rpartition(".")[2] for name, _ in adapter_layers(model)}
+    assert adapted == {"down_proj", "b_proj", "c_proj", "u_proj"}
 
 
 def test_outline_model_packed_size_equals_the_loaded_model(run_folders):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, NEMOTRON_H, QWEN3_5, repeated
 from tests.common.parallel import Case, assert_same_run, launch, outcome, run_case, selected_cases
 
 DEEP = {"num_hidden_layers": 4}
@@ -24,15 +25,6 @@ AUXILIARY = {
     "num_experts_per_tok": 2,
     "output_router_logits": True,
     "router_aux_loss_coef": 0.5,
-}
-LAYER_SIZES = {
-    **DEEP,
-    "model_type": "gemma4_text",
-    "head_dim": 8,
-    "global_head_dim": 12,
-    "attention_k_eq_v": True,
-    "hidden_size_per_layer_input": 0,
-    "layer_types": ["sliding_attention", "full_attention"] * 2,
 }
 SOME_LAYERS = {  # the last chunk has no router
     "model_type": "qwen2_moe",
@@ -87,7 +79,11 @@ LONG = [
     Case("tokens-untied", PIPELINE, UNTIED, "trainable_tokens", {"indices": (5, 7), "target_modules": BOTH_TABLES}),
     Case("reft", PIPELINE, DEEP, "reft", {"rank": 4}),
     Case("sft-softcaps", VIRTUAL, SOFT_CAPS),
-    Case("sft-layer-sizes-recomputed", {**VIRTUAL, "recompute": True}, LAYER_SIZES),
+    Case("sft-layer-sizes-recomputed", {**VIRTUAL, "recompute": True}, repeated(GEMMA_4)),
+    Case("sft-qwen3_5-recomputed", {**VIRTUAL, "recompute": True}, repeated(QWEN3_5)),
+    Case("lora-lfm2", VIRTUAL, repeated(LFM2), "lora", {"rank": 4}),
+    Case("sft-granite_4_h", VIRTUAL, repeated(GRANITE_4_H)),
+    Case("lora-nemotron_h", PIPELINE, NEMOTRON_H, "lora", {"rank": 4}),
     Case("sft-fused", VIRTUAL, {**DEEP, "model_type": "phi3"}),
     Case("lora-fused", PIPELINE, {**DEEP, "model_type": "phi3"}, "lora", {"rank": 4, "target_modules": ("v_proj",)}),
     Case("sft-auxiliary", VIRTUAL, AUXILIARY),

@@ -13,6 +13,7 @@ from paddlenlp_ext.trainer.optimizers.parameter_groups import trainable_paramete
 from paddlenlp_ext.trainer.stopping.signals import TrainingStopped
 from paddlenlp_ext.trainer.train_step import OptimizerStep
 from paddlenlp_ext.trainer.trainer import Trainer
+from tests.common.hybrid_models import GEMMA_4, GRANITE_4_H, LFM2, QWEN3_5
 from tests.common.models import TINY_LLAMA
 from tests.common.training import (
     KillAfter,
@@ -49,6 +50,13 @@ RECIPES = {
     "full, Adam-mini": ({}, {"optim": "adamw_mini", "weight_decay": 0.1}),
     "full, Muon": ({}, {"optim": "muon", "weight_decay": 0.1}),
     "LoRA, 8-bit moments": ({**LORA, "rank": 40}, {"optim": "adamw_8bit", "weight_decay": 0.1}),
+}
+MODELS = {
+    "mixtral": {"model_type": "mixtral", "num_local_experts": 5, "output_router_logits": True},
+    "qwen3_5": QWEN3_5,
+    "lfm2": LFM2,
+    "gemma4": GEMMA_4,
+    "granite_4_h": GRANITE_4_H,
 }
 TIMES = ("per_second", "runtime", "seconds", "peak_memory")
 
@@ -102,10 +110,10 @@ def test_resume_ends_with_the_same_bits(tmp_path, model_options, keys):
     assert without_times([results]) == without_times([other])
 
 
-def test_resume_with_experts_ends_with_the_same_bits(tmp_path, monkeypatch):
-    experts = {"model_type": "mixtral", "num_local_experts": 5, "output_router_logits": True}
-    monkeypatch.setattr("tests.common.training.TINY_LLAMA", {**TINY_LLAMA, **experts})
-    test_resume_ends_with_the_same_bits(tmp_path, {}, {"weight_decay": 0.1})
+@pytest.mark.parametrize("family", MODELS)
+def test_resume_of_other_families_ends_with_the_same_bits(tmp_path, monkeypatch, family):
+    monkeypatch.setattr("tests.common.training.TINY_LLAMA", {**TINY_LLAMA, **MODELS[family]})
+    test_resume_ends_with_the_same_bits(tmp_path, {}, {**PACKED, "weight_decay": 0.1})
 
 
 def test_resume_after_a_signal_ends_with_the_same_bits(tmp_path):
