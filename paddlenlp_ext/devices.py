@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 AUTO = "auto"
-"""Name that stands for a GPU if there is one, and otherwise for the CPU."""
+"""Device name that selects a GPU if there is one, and otherwise the CPU."""
 
 _GPU_NODES = ("/dev/nvidiactl", "/dev/dxg")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities:
-    """Abilities of a type of device besides Paddle's operators in float32.
+    """Capabilities of a device type, in addition to Paddle's float32 operators.
 
     Attributes:
         cpp: the device is the CPU; its tensors are in the memory that NumPy and the C++ library read.
@@ -71,9 +71,9 @@ class AbsentGpu:
 
 
 def capabilities(device: Any) -> Capabilities:
-    """Return what a device can do; `device` is a name or a Paddle place.
+    """Return the capabilities of a device; `device` is a name or a Paddle place.
 
-    A device that this Paddle does not have, except a GPU, can do nothing.
+    A device that is not available has no capabilities, except for a GPU.
     """
     kind = device_type(device)
     return _KNOWN.get(kind) or _reported_capabilities(kind)
@@ -81,7 +81,7 @@ def capabilities(device: Any) -> Capabilities:
 
 @functools.cache
 def _reported_capabilities(kind: str) -> Capabilities:
-    """Return the capabilities that Paddle reports for a type of device other than the CPU and GPUs."""
+    """Return the capabilities that Paddle reports for a device type other than the CPU and GPUs."""
     if kind not in available_types():
         return Capabilities()
     import paddle
@@ -105,12 +105,12 @@ def device_type(device: Any) -> str:
 
 
 def default_device() -> str:
-    """Return the device that "auto" stands for."""
+    """Return the device that "auto" selects."""
     return "gpu" if has_gpu() else "cpu"
 
 
 def available_types() -> list[str]:
-    """Return the types of devices that this Paddle and this machine have, "cpu" first."""
+    """Return the device types that are available with this Paddle on this machine, "cpu" first."""
     import paddle
 
     xpu = ["xpu"] if paddle.is_compiled_with_xpu() and paddle.device.xpu.device_count() > 0 else []
@@ -118,7 +118,7 @@ def available_types() -> list[str]:
 
 
 def device_count(kind: str) -> int:
-    """Return the number of devices of a type that is available."""
+    """Return the number of available devices of a type."""
     import paddle
 
     if kind in _custom_types():
@@ -129,7 +129,7 @@ def device_count(kind: str) -> int:
 
 
 def unavailable_reason(device: str) -> str | None:
-    """Return None if a device is available, otherwise the reason with the devices of this Paddle.
+    """Return the reason why a device is unavailable, with the available devices; None if the device is available.
 
     For the CPU and for a GPU without an index, Paddle is not imported.
     """
@@ -154,7 +154,7 @@ def _with_indices(kind: str) -> str:
 def _plugin_hint(kind: str, available: list[str]) -> str:
     if kind in available or kind in ("gpu", "xpu"):
         return ""
-    return f"; other devices need a plug-in of their vendor, such as paddle-custom-{kind} (docs/reference/devices.md)"
+    return f"; other devices need a plug-in from their vendor, such as paddle-custom-{kind} (docs/reference/devices.md)"
 
 
 def choose_device(name: str) -> None:
@@ -211,7 +211,7 @@ def compute_capability(place: Any) -> tuple[int, int]:
 
 
 def model_of(device: str) -> str | None:
-    """Return product name, compute capability and memory of a GPU; None for other devices."""
+    """Return the product name, compute capability and memory of a GPU; None for other devices."""
     if device_type(device) != "gpu":
         return None
     import paddle
@@ -222,7 +222,7 @@ def model_of(device: str) -> str | None:
 
 
 def is_missing_gpu(device: str) -> bool:
-    """Return whether a device is a GPU, and there is none."""
+    """Return whether a device is a GPU although no GPU is available."""
     return device_type(device) == "gpu" and not has_gpu()
 
 
@@ -232,7 +232,7 @@ def has_gpu() -> bool:
 
 
 def _custom_types() -> list[str]:
-    """Return the types of devices that plug-ins of other vendors provide."""
+    """Return the device types that vendors' plug-ins provide."""
     import paddle
 
     return paddle.device.get_all_custom_device_type() or []

@@ -14,7 +14,7 @@ from paddlenlp_ext.utils.files import read_json_object
 _FILE = "dataset_info.json"
 _SOURCES = ("file_name", "hf_hub_url", "ms_hub_url", "om_hub_url", "script_url", "cloud_file_name")
 _ALPACA = {"prompt": "instruction", "query": "input", "response": "output"}
-"""Names of columns in an entry with the formatting alpaca -> fields of rows; other names are the same."""
+"""Name of a column in an entry with the formatting alpaca -> field of rows, if the names differ."""
 _MESSAGES = {("from", "value"): ("conversations", SHAREGPT_ROLES), ("role", "content"): ("messages", OPENAI_ROLES)}
 """Keys of the role and the text of a message -> field with the messages of a row, and its roles."""
 _DEFAULT = {"messages": "conversations"}
@@ -72,7 +72,7 @@ def registered_names(folder: Path) -> tuple[str, ...]:
 
 
 def _entries(folder: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the entries by name. The file with this name that `Dataset.save_to_disk` writes has none."""
+    """Return the entries by name. A dataset_info.json that `Dataset.save_to_disk` wrote has no entries."""
     if not (folder / _FILE).is_file():
         return {}
     registered = read_json_object(folder / _FILE).items()
@@ -97,7 +97,7 @@ def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
 
 
 def _texts(entry: Mapping[str, Any], key: str, place: str) -> dict[str, str]:
-    """Return the texts of an object in an entry by name; null values are left out.
+    """Return an object in an entry whose values are texts; null values are left out.
 
     Raises:
         ValueError: the value is not an object, or has a value that is not a text.
