@@ -206,8 +206,8 @@ The tables compare layouts with a run in one process: the largest relative diffe
 - "-": the layout does not support the method ([parallel.md](reference/parallel.md#supported-combinations)).
 - An empty cell: not run.
 
-The first row of each table shows the effect of rounding: a run in one process, in which the initial weights have a
-relative difference of {move:.0e}. Adam divides a gradient by its magnitude, so rounding errors of near-zero gradients
+The first row of each table shows the effect of rounding: a run in one process whose initial weights are perturbed by
+a relative {move:.0e}. Adam divides a gradient by its magnitude, so rounding errors of near-zero gradients
 become full-size updates. The runs therefore use `adam_epsilon` {epsilon:.0e}.
 
 Limit: 1e-5. {verdict}
@@ -255,7 +255,7 @@ def main() -> None:
     if arguments.collect and not arguments.folder:
         parser.error("--collect needs the --folder of the runs")
     keys: dict[str, Any] = {"max_steps": arguments.steps, "adam_epsilon": EPSILON}
-    tensor, model = 2, "a random Llama with 4 layers, D 32 and a vocabulary of 61 tokens"
+    tensor, model = 2, "a random Llama with 4 layers, hidden size 32 and a vocabulary of 61 tokens"
     if arguments.model:
         path, model = resolve_model(arguments.model), arguments.model
         heads = read_model_config(path)["num_key_value_heads"]

@@ -82,7 +82,7 @@ class PackedBatch:
 
     @property
     def num_target_tokens(self) -> int:
-        """Number of positions that count in the loss."""
+        """Number of positions that contribute to the loss."""
         return int(np.count_nonzero(self.labels != IGNORED_LABEL))
 
     @property

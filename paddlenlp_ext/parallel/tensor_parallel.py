@@ -379,7 +379,7 @@ def _is_in_expert_layer(parent: str, styles: dict[str, Style]) -> bool:
 
 
 def _shard_vocabulary(model: nn.Layer, name: str, outermost: nn.Layer, axis: ProcessAxis) -> None:
-    """Shard the embedding or the lm_head and its adapters along the vocabulary."""
+    """Shard the embedding or the lm_head, together with its adapters, along the vocabulary."""
     adapters, base = _unwrap(outermost)
     shard = shard_parameter(base, "weight", AXES["vocab"], axis, even=False)
     if isinstance(base, Embedding):

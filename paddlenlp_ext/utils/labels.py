@@ -1,4 +1,4 @@
-"""Label of positions that do not count in the loss; the label of any other position is the id of the next token."""
+"""Label of positions that do not contribute to the loss; all other labels are the ids of the next tokens."""
 
 from __future__ import annotations
 

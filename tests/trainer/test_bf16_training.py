@@ -148,7 +148,7 @@ def test_checkpoint_without_master_weights_is_not_resumed_with_them(run_folders)
     build_trainer(config, load_data(config)).train()
     checkpoint = str(run_folders / "out" / "checkpoint-3")
     config = config_for(run_folders, False, "resumed", resume_from_checkpoint=checkpoint, **HALF)
-    with pytest.raises(ValueError, match=r"missing \(.*master_weight.*set optim, master_weight, fp16_opt_level"):
+    with pytest.raises(ValueError, match=r"missing \(.*master_weight.*the same optim, master_weight, fp16_opt_level"):
         build_trainer(config, load_data(config)).train()
 
 

@@ -208,10 +208,11 @@ class _StackedWeights(WeightSource):
                 values = self._source.read(parts[expert, projection], dtype)
                 if result is None:
                     result = np.empty((len(experts), *self.shape(name)[1:]), values.dtype)
-                if values.shape[1:] != result.shape[2:] or row + len(values) > result.shape[1]:
+                expected = self._source.shape(parts[0, projection])
+                if values.shape != tuple(expected):
                     raise ValueError(
-                        f"{self.path}: {parts[expert, projection]} has the shape {list(values.shape)}, which differs "
-                        "from the shape of other experts; copy or download the model again"
+                        f"{self.path}: {parts[expert, projection]} has the shape {list(values.shape)}, but expert 0 "
+                        f"has {list(expected)}; copy or download the model again"
                     )
                 result[index, row : row + len(values)] = values
                 row += len(values)

@@ -35,7 +35,7 @@ class TextPart:
         role: role of the message, or `PLAIN_TEXT`.
         text: content of the message.
         path: keys and indices of the message within the row; () for plain text.
-        is_target: whether the tokens of the message count in the loss.
+        is_target: whether the tokens of the message contribute to the loss.
     """
 
     role: str

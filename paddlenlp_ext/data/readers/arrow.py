@@ -40,7 +40,7 @@ class ArrowReader(FileReader):
             ) from error
 
     def _check_compression(self, messages: Iterable[Any]) -> None:
-        """Check the decompressed size of the compressed buffers; uncompressed buffers are memory-mapped.
+        """Check the decompressed size of the compressed buffers. Other buffers are memory-mapped, and have no limit.
 
         Raises:
             ValueError: the decompressed buffers exceed `_MAX_EXPANDED_BYTES`.

@@ -40,7 +40,7 @@ class Message:
         tool_calls: tool calls in an answer.
         name: name of the tool or of the speaker.
         call_id: identifier of the tool call whose result a tool message holds.
-        is_target: whether the tokens of an answer count in the loss.
+        is_target: whether the tokens of an answer contribute to the loss.
         path: keys and indices that lead from the row to the message, for errors.
     """
 
@@ -81,7 +81,7 @@ class Conversation:
         Args:
             system: system prompt, or None.
             turns: the turns in order.
-            context_turns: indices of turns whose answers do not count in the loss.
+            context_turns: indices of turns whose answers do not contribute to the loss.
         """
         messages = [] if system is None else [Message(SYSTEM, system)]
         for index, (question, answer) in enumerate(turns):

@@ -304,7 +304,7 @@ def markdown_table() -> str:
     add(
         LOSS_WEIGHTS,
         "answer (message of the assistant)",
-        "1: target; 0: context, which does not count in the loss; other values are invalid",
+        "1: target; 0: context, which does not contribute to the loss; other values are invalid",
     )
     add(
         LOSS_WEIGHTS,

@@ -1,4 +1,4 @@
-"""Loss weights: fields that decide whether the tokens of an answer count in the loss."""
+"""Loss weights: fields that decide whether the tokens of an answer contribute to the loss."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 def read_messages(items: Any, path: FieldPath, row_format: RowFormat) -> list[Message]:
-    """Parse a list of messages; answers count in the loss unless their loss weight is 0.
+    """Parse a list of messages; answers contribute to the loss unless their loss weight is 0.
 
     A tool-call message without reasoning is merged into the answer before it, if both have the same loss weight.
 

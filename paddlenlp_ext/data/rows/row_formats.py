@@ -156,7 +156,7 @@ def _parse_messages(row: dict[str, Any]) -> Conversation:
 def _parse_prompt(row: dict[str, Any]) -> Conversation:
     """Parse a prompt and a completion, which are both texts or both lists of messages.
 
-    Answers in the prompt count in the loss only if they set a loss weight of 1.
+    Answers in the prompt contribute to the loss only if their loss weight is 1.
     """
     if not isinstance(row["prompt"], list):
         return Conversation.from_turns(None, [_turn(row, "prompt", "completion")])

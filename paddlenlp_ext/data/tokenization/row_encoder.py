@@ -230,7 +230,7 @@ class RowEncoder:
     Attributes:
         template: chat template that renders conversations.
         limits: `src_length`, `max_length` and `truncation`.
-        autoregressive: whether rows are plain text, in which all tokens except the first count in the loss.
+        autoregressive: whether rows are plain text, in which all tokens except the first contribute to the loss.
         files: names of the data files; stored locations are indices into this tuple.
     """
 

@@ -30,7 +30,7 @@ class DataStats:
         num_truncated: number of rows in the dataset that were truncated.
         dropped: reason -> number of dropped rows.
         num_tokens: number of tokens in the dataset.
-        num_target_tokens: number of tokens in the dataset that count in the loss.
+        num_target_tokens: number of tokens in the dataset that contribute to the loss.
         num_truncated_tokens: number of tokens that truncation removed from rows in the dataset.
         num_lost_target_tokens: number of target tokens that truncation removed or that were in dropped rows; None in
             caches of earlier versions, which did not count them.

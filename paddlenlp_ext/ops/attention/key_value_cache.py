@@ -130,4 +130,4 @@ class ReservingCache(KeyValueCache):
 
     @abstractmethod
     def reserve(self, layers: Sequence[int], length: int) -> ReservedPositions:
-        """Reserve slots for `length` new positions of each row in the layers with these indices."""
+        """Reserve slots for `length` new positions of each row in the layers with the indices `layers`."""

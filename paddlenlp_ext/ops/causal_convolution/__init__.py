@@ -1,4 +1,4 @@
-"""Causal depthwise convolution over rows that a table selects.
+"""Causal depthwise convolution whose input rows are gathered by index (`taps`).
 
     y[t] = sum over k of weight[:, k] * x[taps[t, k]]
 

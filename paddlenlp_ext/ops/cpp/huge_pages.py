@@ -42,7 +42,7 @@ def use_huge_pages(tensors: Iterable[paddle.Tensor]) -> None:
 
 
 def _pages(tensors: Iterable[paddle.Tensor]) -> set[int]:
-    """Return the indices of the huge pages that contain parts of the tensors."""
+    """Return the indices of the huge pages that contain parts of the large tensors on the CPU."""
     pages: set[int] = set()
     for tensor in tensors:
         if not (has_storage(tensor) and is_on_cpu(tensor)):

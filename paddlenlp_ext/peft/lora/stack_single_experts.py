@@ -139,8 +139,8 @@ def _single(
     (rank, alpha), a, b = rank_and_alpha, factors["lora_A"], factors["lora_B"]
     if len(a) != rank or b.shape[1] != rank:
         raise ValueError(
-            f"{name} has factors of shape {list(a.shape)} and {list(b.shape)}, but its rank is {rank}; "
-            "correct r or rank_pattern in adapter_config.json"
+            f"{name} has factors of shape {list(a.shape)} and {list(b.shape)}, but "
+            f"adapter_config.json gives rank {rank}; correct r or rank_pattern"
         )
     return _Single(name, place, a, b, alpha, alpha / (rank**0.5 if rslora else rank))
 

@@ -53,7 +53,7 @@ _CHAT_TEMPLATE_FILES = ("chat_template*", "additional_chat_templates")
 
 
 def tensors_by_module(stored: AdapterFiles, source: WeightSource) -> dict[str, dict[str, np.ndarray]]:
-    """Group the tensors of a stored adapter: a dict from layer names to a dict from names in the layer to values.
+    """Group the tensors of a stored adapter by layer; return layer name -> tensor name in the layer -> values.
 
     Raises:
         ValueError: the base lacks layers of the adapter.

@@ -197,8 +197,8 @@ class MiSSBatLinear(_MiSSLayer):
         super().__init__(base, config, name)
         if self.in_features % self.rank or self.out_features % self.rank:
             raise ValueError(
-                f"miss_rank={self.rank} does not divide the {self.in_features} inputs and {self.out_features} outputs "
-                f"of {name}, as miss_variant bat requires; choose a divisor of both, or leave this layer out of "
+                f"miss_variant bat: miss_rank={self.rank} must divide both the {self.in_features} inputs and the "
+                f"{self.out_features} outputs of {name}; choose a divisor of both, or leave this layer out of "
                 "miss_target_modules"
             )
         shape = (self.out_features // self.rank, self.rank, self.rank)

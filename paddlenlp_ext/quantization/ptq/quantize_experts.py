@@ -35,7 +35,7 @@ def quantize_experts(
     options: PostTrainingOptions,
     errors: ErrorTotals,
 ) -> None:
-    """Quantize some layers of all experts; `names` maps the names of these layers to their names in the model."""
+    """Quantize the layers in `names` of every expert; `names` maps names in the experts to names in the model."""
     stacks = {part: getattr(experts, part) for part in names}
     assert all(isinstance(stack, GroupedLinear) for stack in stacks.values()), "experts must not be quantized already"
     moments = 4 * sum(stack.weight_shape[2] ** 2 for stack in stacks.values())

@@ -125,7 +125,7 @@ def checkpoint_damage(folder: Path) -> list[str]:
     if values.get("step", state.step) != state.step:
         return [f"training_state.json is from step {values['step']}, trainer_state.json from step {state.step}"]
     logger.warning(
-        "the checkpoint %s was written by an earlier version without %s; the files of the checkpoint are not verified",
+        "the checkpoint %s has no %s, because an earlier version of paddlenlp_ext wrote it; its files are not verified",
         folder,
         MANIFEST_FILE,
     )

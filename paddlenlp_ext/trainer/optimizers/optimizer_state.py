@@ -78,9 +78,8 @@ def restore_optimizer_state(
     if missing or unexpected:
         raise ValueError(
             f"the checkpoint's optimizer state is for a different optimizer or different parameters: {len(missing)} "
-            f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); set "
-            "optim, master_weight, fp16_opt_level and the keys that select the trained parameters as in the "
-            "run of the checkpoint"
+            f"missing ({', '.join(missing[:3])}), {len(unexpected)} unexpected ({', '.join(unexpected[:3])}); use "
+            "the same optim, master_weight, fp16_opt_level and trained parameters as the run that wrote the checkpoint"
         )
     for name, tensor in live.items():
         value, shard = saved[name], shard_of(tensor)

@@ -101,7 +101,7 @@ def as_targets(conversation: Conversation) -> Conversation:
 def outcome(place: str, field: str, value: object) -> str:
     """Return the effect of a field.
 
-    "read": the conversation changes. "context", "target": an answer no longer counts in the loss, or now does.
+    "read": the conversation changes. "context", "target": an answer no longer contributes to the loss, or now does.
     "invalid": the row is refused. "named": no effect, and named in the log. "-": no effect.
     """
     return outcome_of_json(place, field, json.dumps(value))

@@ -124,7 +124,7 @@ def test_single_experts_can_be_merged_into_files_and_trained_further(tmp_path: P
     ("ranks", "fields", "message"),
     [
         ({EXPERTS.format(0, 7, "gate_proj"): 2}, {}, "the base has only 5 experts in this layer"),
-        ({EXPERTS.format(0, 0, "gate_proj"): 3}, {}, "but its rank is 2; correct r or rank_pattern"),
+        ({EXPERTS.format(0, 0, "gate_proj"): 3}, {}, "adapter_config.json gives rank 2; correct r or rank_pattern"),
         (
             {EXPERTS.format(0, 0, "gate_proj"): 2},
             {"use_dora": True},

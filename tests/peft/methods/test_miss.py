@@ -79,7 +79,7 @@ def test_miss_dropout_changes_only_the_training_pass():
         ({"init_weights": False}, "variant: expected a string, got False"),
         ({"variant": "bat", "dropout": 0.1}, "miss_dropout=0.1 has no effect"),
         ({"rank": 37}, "miss_rank=37 exceeds the 36 inputs of model.layers.0.self_attn.q_proj"),
-        ({"rank": 8, "variant": "bat"}, "miss_rank=8 does not divide the 36 inputs and 36 outputs of model.layers.0"),
+        ({"rank": 8, "variant": "bat"}, "miss_rank=8 must divide both the 36 inputs and the 36 outputs of model"),
         ({"variant": "mini", "mini_rank": 8}, "miss_mini_rank=8 does not divide the 36 outputs of model.layers.0"),
     ],
 )

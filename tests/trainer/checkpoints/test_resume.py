@@ -191,5 +191,5 @@ def test_resume_another_adapter_is_an_error(tmp_path):
 
 def test_resume_another_optimizer_is_an_error_that_names_the_key(tmp_path):
     make_trainer(tmp_path, max_steps=1, save_strategy="steps", save_steps=1).train()
-    with pytest.raises(ValueError, match=r"a different optimizer or different parameters.*set optim"):
+    with pytest.raises(ValueError, match=r"a different optimizer or different parameters.*use the same optim"):
         make_trainer(tmp_path, max_steps=2, resume_from_checkpoint=True, optim="adamw_8bit").train()
