@@ -91,7 +91,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
         "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand "
-        "mamba_num_heads mamba_head_dim n_groups ssm_state_size",
+        "mamba_num_heads mamba_head_dim n_groups ssm_state_size rotary_dim",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),

@@ -50,6 +50,7 @@ _NAMES = {
         "block_sparse_moe.router.layer.weight": "block_sparse_moe.router.weight",
     },
     "afmoe": {"mlp.router.gate.e_score_correction_bias": "mlp.expert_bias"},
+    "minimax_m2": {"mlp.gate.e_score_correction_bias": "mlp.e_score_correction_bias"},
     "lfm2_moe": {"feed_forward.gate.e_score_correction_bias": "feed_forward.expert_bias"},
 }
 """Model type -> name of a parameter -> its name in transformers."""

@@ -96,6 +96,7 @@ def test_shipped_files_exist_for_every_family():
         "hunyuan_moe",
         "lfm2_moe",
         "mellum",
+        "minimax_m2",
         "qwen3_5_moe",
         "qwen3_moe",
         "qwen3_next",

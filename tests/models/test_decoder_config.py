@@ -133,6 +133,9 @@ LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_
         ({"model_type": "glm4_moe", "n_group": 3}, "divides 128 experts into 3 groups, and chooses 1"),
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "a token uses 9 experts, but a layer has only 8"),
+        ({"model_type": "minimax_m2", "router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ({"model_type": "minimax_m2", "rotary_dim": "8"}, "rotary_dim"),
+        ({"model_type": "minimax_m2", "rotary_dim": 0}, "partial_rotary_factor"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
     ],
 )

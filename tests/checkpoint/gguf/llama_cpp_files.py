@@ -219,6 +219,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_latent_size": 36,
         "initializer_range": 0.1,  # larger weights amplify rounding errors of this model
     },
+    "minimax-m2": {
+        "model_type": "minimax_m2",
+        "head_dim": 32,
+        "rotary_dim": 16,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "tie_word_embeddings": False,
+    },
     "hunyuan-moe": {"model_type": "hunyuan_v1_moe", "head_dim": 32, "num_experts": 6, "moe_topk": 3},
     "qwen3moe": {**_EXPERTS, "model_type": "qwen3_moe", "head_dim": 32, "norm_topk_prob": True},
     "qwen35moe": {
@@ -443,11 +451,13 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
         writer.add_rope_scaling_yarn_log_mul(0.1 * scaling["mscale_all_dim"])
     if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "afmoe", "nemotron_h_moe", "nemotron_h_latents"):
         writer.add_expert_weights_norm(True)
-    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "lfm2moe"):
+    if architecture in ("glm4moe", "deepseek_v3", "glm4_moe_lite", "lfm2moe", "minimax-m2"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if architecture == "apertus":
         _add_apertus(writer, model)
-    if architecture in ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe"):
+    if architecture == "minimax-m2":
+        writer.add_expert_feed_forward_length(source["intermediate_size"])
+    if architecture in ("phi3", "glm4", "glm4moe", "qwen35", "qwen35moe", "minimax-m2"):
         writer.add_rope_dimension_count(config.ropes[0].rotary_dim)
     for key, add in (
         ("attention_multiplier", writer.add_attention_scale),

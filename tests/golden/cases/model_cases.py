@@ -373,6 +373,17 @@ CASES: dict[str, dict[str, Any]] = {
         "moe_topk": [3, 3],
         "rope_scaling": {"type": "dynamic", "alpha": 50.0, "factor": 1.0},
     },
+    "minimax_m2": {
+        **_SMALL,
+        **_NO_PADDING,
+        "model_type": "minimax_m2",
+        "head_dim": 12,
+        "rotary_dim": 8,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 3,
+        "output_router_logits": True,
+        "router_aux_loss_coef": 0.3,
+    },
     "olmo2": {**_SMALL, **_NO_PADDING, "model_type": "olmo2"},
     "cohere2": {
         **_SMALL,

@@ -59,6 +59,7 @@ LORA = LoRAConfig(rank=4, alpha=6, rslora=True, rank_pattern={"k_proj": 2, "down
         ("nemotron_h_moe", LORA),
         ("gemma4_e", "per_layer_projection"),
         ("gemma4_experts", LORA),
+        ("minimax-m2", LORA),
     ],
 )
 def test_export_gguf_adapter_added_to_the_base_is_the_merged_model(family, config, tmp_path):
