@@ -240,7 +240,7 @@ class RowsOfCache(ReservingCache):
         for new, stored in ((k_BSKH, k_RKCH), (v_BSKE, v_RKCE)):
             rows = stored[self._rows]
             store_positions(new, rows, starts_B)
-            if not slices_share_memory():
+            if not slices_share_memory(stored):
                 stored[self._rows] = rows
         return self.contents(layer_index, k_BSKH, v_BSKE, window)
 

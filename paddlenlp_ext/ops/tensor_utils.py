@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import paddle
 
-_STRIDES = "FLAGS_use_stride_kernel"
+from paddlenlp_ext.devices import device_name
 
 
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
@@ -17,17 +19,24 @@ def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     return x if x.dtype == dtype else x.astype(dtype)
 
 
-def slices_share_memory() -> bool:
-    """Return whether slices and reshaped tensors share the memory of the tensor, instead of being copies.
+def slices_share_memory(x: paddle.Tensor) -> bool:
+    """Return whether slices of tensors on the device of `x` share memory with the tensor, instead of being copies.
 
-    FLAGS_use_stride_kernel=0, which plug-ins of some devices need, makes them copies.
+    They are copies on devices whose plug-in has no kernels for strides, and with FLAGS_use_stride_kernel=0.
     """
-    return bool(paddle.get_flags(_STRIDES)[_STRIDES])
+    return _slices_share_memory(device_name(x.place))
+
+
+@functools.cache
+def _slices_share_memory(device: str) -> bool:
+    whole = paddle.to_tensor([0.0, 0.0], place=device)
+    whole[:1].add_(paddle.to_tensor([1.0], place=device))
+    return bool(whole[0] == 1.0)
 
 
 def bits_of(x: paddle.Tensor, dtype: str) -> paddle.Tensor:
     """Return the bits of a tensor as another dtype of the same size; copied through host memory without views."""
-    if slices_share_memory():
+    if slices_share_memory(x):
         return x.view(getattr(paddle, dtype))
     return paddle.to_tensor(x.numpy().view(dtype), place=x.place)
 

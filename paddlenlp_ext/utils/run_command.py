@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from paddlenlp_ext.utils import device_errors
 from paddlenlp_ext.utils.distributed_env import is_main_rank, rank
 from paddlenlp_ext.utils.stop_signals import handled_stop_signals
 from paddlenlp_ext.utils.storage_errors import explain
@@ -31,9 +32,9 @@ _LAUNCHER_POLL_SECONDS = 4.0  # Paddle's launcher polls every 3 seconds
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
     """Call `main` with the command line; exit with code 2 after a user error, or with code 128 + N after signal N.
 
-    User errors are storage errors, such as a full disk, and each `ValueError` or `ModuleNotFoundError` that this
-    project raises. All other errors are defects and are shown with a traceback. If the reader of standard output has
-    closed the pipe, the exit code is 141, as after SIGPIPE.
+    User errors are storage errors, such as a full disk, errors of a device, such as used-up memory, and each
+    `ValueError` or `ModuleNotFoundError` that this project raises. All other errors are defects and are shown with a
+    traceback. If the reader of standard output has closed the pipe, the exit code is 141, as after SIGPIPE.
     """
     _follow_launcher()
     _open_standard_streams()
@@ -44,7 +45,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
     except (ValueError, ModuleNotFoundError) as error:
         if _is_peer_failure(error):
             _exit_after_peer_failure(error)
-        if (message := explain(error)) is not None:
+        if (message := explain(error) or device_errors.explain(error)) is not None:
             _exit_after_user_error(message)
         raised_in = Path(traceback.extract_tb(error.__traceback__)[-1].filename).resolve()
         scripts = Path(main.__code__.co_filename).resolve().parent
@@ -58,7 +59,7 @@ def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | Non
         if isinstance(error, BrokenPipeError) and _output_has_no_reader():
             _discard_output()
             sys.exit(_EXIT_CODE_OF_SIGPIPE)
-        if (message := explain(error)) is not None:
+        if (message := explain(error) or device_errors.explain(error)) is not None:
             _exit_after_user_error(message)
         report_to_launcher(traceback.format_exc())
         raise

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.common.scripts import ROOT
+from tests.common.scripts import LLM, ROOT
 from tests.stub_device.plugin import run_with_stub
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -49,6 +49,14 @@ def test_doctor_compares_ops_and_generation_with_the_cpu(stub_folder):
     assert re.search(r"\| generation \| stub:1 float32 \| 4 of 4 \|", done.stdout)
     assert "## Operators without a kernel for stub:1" in done.stdout
     assert re.search(r"\| matmul, matmul_grad \| ops, ", done.stdout)
+
+
+def test_doctor_names_operators_that_are_missing(stub_folder):
+    words = ("--device", "stub:0", "--areas", "ops", "--seconds", "0")
+    done = run_with_stub(stub_folder, *DOCTOR, *words, FLAGS_use_stride_kernel="1")
+    assert done.returncode == 1
+    assert re.search(r"\| rope: reference \| .* of kernel `contiguous` is not registered", done.stdout)
+    assert re.search(r"\| adamw in 8 bits: reference \| .* \| pass \|", done.stdout)
 
 
 @pytest.mark.slow
@@ -90,3 +98,31 @@ def test_memory_of_the_stub_device_ends_a_process_that_reads_it(stub_folder, rea
         pytest.skip("no C++ library")
     assert done.returncode < 0
     assert "host code accessed the memory of a device" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"STUB_DEVICE_BYTES": "200000"}, "memory is used up, or that a query failed; use less memory"),
+        (
+            {"FLAGS_use_stride_kernel": "1"},
+            "for the device stub; set the environment variable FLAGS_use_stride_kernel=0",
+        ),
+    ],
+)
+def test_command_on_a_broken_device_ends_with_cause_and_remedy(stub_folder, run_folders, variables, words):
+    keys = {
+        "model_name_or_path": run_folders / "model",
+        "dataset_name_or_path": run_folders / "data",
+        "data_cache_dir": run_folders / "cache",
+        "output_dir": run_folders / "out",
+        "chat_template": "none",
+        "do_train": "true",
+        "max_steps": "1",
+        "vera": "true",
+        "device": "stub",
+    }
+    options = [word for key, value in keys.items() for word in (f"--{key}", value)]
+    done = run_with_stub(stub_folder, LLM / "run_finetune.py", *options, **variables)
+    assert done.returncode == 2, done.stderr[-3000:]
+    assert words in done.stderr.splitlines()[-1] and "Traceback" not in done.stderr

@@ -71,7 +71,7 @@ def _update_by_slices(value: paddle.Tensor, gradient: paddle.Tensor, moments: Mo
         quotient = _quotient_of_blocks(_in_blocks(flat_gradient[elements]), block_moments, step)
         values.subtract_(quotient.reshape([-1])[: values.shape[0]].scale_(step.rate))
         updated.append((values, *block_moments))
-    if not slices_share_memory():
+    if not slices_share_memory(value):
         flat_values, *parts = map(paddle.concat, zip(*updated, strict=True))
         value.set_value(flat_values.reshape(value.shape))
         for moment, part in zip(moments, parts, strict=True):
