@@ -75,6 +75,7 @@ FAMILIES = {
     "granite_4_without_rope": {
         "model_type": "granitemoehybrid",
         "layer_types": ["attention"] * 2,
+        "mamba_n_heads": 4,
         "num_local_experts": 0,
         "shared_intermediate_size": 48,
     },
