@@ -145,9 +145,14 @@ def join_adapter(
         for name, entries in of_parts.items()
         if name in _TARGETS
     }
+    by_weight = {
+        fused
+        for fused, parts in groups.items()
+        if not any(_is_module(projection_name(fused, p), fields) for p in parts)
+    }
     for name, values in (("rank_pattern", ranks), ("alpha_pattern", alphas)):
         if values:
-            of_fused[name] = {**_as_pattern(values), **fields[name]}
+            of_fused[name] = {**_as_pattern(values, by_weight), **fields[name]}
             of_parts[name] = fields[name]
     sizes = {fused: dict(parts) for fused, parts in layers.items()}
     return {**fields, **of_fused, SPLIT_FIELD: {"sizes": sizes, "fields": of_parts}}, joined
@@ -202,21 +207,29 @@ def _fused_target(target: str, layers: FusedLayers) -> str:
     return target if found is None else f"{found.fused}.{found.tensor}".rstrip(".")
 
 
+def _is_module(name: str, fields: Mapping[str, Any]) -> bool:
+    """Return whether `target_modules` of adapter_config.json selects the layer `name`."""
+    return any(matches(target, name, "target_modules") for target in fields.get("target_modules") or ())
+
+
 def _is_adapted(name: str, fields: Mapping[str, Any]) -> bool:
     """Return whether the fields of adapter_config.json select the layer `name`, or its weight."""
     parameters = fields.get("target_parameters") or ()
-    return any(matches(target, name, "target_modules") for target in fields["target_modules"]) or any(
-        f".{name}.weight".endswith(f".{parameter}") for parameter in parameters
-    )
+    return _is_module(name, fields) or any(f".{name}.weight".endswith(f".{parameter}") for parameter in parameters)
 
 
-def _as_pattern(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a `rank_pattern` or `alpha_pattern`, with short keys ("q_proj") if each has a single value."""
-    by_leaf: dict[str, set[Any]] = {}
-    for name, value in values.items():
-        by_leaf.setdefault(name.rpartition(".")[2], set()).add(value)
+def _as_pattern(values: Mapping[str, Any], by_weight: set[str]) -> dict[str, Any]:
+    """Return a `rank_pattern` or `alpha_pattern`, with short keys ("q_proj") if each has a single value.
+
+    Layers in `by_weight` are in `target_parameters`, so PEFT looks for the names of their weights.
+    """
+    by_name, by_leaf = {}, {}
+    for layer, value in values.items():
+        name = f"{layer}.weight" if layer in by_weight else layer
+        by_name[name] = value
+        by_leaf.setdefault(name.removeprefix(f"{layer.rpartition('.')[0]}."), set()).add(value)
     leaf_decides = all(len(each) == 1 for each in by_leaf.values())
-    return {leaf: next(iter(each)) for leaf, each in by_leaf.items()} if leaf_decides else dict(values)
+    return {leaf: next(iter(each)) for leaf, each in by_leaf.items()} if leaf_decides else by_name
 
 
 # -- reading ----------------------------------------------------------------------------------------------------------

@@ -87,8 +87,11 @@ def test_saved_lora_of_parts_is_the_same_update_of_fused_layers(name: str, tmp_p
             assert not delta.any(), layer
             continue
         a, b = tensors[f"{layer}.lora_A.weight"], tensors[f"{layer}.lora_B.weight"]
-        rank = by_pattern(fields["rank_pattern"], layer, fields["r"])
-        alpha = by_pattern(fields["alpha_pattern"], layer, fields["lora_alpha"])
+        named = (
+            weight if layer.rpartition(".")[2] in {name.rpartition(".")[2] for name in weights} else layer
+        )  # as PEFT
+        rank = by_pattern(fields["rank_pattern"], named, fields["r"])
+        alpha = by_pattern(fields["alpha_pattern"], named, fields["lora_alpha"])
         assert a.shape[0] == rank == b.shape[1]
         scaling = alpha / (rank**0.5 if fields["use_rslora"] else rank)
         np.testing.assert_allclose(scaling * b @ a, delta, atol=1e-6)
