@@ -147,7 +147,7 @@ def test_from_pretrained_missing_or_pickled_adapter_is_named(tmp_path: Path):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
     trained_adapter(tmp_path)
     (tmp_path / "adapter_model.safetensors").rename(tmp_path / "adapter_model.bin")
-    with pytest.raises(ValueError, match=r"pickled .*adapter_model.bin.*refused"):
+    with pytest.raises(ValueError, match=r"pickled .*adapter_model.bin.*rejected"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
 
 
