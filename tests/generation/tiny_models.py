@@ -100,6 +100,13 @@ FAMILIES = {
     "phi3_partial_rotation": {"model_type": "phi3", "partial_rotary_factor": 0.5, "sliding_window": 8},
     "glm4_partial_interleaved": {"model_type": "glm4", "head_dim": 16},
     "mixtral_experts": {"model_type": "mixtral", "num_local_experts": 5},
+    "minimax_m2_partial_rotation": {
+        "model_type": "minimax_m2",
+        "head_dim": 16,
+        "rotary_dim": 8,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
     "gpt_oss_sinks": {"model_type": "gpt_oss", "head_dim": 16, "num_local_experts": 5, "sliding_window": 8},
     "lfm2_convolutions": {
         "model_type": "lfm2",

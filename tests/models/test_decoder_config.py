@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 import pytest
 
+import paddlenlp_ext
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.moe_config import router_overrides
 from paddlenlp_ext.models.registry import FAMILIES
@@ -27,8 +30,13 @@ LAYER_KINDS = {
     "qwen3_next": {"full_attention_interval": 2, "mlp_only_layers": [0]},
 }
 """Keys of families whose default has not all kinds of layers."""
+UNSUPPORTED = Path(paddlenlp_ext.__file__).parent / "models/unsupported_families.json"
 GEMMA_4 = {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0}
 LATENT = {"model_type": "deepseek_v2", "num_key_value_heads": 4, "first_k_dense_replace": 2}
+
+
+def test_unsupported_families_are_not_supported():
+    assert not json.loads(UNSUPPORTED.read_text(encoding="utf-8")).keys() & set(FAMILIES.names())
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,7 @@ OP_BY_OP |= {
     "olmo_hybrid_split_delta",
     "granite_4_mamba2",
     "granite_4_mamba2_experts",
+    "minimax_m2_partial_rotation",
     "nemotron_h_single_blocks",
 }
 OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "minicpm3" in family}
