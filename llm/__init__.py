@@ -1,1 +1,1 @@
-"""Command-line scripts, which call the programs in `paddlenlp_ext/cli`."""
+"""Command-line scripts. All except `run_lm_eval.py` call the programs in `paddlenlp_ext/cli`."""

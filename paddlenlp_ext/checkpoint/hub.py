@@ -44,7 +44,8 @@ def resolve_model(name_or_path: str | os.PathLike[str], weights: bool = True) ->
     known = ", ".join(BUILTIN_MODELS)
     raise ValueError(
         f"no model {name!r}{did_you_mean(name, BUILTIN_MODELS)} The name is neither a folder, a .gguf file, a built-in "
-        f"model ({known}) nor a hub id (organisation/name, or hub:organisation/name)"
+        f"model ({known}) nor a hub id (organisation/name, or with the name of the hub: "
+        "modelscope:organisation/name)"
     )
 
 

@@ -152,7 +152,7 @@ class GrammarCompiler:
         tokenizer: a tokenizer of transformers with a `tokenizer.json`. Only the constructor reads the tokenizer.
 
     Raises:
-        ValueError: llguidance is not installed, or the tokenizer has no `tokenizer.json`.
+        ValueError: llguidance is not installed, or the tokenizer is not a fast tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -160,7 +160,8 @@ class GrammarCompiler:
         core = getattr(tokenizer, "backend_tokenizer", None)
         if core is None or not hasattr(core, "to_str"):
             raise GrammarError(
-                f"structured answers need a tokenizer with a tokenizer.json, not a {type(tokenizer).__name__}"
+                "structured answers need a fast tokenizer (from tokenizer.json or a GGUF file), not a "
+                f"{type(tokenizer).__name__}"
             )
         core = copy.copy(core)
         core.no_truncation()

@@ -82,7 +82,7 @@ class Mamba2Shape(MixerShape):
 
     @property
     def num_channels(self) -> int:
-        """C, the number of channels of x, B and C."""
+        """Number of channels of the convolution: x, B and C together."""
         return self.inner_size + 2 * self.group_size
 
     @property

@@ -152,7 +152,7 @@ class Trainer:
         self._added_callbacks.append(added)
 
     def train(self) -> dict[str, float]:
-        """Start or resume training; with `push_to_hub`, then upload the model.
+        """Start or resume training. If `push_to_hub` is set, upload the model afterwards.
 
         Returns:
             The contents of train_results.json.

@@ -116,5 +116,8 @@ class DataConfig(OptionGroup):
         return self.lazy
 
     def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
-        """Return the dataset keys that a run needs for training and evaluation, with their values."""
+        """Return the required dataset key with its value; None: missing.
+
+        If the run does not train, `eval_dataset_path` may replace `dataset_name_or_path`.
+        """
         return {"dataset_name_or_path": self.dataset_name_or_path or (None if train else self.eval_dataset_path)}

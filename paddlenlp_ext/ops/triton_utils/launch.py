@@ -47,7 +47,7 @@ def on_gpu_with_triton(x: paddle.Tensor) -> str | None:
 
 
 def floats_on_gpu_with_triton(x: paddle.Tensor) -> str | None:
-    """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise why Triton kernels cannot run."""
+    """Return None for float32, bfloat16 or float16 on a GPU with Triton, otherwise the reason against Triton."""
     if capabilities(x.place).triton and x.dtype not in _FLOATS:
         return NotApplicable(f"the backend computes only in float32, but the tensor is {x.dtype.name}")
     return on_gpu_with_triton(x)

@@ -182,7 +182,7 @@ class Pipeline:
         return output if self._is_last(self._chunk) else x_BSD  # the caller uses only the shape of x_BSD
 
     def _run_chunk(self, chunk: int, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        """Run the layers of a chunk, and in the last chunk also the last norm and the auxiliary loss of the routers."""
+        """Run the layers of a chunk; in the last chunk, also run the final norm and add the routers' auxiliary loss."""
         start, stop = self.plan.bounds[chunk : chunk + 2]
         self._output = self._decoder.run_layers(x_BSD, inputs, start, stop)
         if not self._is_last(chunk):

@@ -136,7 +136,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
             raise ValueError(
                 f"target_parameters: {entry!r} matches no expert or router weight"
                 f"{did_you_mean(entry, known)} {listed[0].upper()}{listed[1:]}. "
-                "Select linear layers in target_modules, or here by the names of their weights (q_proj.weight)."
+                "To adapt linear layers, use target_modules, or list their weights (such as q_proj.weight) here."
             )
         chosen.update(found)
     return [layer for name, layer in names.items() if name in chosen]

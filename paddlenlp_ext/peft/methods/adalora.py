@@ -125,7 +125,9 @@ class AdaLoRAAdapter(Adapter):
     def after_step(self, step: int, total_steps: int, learning_rate: float) -> None:
         """Update the importance averages; prune at the scheduled steps, and at every step after the last one."""
         layers, schedule = self.local_layers(), self._schedule(total_steps)
-        if step < schedule.last_update_step or step == 1:  # without step 1, a run of one step would have no averages
+        if (
+            step < schedule.last_update_step or step == 1
+        ):  # without `or step == 1`, a run of one step would have no averages
             self.importance.update({name: layer.triplets() for name, layer in layers.items()})
         if schedule.updates_ranks(step):
             scores, stage = self.importance.scores(layers), self.base_model.model.stage

@@ -133,7 +133,9 @@ class VeRAConfig(LinearTargetsConfig):
 
     r: int = rank_option(8, "vera_rank", "rank r of the shared matrices; a layer trains r + out_features values")
     alpha: float | None = option(
-        None, help="accepted for PaddleNLP's configurations; VeRA has no scale, so the only allowed value is vera_rank"
+        None,
+        help="accepted for compatibility with PaddleNLP's configurations; VeRA has no scaling factor, so only the "
+        "value of vera_rank is allowed",
     )
     vera_dropout: float = dropout_option("vera_dropout")
     d_initial: float = option(0.1, help="initial value of every element of the trained vector d", above=0)

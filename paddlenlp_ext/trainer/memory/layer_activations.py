@@ -241,7 +241,7 @@ class ActivationModel:
             "attention_column_ln": hidden + self.attention - self.result,
             "flash_attn": self.attention,
             "attention_row_ln": self.result + hidden,
-            "mlp_column_ln": hidden + 2 * self.inner,
+            "mlp_column_ln": hidden + (2 if self.config.gated else 1) * self.inner,
             "mlp_row_ln": self.inner + hidden,
         }
         saved_input = self.embedding + (0.0 if plan.offloads_inputs else self.hidden)

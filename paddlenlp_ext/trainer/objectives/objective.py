@@ -61,7 +61,10 @@ class Objective:
         """Prepare for the first step of a run; called before a checkpoint is restored."""
 
     def prepare(self, batches: Sequence[Any]) -> Sequence[Any]:
-        """Return the batches with all inputs of `measure`; all ranks must run the same number of forward passes."""
+        """Return the batches, completed with values that `measure` reads, such as reference log-probabilities.
+
+        All ranks must run the same number of forward passes to compute these values.
+        """
         return batches
 
     def after_step(self, step: int) -> None:

@@ -201,7 +201,7 @@ def test_config_with_target_parameters_where_they_do_not_apply_raises(config: An
             "experts.down_porj",
             r"matches no .*; did you mean '.*down_proj'\? Known: mlp\.gate\.weight",
         ),
-        ("experts", "q_proj", r"Select linear layers in target_modules, or here by the names of their weights"),
+        ("experts", "q_proj", r"To adapt linear layers, use target_modules, or list their weights"),
         ("llama", "experts.down_proj", "This model has no experts"),
     ],
 )
