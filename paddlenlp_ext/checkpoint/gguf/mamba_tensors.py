@@ -114,10 +114,8 @@ def _settings(file: GgufFile) -> dict[str, Any]:
             f"{hidden}; the file is damaged"
         )
     types = ["attention" if heads else "mamba" for heads in kv_heads_by_layer(file)]
-    first = types.index("mamba") if "mamba" in types else 0
     return {
         "layer_types": types,
-        "mamba_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
         "mamba_d_head": head_channels(file),
         "mamba_expand": inner // hidden,
     }
@@ -142,10 +140,11 @@ def _metadata(config: Any, smallest_step: float) -> dict[str, Any]:
         ValueError: llama.cpp does not support an option of the layers.
     """
     shape = _mamba_shape(config)
-    if shape.bias or shape.step_limits != (smallest_step, math.inf):
+    if shape.bias or not shape.conv_bias or shape.step_limits != (smallest_step, math.inf):
         raise ValueError(
-            "a GGUF file cannot express biases of the linear layers of Mamba-2 (mamba_proj_bias, use_bias), and limits "
-            f"of the step size (time_step_limit, time_step_min) other than [{smallest_step}, inf]"
+            "a GGUF file cannot express biases of the linear layers of Mamba-2 (mamba_proj_bias, use_bias), "
+            "convolutions without a bias (mamba_conv_bias, use_conv_bias), and limits of the step size "
+            f"(time_step_limit, time_step_min) other than [{smallest_step}, inf]"
         )
     return {"ssm.inner_size": shape.inner_size}
 

@@ -91,12 +91,7 @@ def _settings(file: GgufFile) -> dict[str, Any]:
     feed_forward = "moe" if count(file, "expert_count", 0, minimum=0) else "mlp"
     sizes = zip(kv_heads_by_layer(file), counts_by_layer(file, "feed_forward_length"), strict=True)
     kinds = ["attention" if heads else feed_forward if width else "mamba" for heads, width in sizes]
-    first = kinds.index("mamba") if "mamba" in kinds else 0
-    return {
-        "layers_block_type": kinds,
-        "mamba_head_dim": head_channels(file),
-        "use_conv_bias": f"blk.{first}.ssm_conv1d.bias" in file.tensors,
-    }
+    return {"layers_block_type": kinds, "mamba_head_dim": head_channels(file)}
 
 
 def _metadata(config: Any) -> dict[str, Any]:

@@ -130,6 +130,7 @@ def test_config_from_gguf_layers_without_key_heads_are_convolutions(write_gguf, 
     [
         ([1, 2, 0], r"lfm2\.attention\.head_count_kv differs from layer to layer"),
         ([0, 0, 0], r"lfm2\.attention\.head_count_kv differs from layer to layer"),
+        ([-1, 2, 0], r"lfm2\.attention\.head_count_kv has items outside 0 to 2\^31"),
         ([0, 2], r"lfm2\.attention\.head_count_kv has 2 items for 3 layers"),
     ],
 )
