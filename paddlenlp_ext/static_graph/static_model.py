@@ -16,7 +16,7 @@ from paddle import inference
 
 from paddlenlp_ext._runtime import threads_per_process
 from paddlenlp_ext.checkpoint.config_json import read_generation_config
-from paddlenlp_ext.devices import capabilities, place_program
+from paddlenlp_ext.devices import capabilities, device_name, place_program
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
@@ -112,7 +112,10 @@ class StaticModel:
         ]
         num_slots = cached[0].shape[2]
         mask_BC = _mask(cache, num_slots, length)
-        logits_BV, *new = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
+        outputs = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
+        # On some devices, the predictor returns its outputs on the CPU, but the cache is on the device.
+        device = paddle.get_device()
+        logits_BV, *new = (each if device_name(each.place) == device else each.to(device) for each in outputs)
         cache.begin_pass(length)
         for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
             cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)

@@ -42,6 +42,15 @@ def test_lora_run_on_the_second_device_equals_the_run_on_the_cpu(results_on):
     assert on_device["resumed"] == on_device["lora"]
 
 
+def test_export_on_the_device_compares_graph_and_model(stub_folder, run_folders):
+    words = ("--model_name_or_path", run_folders / "model", "--output_path", run_folders / "graph")
+    script = LLM / "predict" / "export_model.py"
+    done = run_with_stub(stub_folder, script, *words, "--device", "stub:1", "--dtype", "float32")
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = re.search(r"differ by up to (\S+) of the largest logit", done.stdout + done.stderr)
+    assert found is not None and float(found[1]) < 1e-5
+
+
 def test_doctor_compares_ops_and_generation_with_the_cpu(stub_folder):
     done = run_with_stub(stub_folder, *DOCTOR, "--device", "stub:1", "--areas", "ops,generation", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]
@@ -72,6 +81,18 @@ def test_doctor_on_a_missing_device_names_the_devices(stub_folder, device):
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.count("\n") == 1
     assert f"device '{device}' is not available; this Paddle has: cpu, stub (stub:0 to stub:1)" in done.stderr
+
+
+@pytest.mark.slow
+def test_logits_and_gradients_of_every_family_match_transformers(stub_folder):
+    cases = str(ROOT / "tests" / "models" / "test_decoder_golden.py")
+    code = f"""
+import paddle, pytest
+assert paddle.get_device() == "stub:0"
+raise SystemExit(pytest.main(["-q", "-p", "no:xdist", "-p", "no:cacheprovider", {cases!r}]))
+"""
+    done = run_with_stub(stub_folder, "-c", code)
+    assert done.returncode == 0, done.stdout[-3000:]
 
 
 READ_BY = {
