@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paddlenlp_ext._runtime import require_paddle, threads_per_process
+from paddlenlp_ext.devices import AUTO
 
 _KEY = "--nproc"
 _SCRIPT = Path(__file__).resolve().parents[1] / "__main__.py"
@@ -35,28 +36,38 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
     return int(count), rest
 
 
-def launch(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> NoReturn:
+def requested_device(argv: Sequence[str]) -> str:
+    """Return the value of the last `--device` in a command line; "auto" if there is none."""
+    device = AUTO
+    for word, following in zip(argv, [*argv[1:], AUTO], strict=True):
+        name, equals, value = word.partition("=")
+        if name == "--device":
+            device = value if equals else following
+    return device
+
+
+def launch(command: str, num_processes: int, argv: Sequence[str], on_cpu: bool) -> NoReturn:
     """Replace this process with Paddle's launcher; on Windows, run the launcher and exit with its code.
 
-    Without GPUs, the cores are divided evenly among the processes, unless the user has set OMP_NUM_THREADS.
+    On the CPU, the cores are divided evenly among the processes, unless the user has set OMP_NUM_THREADS.
 
     Args:
         command: name of the command, such as "sft".
-        num_processes: number of processes. With GPUs, the launcher gives each process one GPU.
+        num_processes: number of processes. The launcher gives each process one GPU or other device.
         argv: the command line after the command.
-        has_gpu: whether there is a GPU. The processes communicate over NCCL with GPUs, and over gloo without GPUs.
+        on_cpu: whether the processes run on the CPU, and communicate over gloo instead of the library of the device.
     """
     require_paddle()
-    if not has_gpu:  # otherwise, Paddle, which the launcher imports, would set OMP_NUM_THREADS to 1
+    if on_cpu:  # otherwise, Paddle, which the launcher imports, would set OMP_NUM_THREADS to 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
-    words = launch_words(command, num_processes, argv, has_gpu)
+    words = launch_words(command, num_processes, argv, on_cpu)
     if sys.platform == "win32":
         sys.exit(subprocess.run(words, check=False).returncode)
     os.execv(sys.executable, words)
 
 
-def launch_words(command: str, num_processes: int, argv: Sequence[str], has_gpu: bool) -> list[str]:
+def launch_words(command: str, num_processes: int, argv: Sequence[str], on_cpu: bool) -> list[str]:
     """Return the command line of Paddle's launcher."""
-    backend = [] if has_gpu else ["--backend", "gloo"]
+    backend = ["--backend", "gloo"] if on_cpu else []
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(num_processes), *backend]
     return [*launcher, str(_SCRIPT), command, *argv]

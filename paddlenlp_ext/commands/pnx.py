@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import paddlenlp_ext
 from paddlenlp_ext._runtime import configure_runtime
-from paddlenlp_ext.commands.launch import launch, take_nproc
+from paddlenlp_ext.commands.launch import launch, requested_device, take_nproc
 from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
@@ -92,9 +92,11 @@ def run(argv: Sequence[str]) -> None:
         if name in TRAINING:
             num_processes, arguments = take_nproc(arguments)
             if num_processes > 1:
-                from paddlenlp_ext.devices import has_gpu
+                from paddlenlp_ext.devices import AUTO, default_device, device_type
 
-                launch(name, num_processes, arguments, has_gpu())
+                device = requested_device(arguments)
+                on_cpu = device_type(default_device() if device == AUTO else device) == "cpu"
+                launch(name, num_processes, arguments, on_cpu)
         configure_runtime()  # not before a launch: processes that share the cores need fewer threads
         find_function(name)(arguments)
 

@@ -106,10 +106,29 @@ def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
     monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
     monkeypatch.setattr("paddlenlp_ext.devices.has_gpu", lambda: False)
     pnx.run(["sft", "a.json", "--nproc", "2"])
-    assert launched == [launch_words("sft", 2, ["a.json"], has_gpu=False)]
+    assert launched == [launch_words("sft", 2, ["a.json"], on_cpu=True)]
     assert os.environ["OMP_NUM_THREADS"] == "4"
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", "2", "--backend", "gloo"]
     assert launched[0] == [*launcher, str(Path(paddlenlp_ext.__file__).with_name("__main__.py")), "sft", "a.json"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "has_gpu", "uses_gloo"),
+    [
+        ([], False, True),
+        ([], True, False),
+        (["--device", "npu"], False, False),
+        (["--device=npu", "--device=cpu"], True, True),
+        (["--device"], False, True),
+    ],
+)
+def test_processes_on_a_device_use_its_collectives(called, monkeypatch, argv, has_gpu, uses_gloo):
+    launched = []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
+    monkeypatch.setattr("paddlenlp_ext.devices.has_gpu", lambda: has_gpu)
+    pnx.run(["sft", "a.json", "--nproc", "2", *argv])
+    assert ("gloo" in launched[0]) == uses_gloo and launched[0][-len(argv) - 1 :] == ["a.json", *argv]
 
 
 def test_main_script_run_by_its_path_hides_no_library(tmp_path):
