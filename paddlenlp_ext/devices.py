@@ -94,14 +94,19 @@ def _reported_capabilities(kind: str) -> Capabilities:
 
 
 def device_type(device: Any) -> str:
-    """Return the type of a device, such as "gpu" for "gpu:1"; `device` is a name or a Paddle place."""
+    """Return the type of a device, such as "gpu" for "gpu:1"; `device` is a name, also "auto", or a Paddle place."""
     if isinstance(device, str):
-        return device.partition(":")[0]
+        return resolve_auto(device).partition(":")[0]
     if isinstance(device, AbsentGpu) or device.is_gpu_place():
         return "gpu"
     if device.is_custom_place():
         return device.custom_device_type()
     return "xpu" if device.is_xpu_place() else "cpu"
+
+
+def resolve_auto(device: str) -> str:
+    """Return the device that "auto" selects; other names are returned unchanged."""
+    return default_device() if device == AUTO else device
 
 
 def default_device() -> str:
@@ -152,7 +157,7 @@ def _with_indices(kind: str) -> str:
 
 
 def _plugin_hint(kind: str, available: list[str]) -> str:
-    if kind in available or kind in ("gpu", "xpu"):
+    if kind in (*available, "gpu", "xpu", AUTO) or not re.fullmatch(r"[a-z_]+", kind):
         return ""
     return f"; other devices need a plug-in from their vendor, such as paddle-custom-{kind} (docs/reference/devices.md)"
 
@@ -168,7 +173,7 @@ def choose_device(name: str) -> None:
         raise ValueError(reason)
     import paddle
 
-    paddle.set_device(default_device() if name == AUTO else name)
+    paddle.set_device(resolve_auto(name))
 
 
 def place_program(config: Any, device: str) -> None:
@@ -198,7 +203,7 @@ def place_of(device: str) -> Any:
         return AbsentGpu()
     import paddle
 
-    return paddle.device.device_to_place(device)
+    return paddle.device.device_to_place(resolve_auto(device))
 
 
 def compute_capability(place: Any) -> tuple[int, int]:

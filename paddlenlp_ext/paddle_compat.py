@@ -196,13 +196,14 @@ _private_core: Any = core
 @contextmanager
 def recorded_operators(names: set[str]) -> Iterator[None]:
     """Add the kernel names of the operators that Paddle calls within the block to `names`, without gradients."""
+    before = paddle.get_flags("FLAGS_low_precision_op_list")
     paddle.set_flags({"FLAGS_low_precision_op_list": 1})
     core.clear_low_precision_op_list()
     try:
         yield
     finally:
         names.update(_private_core._get_phi_kernel_name(name) for name in core.get_low_precision_op_list())
-        paddle.set_flags({"FLAGS_low_precision_op_list": 0})
+        paddle.set_flags(before)
 
 
 def kernel_devices() -> dict[str, set[str]]:

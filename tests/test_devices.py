@@ -45,6 +45,15 @@ def test_capabilities_of_known_and_reported_types(npus):
     assert capabilities("mlu") == Capabilities()
 
 
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_auto_has_the_capabilities_and_the_place_of_the_default_device(monkeypatch, has_gpu):
+    monkeypatch.setattr(devices, "has_gpu", lambda: has_gpu)
+    default = devices.default_device()
+    assert capabilities("auto") == capabilities(default) == devices._KNOWN[default]
+    monkeypatch.setattr(paddle.device, "device_to_place", lambda name: f"place of {name}")
+    assert devices.place_of("auto") == f"place of {default}"
+
+
 def test_device_names_of_places():
     assert [device_type(name) for name in ("cpu", "gpu:3", "npu")] == ["cpu", "gpu", "npu"]
     assert device_name(paddle.ones([1]).place) == "cpu"
@@ -64,7 +73,8 @@ def test_other_devices_are_refused_with_the_devices_of_this_paddle(npus, monkeyp
 
 def test_refused_devices_of_other_vendors_name_the_plug_in(npus):
     assert "such as paddle-custom-mlu" in str(devices.unavailable_reason("mlu"))
-    assert "plug-in" not in str(devices.unavailable_reason("npu:2"))
+    for name in ("npu:2", "", "CPU", "auto:1"):
+        assert "plug-in" not in str(devices.unavailable_reason(name))
 
 
 def test_configuration_accepts_devices_of_plug_ins(npus, tmp_path):

@@ -15,7 +15,7 @@ from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import convert
 from paddlenlp_ext.config.merge_settings import ParseState
-from paddlenlp_ext.devices import AUTO, capabilities, default_device
+from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.utils.distributed_env import world_size
 
 Values = Callable[[str], Any]
@@ -150,7 +150,7 @@ def _use_one_process(value: Values) -> Iterator[Adjustment]:
 
 
 def _offload_from_gpus(value: Values) -> Iterator[Adjustment]:
-    device = default_device() if value("device") == AUTO else value("device")
+    device = value("device")
     if capabilities(device).pinned_memory:
         return
     reason = "{} has no effect: on the CPU, the optimizer state is already in host memory"

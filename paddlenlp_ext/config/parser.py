@@ -30,7 +30,7 @@ from paddlenlp_ext.config.setting import SCHEMA_KEY, Setting
 from paddlenlp_ext.config.validation import check_run
 from paddlenlp_ext.config.validation.ptq import check_quantization
 from paddlenlp_ext.config.validation.rules import AdapterChoice
-from paddlenlp_ext.devices import AUTO, default_device
+from paddlenlp_ext.devices import resolve_auto
 from paddlenlp_ext.utils.json_reader import Location
 
 
@@ -234,4 +234,4 @@ def _derive_train_defaults(train: TrainConfig, data: DataConfig) -> TrainConfig:
 
 
 def _derive_device(precision: PrecisionConfig) -> PrecisionConfig:
-    return replace(precision, device=default_device()) if precision.device == AUTO else precision
+    return replace(precision, device=resolve_auto(precision.device))

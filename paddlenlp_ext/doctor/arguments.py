@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from paddlenlp_ext.config.command_line import parse_arguments as parse_command_line
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option, options_of
-from paddlenlp_ext.devices import unavailable_reason
+from paddlenlp_ext.devices import resolve_auto, unavailable_reason
 
 AREAS = ("ops", "training", "generation", "layouts")
 USAGE = (
@@ -38,8 +38,10 @@ def parse_arguments(argv: Sequence[str], usage: str = USAGE) -> DoctorArguments:
     values, _ = parse_command_line(argv, options_of(DoctorArguments, "arguments"), usage)
     arguments = DoctorArguments(**values)
     arguments = replace(arguments, areas=tuple(area.strip() for area in arguments.areas))
-    if arguments.device is not None and (reason := unavailable_reason(arguments.device)) is not None:
-        raise ValueError(f"--device {arguments.device}: {reason}")
+    if arguments.device is not None:
+        if (reason := unavailable_reason(arguments.device)) is not None:
+            raise ValueError(reason)
+        arguments = replace(arguments, device=resolve_auto(arguments.device))
     for area in arguments.areas:
         if area not in AREAS:
             raise ValueError(f"--areas {area}: no such area; known: {', '.join(AREAS)}")

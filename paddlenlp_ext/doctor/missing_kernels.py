@@ -45,6 +45,8 @@ class OperatorCalls:
 
     def describe_missing(self, device: str) -> str:
         """Return a Markdown table of the missing kernels."""
+        if not self.callers:
+            return "No operator was recorded."
         missing = self.missing(device)
         if not missing:
             return "Every called operator has a kernel."

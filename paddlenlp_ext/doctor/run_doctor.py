@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import date
 
+from paddlenlp_ext.devices import device_type
 from paddlenlp_ext.doctor.arguments import AREAS, DoctorArguments
 from paddlenlp_ext.doctor.backends import choices
 from paddlenlp_ext.doctor.check import Check, Result, run_checks
@@ -51,9 +52,8 @@ def run_doctor(arguments: DoctorArguments) -> int:
     if arguments.device is not None:
         print(f"\n## Operators without a kernel for {arguments.device}\n")
         print(calls.describe_missing(arguments.device))
-    if absent or skipped:
+    if rows := [*not_run(absent, areas, arguments.device), *no_time(skipped, arguments.seconds)]:
         print("\n### Not run\n")
-        rows = [*(not_run(absent, areas) if arguments.device is None else []), *no_time(skipped, arguments.seconds)]
         print(table(["target", "checks", "reason"], rows))
     return int(not all(result.passed for result in results))
 
@@ -76,14 +76,22 @@ def no_time(skipped: Sequence[Check], seconds: float) -> list[tuple[str, str, st
     return [(target, f"{count} {area}", reason) for (target, area), count in groups.items()]
 
 
-def not_run(absent: Iterable[Target], areas: Sequence[str]) -> list[tuple[str, str, str]]:
-    """Return table rows (target, checks, reason) of the checks that this machine cannot run."""
+def not_run(absent: Iterable[Target], areas: Sequence[str], device: str | None) -> list[tuple[str, str, str]]:
+    """Return table rows (target, checks, reason) of the checks that this machine cannot run.
+
+    Args:
+        absent: unavailable targets.
+        areas: areas to check.
+        device: the device to check; None: the CPU and a GPU.
+    """
     rows = []
     for target in absent:
         counts = [f"{len(make(target))} {area}" for area, make in CHECKS.items() if area in areas]
         rows.append((str(target), ", ".join(counts), str(unavailable_reason(target))))
-    if "layouts" in areas and layout_target().device == "cpu":
-        rows.append(("gpu float32", f"{len(layout_checks(layout_target()))} layouts", "needs two GPUs; ran on the CPU"))
+    kind, layouts = device_type(device or "gpu"), layout_target(device)
+    if "layouts" in areas and layouts.device != kind:
+        checks = f"{len(layout_checks(layouts))} layouts"
+        rows.append((f"{kind} {layouts.dtype}", checks, "needs two devices; ran on the CPU"))
     return rows
 
 

@@ -49,7 +49,7 @@ class LMEvalModel:
         max_length: maximum number of tokens of a prompt plus its continuation; None: the model's context length.
         device: cpu, gpu, ...; None: a GPU if available, else the CPU. The harness passes its default cuda:0, which
             selects GPU 0 if available, else the CPU.
-        dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on a GPU.
+        dtype: dtype of the weights; None: float32 on the CPU, bfloat16 on devices that compute in it.
         max_batch_size: ignored.
     """
 

@@ -21,11 +21,11 @@ class LoadArguments(OptionGroup):
         MISSING, aliases=("model",), help="model folder, .gguf file, built-in name, hub id or adapter folder"
     )
     lora_path: str | None = option(None, aliases=("adapter",), help="folder of an adapter of any method")
-    device: str | None = option(None, help="cpu, gpu, gpu:1, ...; unset: a GPU if there is one")
+    device: str | None = option(None, help="a device (docs/reference/devices.md); unset: a GPU if there is one")
     dtype: str | None = option(
         None,
         choices=("float32", "bfloat16", "float16"),
-        help="dtype of the weights; unset: float32 on the CPU, bfloat16 on a GPU",
+        help="dtype of the weights; unset: float32 on the CPU, bfloat16 on devices that compute in it",
     )
     use_flash_attention: bool = option(True, help="use fused attention kernels where available")
 

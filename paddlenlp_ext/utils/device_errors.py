@@ -1,12 +1,13 @@
-"""Explain Paddle's errors about a device: memory that is used up, and operators without a kernel."""
+"""Explain Paddle's errors about a device: memory that is used up, and operators without a kernel in a plug-in.
+
+A missing kernel for the CPU or a GPU is a defect of this project, so the error keeps its traceback.
+"""
 
 from __future__ import annotations
 
 import re
 
-_LESS_MEMORY = (
-    "use less memory: lower per_device_train_batch_size or max_length, or set recompute: true (docs/memory.md)"
-)
+_LESS_MEMORY = "use less memory, such as a smaller batch or max_length, or in training recompute: true (docs/memory.md)"
 _REMEDIES = (
     (
         r"Out of memory error on (?P<device>\w+ \d+)\. Cannot allocate (?P<size>\S+)",
@@ -17,8 +18,9 @@ _REMEDIES = (
         "the plug-in of the device reports that memory is used up, or that a query failed",
     ),
 )
-_MISSING = re.compile(
-    r"The kernel with key \((?P<device>[^,]+), [^)]*\), (?P<dtype>\w+)\) of kernel `(?P<kernel>\w+)` is not"
+# Paddle writes its own backends in upper case, such as CPU and GPUDNN.
+_MISSING_IN_PLUG_IN = re.compile(
+    r"The kernel with key \((?P<device>[a-z]\w*), [^)]*\), (?P<dtype>\w+)\) of kernel `(?P<kernel>\w+)` is not"
 )
 
 
@@ -28,7 +30,7 @@ def explain(error: BaseException) -> str | None:
     for pattern, cause in _REMEDIES:
         if (found := re.search(pattern, text)) is not None:
             return f"{cause.format(**found.groupdict())}; {_LESS_MEMORY}"
-    if (found := _MISSING.search(text)) is None:
+    if (found := _MISSING_IN_PLUG_IN.search(text)) is None:
         return None
     return (
         f"Paddle has no kernel {found['kernel']} in {found['dtype']} for the device {found['device']}; set the "

@@ -26,6 +26,15 @@ def test_errors_of_devices_are_explained(text, words):
     assert words in str(explain(RuntimeError(text)))
 
 
-@pytest.mark.parametrize("text", ["", "CustomDevice error, the error code is : 3.", "(InvalidArgument) out of memory"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "CustomDevice error, the error code is : 3.",
+        "(InvalidArgument) out of memory",
+        "The kernel with key (CPU, Undefined(AnyLayout), bfloat16) of kernel `cumprod` is not registered.",
+        "The kernel with key (GPU, Undefined(AnyLayout), int8) of kernel `cumprod` is not registered.",
+    ],
+)
 def test_other_errors_are_not_explained(text):
     assert explain(RuntimeError(text)) is None
