@@ -81,13 +81,12 @@ class LatentAttention(AttentionLayer):
 
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Attend to the visible positions; map [B, S, D] to [B, S, D]."""
-        rotation = inputs.rotations[self.layer_index]
         if inputs.cache is not None:
-            out_BSNE = self._attend_cached(x_BSD, rotation, inputs.cache)
+            out_BSNE = self._attend_cached(x_BSD, inputs, inputs.cache)
         else:
             queries, key_BSR, heads = recompute_region("attention_column_ln", self._project, x_BSD)
-            q_BSNH = paddle.concat(self._split_queries(queries, rotation), axis=-1)
-            k_BSNH, v_BSNE = self._keys_and_values(heads, self._rotate_key(key_BSR, rotation))
+            q_BSNH = paddle.concat(self._split_queries(queries, inputs), axis=-1)
+            k_BSNH, v_BSNE = self._keys_and_values(heads, self._rotate_key(key_BSR, inputs.rotations[self.layer_index]))
             prefix = () if inputs.prefix is None else self._prefix_heads(inputs.prefix)
             out_BSNE = recompute_region("flash_attn", self._attention_over(inputs), q_BSNH, k_BSNH, v_BSNE, *prefix)
         return recompute_region("attention_row_ln", self.o_proj, out_BSNE.flatten(2))
@@ -115,11 +114,13 @@ class LatentAttention(AttentionLayer):
         rank = self.latent.kv_rank
         return self.kv_a_layernorm(both[..., :rank]), both[..., rank:]
 
-    def _split_queries(self, queries: paddle.Tensor, rotation: Rotation) -> list[paddle.Tensor]:
-        """Split queries into unrotated channels [B, S, N, U] and RoPE-rotated channels [B, S, N, R]."""
+    def _split_queries(self, queries: paddle.Tensor, inputs: AttentionInputs) -> list[paddle.Tensor]:
+        """Scale queries; split into unrotated channels [B, S, N, U] and RoPE-rotated channels [B, S, N, R]."""
         q_BSNH = queries.reshape([0, 0, queries.shape[-1] // self.head_dim, self.head_dim])
+        if inputs.query_scale is not None:
+            q_BSNH = q_BSNH * inputs.query_scale.astype(q_BSNH.dtype)
         size = self.latent.unrotated_dim
-        return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *rotation)]
+        return [q_BSNH[..., :size], self.rotate(q_BSNH[..., size:], *inputs.rotations[self.layer_index])]
 
     def _rotate_key(self, key_BSR: paddle.Tensor, rotation: Rotation) -> paddle.Tensor:
         return self.rotate(key_BSR.unsqueeze(2), *rotation)
@@ -137,11 +138,11 @@ class LatentAttention(AttentionLayer):
         keys, values = self._keys_and_values(self.kv_b_proj(latents_P1L.unsqueeze(0).squeeze(2)), keys_P1R.unsqueeze(0))
         return keys[0], values[0]
 
-    def _attend_cached(self, x_BSD: paddle.Tensor, rotation: Rotation, cache: KeyValueCache) -> paddle.Tensor:
+    def _attend_cached(self, x_BSD: paddle.Tensor, inputs: AttentionInputs, cache: KeyValueCache) -> paddle.Tensor:
         """Append latents and shared keys to the cache; return the attention output [B, S, N, E]."""
         (latents_BSL, key_BSR), options = self._compress(x_BSD), self.score_options
-        key_BS1R = self._rotate_key(key_BSR, rotation)
-        q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), rotation)
+        key_BS1R = self._rotate_key(key_BSR, inputs.rotations[self.layer_index])
+        q_BSNU, q_BSNR = self._split_queries(self._queries(x_BSD), inputs)
         cached = cache.append(self.layer_index, latents_BSL.unsqueeze(2), key_BS1R, self.window)
         if cached.layout is not None:  # no earlier positions: compute attention as in training
             k_BSNH, v_BSNE = self._keys_and_values(self.kv_b_proj(latents_BSL), key_BS1R)

@@ -125,6 +125,12 @@ FAMILIES = {
     "cohere2_parallel": {"model_type": "cohere2", "sliding_window": 8, "sliding_window_pattern": 2},
     "deepseek_v3_latents": {**TINY_LATENT, "q_lora_rank": 12},
     "deepseek_v2_experts": {**TINY_LATENT, **TINY_LATENT_EXPERTS, "model_type": "deepseek_v2"},
+    "mistral4_scaled_latents": {
+        **TINY_LATENT,
+        **TINY_LATENT_EXPERTS,
+        "model_type": "mistral4",
+        "original_max_position_embeddings": 20,
+    },
     "minicpm3_latents": {**TINY_LATENT, "model_type": "minicpm3", "scale_emb": 1, "tie_word_embeddings": False},
 }
 

@@ -11,7 +11,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
-from tests.common.models import TINY_DELTA, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
+from tests.common.models import TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
 from tests.models.tiny_model import TINY, make_model, make_model_with_sinks, make_model_with_slow_decays
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
@@ -47,6 +47,7 @@ GEMMA_4_E = {
 }
 """Layer embeddings, and two layers that read the keys and values of earlier layers, one of them with a window."""
 SCALED_QUERIES = {"model_type": "ministral3", "head_dim": 12, "original_max_position_embeddings": 9}
+SCALED_LATENTS = {**TINY_LATENT, "model_type": "mistral4", "original_max_position_embeddings": 9}
 PARTIAL = {"model_type": "glm4", "head_dim": 12}
 """Half of the channels are rotated."""
 
@@ -87,6 +88,7 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model_with_sinks, WINDOWED),
         (make_model, CONVOLUTIONS),
         (make_model, SCALED_QUERIES),
+        (make_model, SCALED_LATENTS),
         (make_model, GEMMA_4),
         (make_model_with_small_scores, GEMMA_4_E),
         (make_model_with_slow_decays, TINY_DELTA),
@@ -95,7 +97,7 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
-        *("convolutions", "scaled_queries", "gemma4", "gemma4_e", "delta", "mamba2", "single_blocks"),
+        *("convolutions", "scaled_queries", "scaled_latents", "gemma4", "gemma4_e", "delta", "mamba2", "single_blocks"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):

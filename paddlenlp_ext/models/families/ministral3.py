@@ -24,29 +24,42 @@ _YARN = {
     "llama_4_scaling_beta": 0.1,
 }
 _BETA = "query_scale_beta"
-"""Key that `_complete` adds: the growth of the query scale (`QueryScale.beta`). GGUF files store this value."""
+"""Key that `complete_query_scale` adds: the growth of the query scale (`QueryScale.beta`), which GGUF files store."""
 
 
-def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Add the growth of the query scale; if the config has no rope settings, add the published models' settings."""
+def complete_query_scale(config: Mapping[str, Any], ropes: Mapping[str, Any] = _YARN) -> Mapping[str, Any]:
+    """Return a copy of a config.json dict with the growth of the query scale.
+
+    Args:
+        config: contents of config.json.
+        ropes: rope settings of the published models, for a config without rope settings.
+    """
     if not any(config.get(key) for key in ("rope_parameters", "rope_scaling", "rope_theta")):
-        config = {**config, "rope_parameters": _YARN}
+        config = {**config, "rope_parameters": ropes}
     return {**config, _BETA: config.get(_BETA) or stored_settings(config).get("llama_4_scaling_beta")}
+
+
+def query_scale(config: ConfigReader) -> QueryScale | None:
+    """Return the query scale of a config from `complete_query_scale`; None: queries are not scaled.
+
+    Raises:
+        ValueError: the config has a growth of the scale, but not the length of the original context.
+    """
+    beta = config.value(_BETA)
+    if not beta:
+        return None
+    settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
+    context = config.value("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
+    if not context:
+        raise ValueError(
+            "llama_4_scaling_beta in the rope settings of config.json needs 'original_max_position_embeddings'"
+        )
+    return QueryScale(float(beta), int(context))
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     window = None if config.value("sliding_window") is None else config.size("sliding_window")
-    beta = config.value(_BETA)
-    settings = config.value("rope_scaling") or config.value("rope_parameters") or {}
-    context = config.value("original_max_position_embeddings") or settings.get("original_max_position_embeddings")
-    scale = None
-    if beta:
-        if not context:
-            raise ValueError(
-                "llama_4_scaling_beta in the rope settings of config.json needs 'original_max_position_embeddings'"
-            )
-        scale = QueryScale(float(beta), int(context))
-    return {"windows": (window,) * config.size("num_hidden_layers"), "query_scale": scale}
+    return {"windows": (window,) * config.size("num_hidden_layers"), "query_scale": query_scale(config)}
 
 
 FAMILIES.register("ministral3")(
@@ -55,7 +68,7 @@ FAMILIES.register("ministral3")(
         _differences,
         DECODER_TENSOR_PLAN,
         {"head_dim": 128, "max_position_embeddings": 262144, "num_key_value_heads": 8, "rms_norm_eps": 1e-5},
-        complete=_complete,
+        complete=complete_query_scale,
     )
 )
 

@@ -134,6 +134,16 @@ _YARN_OF_SCORES = {
     "mscale": 0.7,
     "mscale_all_dim": 0.9,
 }
+_YARN_OF_QUERIES = {
+    "type": "yarn",
+    "rope_type": "yarn",
+    "rope_theta": 100.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 5,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.3,
+}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama_odd_sizes": {**_SMALL, "model_type": "llama", "hidden_size": 36, "num_attention_heads": 6},
@@ -306,16 +316,7 @@ CASES: dict[str, dict[str, Any]] = {
         **_NO_PADDING,
         "model_type": "ministral3",
         "head_dim": 12,
-        "rope_parameters": {
-            "type": "yarn",
-            "rope_type": "yarn",
-            "rope_theta": 100.0,
-            "factor": 16.0,
-            "original_max_position_embeddings": 5,
-            "mscale": 1.0,
-            "mscale_all_dim": 1.0,
-            "llama_4_scaling_beta": 0.3,
-        },
+        "rope_parameters": _YARN_OF_QUERIES,
     },
     "arcee": {**_SMALL, **_NO_PADDING, "model_type": "arcee", "hidden_act": "relu2", "mlp_bias": True},
     "apertus": {
@@ -785,6 +786,27 @@ CASES: dict[str, dict[str, Any]] = {
         "q_lora_rank": 14,
         "rope_interleave": False,
         "tie_word_embeddings": True,
+    },
+    "mistral4_far_positions": {
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "model_type": "mistral4",
+        "q_lora_rank": 14,
+        "first_k_dense_replace": 1,
+        "n_shared_experts": 2,
+        "routed_scaling_factor": 1.7,
+        "rope_parameters": _YARN_OF_QUERIES,
+    },
+    "mistral4_halves": {
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "model_type": "mistral4",
+        "first_k_dense_replace": 0,
+        "norm_topk_prob": False,
+        "attention_bias": True,
+        "rope_interleave": False,
+        "tie_word_embeddings": True,
+        "rope_parameters": {**_YARN_OF_QUERIES, "partial_rotary_factor": 0.4},
     },
     "minicpm3": {
         **_LATENT,

@@ -65,6 +65,24 @@ def main() -> None:
         tie_word_embeddings=True,
         image_token_index=7,
     )
+    mistral_4 = Mistral3Config(
+        text_config={
+            **TEXT,
+            "model_type": "mistral4",
+            "num_key_value_heads": 2,
+            "q_lora_rank": 14,
+            "kv_lora_rank": 10,
+            "qk_nope_head_dim": 6,
+            "qk_rope_head_dim": 6,
+            "v_head_dim": 5,
+            "n_routed_experts": 5,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12,
+        },
+        vision_config={**VISION, "model_type": "pixtral", "head_dim": 4},
+        tie_word_embeddings=False,
+        image_token_index=7,
+    )
     gemma = Gemma3Config(
         text_config={**TEXT, "model_type": "gemma3_text", "sliding_window": 4},
         vision_config={**VISION, "model_type": "siglip_vision_model"},
@@ -123,6 +141,7 @@ def main() -> None:
     }
     gemma_4.text_config = type(gemma_4.text_config)(**{**GEMMA_4_TEXT, **e_model})
     write("gemma4_e", Gemma4ForConditionalGeneration(gemma_4))
+    write("mistral4", Mistral3ForConditionalGeneration(mistral_4))
 
 
 def write(name: str, model: PreTrainedModel) -> None:

@@ -10,10 +10,11 @@ import sys
 
 import numpy as np
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 
 from tests.golden import DATA
 from tests.golden.cases.model_cases import CASES, make_inputs, make_weight
+from tests.golden.causal_lms import AutoModelForCausalLM
 
 FOLDER = DATA / "models"
 IN_FLOAT64 = {"gemma4_keys_as_values"}  # rounding in fp32 alone takes most of the bound of the tests

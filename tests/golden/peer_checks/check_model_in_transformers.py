@@ -13,7 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM
+
+from tests.golden.causal_lms import AutoModelForCausalLM
 
 SHARD_SIZE = "20KB"
 ALLOWED = 1e-4  # of a logit, relative to the largest (at least 1)

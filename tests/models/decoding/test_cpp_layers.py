@@ -39,7 +39,7 @@ OP_BY_OP |= {
     "minimax_m2_partial_rotation",
     "nemotron_h_single_blocks",
 }
-OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "minicpm3" in family}
+OP_BY_OP |= {family for family in FAMILIES if "deepseek" in family or "latents" in family}
 
 
 def decoded(model, prompts, monkeypatch, *, in_one_call: bool) -> tuple[np.ndarray, set[bool]]:

@@ -1,0 +1,85 @@
+"""Mistral Small 4: latent attention of DeepSeek, queries scaled by their position as in Ministral 3. Mistral AI 2026.
+
+Files store the experts of a layer as two stacked tensors without `.weight`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
+from paddlenlp_ext.models.families.deepseek_v2 import latent_experts
+from paddlenlp_ext.models.families.ministral3 import complete_query_scale, query_scale
+from paddlenlp_ext.models.latent_attention_config import complete_latent
+from paddlenlp_ext.models.moe_config import EXPERT_FILES
+from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
+from paddlenlp_ext.nn.rope import stored_settings
+from paddlenlp_ext.nn.routers import RouterOptions
+
+_YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10_000.0,
+    "factor": 128.0,
+    "original_max_position_embeddings": 8192,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_TENSORS = {f"model.layers.*.{name}": f"model.layers.*.{name.removesuffix('.weight')}" for name in EXPERT_FILES}
+_FILES = RenamedTensors({}, tensors=_TENSORS)
+
+
+def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a copy of a config with the query scale, and rope settings relative to `qk_rope_head_dim`.
+
+    In files, `partial_rotary_factor` is `qk_rope_head_dim` divided by the size of a query head.
+    """
+    completed = complete_latent(complete_query_scale(config, _YARN))
+    ropes = {key: value for key, value in stored_settings(completed).items() if key != "partial_rotary_factor"}
+    return {**completed, "rope_scaling": None, "rope_parameters": ropes}
+
+
+def _differences(config: ConfigReader) -> dict[str, Any]:
+    first = config.value("first_k_dense_replace") or 0
+    router = RouterOptions(
+        kind="softmax",
+        top_k=config.size("num_experts_per_tok"),
+        normalizes=bool(config.value("norm_topk_prob")),
+        scale=float(config.value("routed_scaling_factor")),
+        num_groups=config.size("n_group"),
+        chosen_groups=config.size("topk_group"),
+        group_score="top2",
+    )
+    changes = {"interleaved_rope": bool(config.value("rope_interleave")), "query_scale": query_scale(config)}
+    return {**latent_experts(config, router, lambda layer: layer >= first, **changes), "file_layout": _FILES}
+
+
+FAMILIES.register("mistral4")(
+    Family(
+        "Mistral4ForCausalLM",
+        _differences,
+        DECODER_TENSOR_PLAN,
+        {
+            "q_lora_rank": 1024,
+            "kv_lora_rank": 256,
+            "qk_nope_head_dim": 64,
+            "qk_rope_head_dim": 64,
+            "v_head_dim": 128,
+            "first_k_dense_replace": 0,
+            "max_position_embeddings": 1_048_576,
+            "moe_intermediate_size": 2048,
+            "n_group": 1,
+            "n_routed_experts": 128,
+            "n_shared_experts": 1,
+            "norm_topk_prob": True,
+            "num_experts_per_tok": 4,
+            "rope_interleave": True,
+            "routed_scaling_factor": 1.0,
+            "topk_group": 1,
+        },
+        complete=_complete,
+    )
+)
