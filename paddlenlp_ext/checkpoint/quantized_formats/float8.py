@@ -5,13 +5,14 @@
     q_a_proj.weight_scale_inv [ceil(O / R), ceil(I / C)]
 
 Each value is multiplied by the scale of its block of R rows and C columns (DeepSeek-AI 2024, arXiv:2412.19437, section
-3.3). A scale tensor with one element applies to the entire matrix. compressed-tensors (FP8_DYNAMIC) stores a
+3.3). A scale tensor with one element applies to the entire matrix. Stacked experts [E, O, I] have the scales of each
+expert, stacked: [E, 1, 1] for one scale per matrix. compressed-tensors (FP8_DYNAMIC) stores a
 `weight_scale` per row. The quantization of activations is not simulated. Models are saved with unquantized weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,9 +27,8 @@ from paddlenlp_ext.sharding_spec import Shard
 FLOAT8_METHOD = "fp8"
 """Value of `quant_method` in config.json for FP8 weights."""
 _SCALES = ("_scale_inv", "_scale")
-_OF_ACTIVATIONS = (".activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale")
+_OF_ACTIVATIONS = ("activation_scale", ".input_scale", ".output_scale", ".k_scale", ".v_scale")
 _WEIGHTS = "float8_e4m3fn"
-_BLOCK = (128, 128)
 _WHOLE = 1 << 62
 """Size of a block that covers all rows or columns."""
 _ROWS_AT_ONCE = 128
@@ -98,7 +98,7 @@ class _Float8Weights(WeightSource):
 
     def __init__(self, source: WeightSource, block: tuple[int, int] | None, dtype: str | None) -> None:
         self.path, self._source, self._dtype = source.path, source, dtype
-        self._block = block or _BLOCK
+        self._block = block or (_WHOLE, _WHOLE)
         stored = {name: source.dtype(name) for name in source.names() if not name.endswith(_OF_ACTIVATIONS)}
         self._scales: dict[str, str] = {}
         for name in (name for name, dtype in stored.items() if dtype == _WEIGHTS):
@@ -109,20 +109,26 @@ class _Float8Weights(WeightSource):
                     f"{self.path}: {name} is stored in FP8, but {missing} is missing; download the model again"
                 )
             self._scales[name] = scale
-            self._check(name, block is not None)
+            self._check(name)
         scales = set(self._scales.values())
         self._names = [name for name in stored if name not in scales]
 
-    def _check(self, name: str, has_blocks: bool) -> None:
+    def _check(self, name: str) -> None:
         shape, scale = self._source.shape(name), self._source.shape(self._scales[name])
-        grid = tuple(-(-size // block) for size, block in zip(shape, self._block, strict=False))
-        if len(shape) != 2 or (scale not in ((), (1,)) and not (has_blocks and scale == grid)):
+        grid, is_matrix = self._grid(shape), len(shape) == 2
+        if len(shape) not in (2, 3) or (scale != grid and not (is_matrix and scale in ((), (1,)))):
             rows, columns = ("all" if size == _WHOLE else str(size) for size in self._block)
-            expected = f"{list(grid)} for blocks of {rows} x {columns}" if has_blocks else "1 element"
+            is_whole = is_matrix and self._block == (_WHOLE, _WHOLE)
+            expected = "1 element" if is_whole else f"{list(grid)} for blocks of {rows} x {columns}"
             raise ValueError(
                 f"{self.path}: {self._scales[name]} has the shape {list(scale)} for a weight of {list(shape)}; "
                 f"expected: {expected}"
             )
+
+    def _grid(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the scales of a weight: rows and columns of blocks, for each expert of a stack."""
+        blocks = (-(-size // block) for size, block in zip(shape[-2:], self._block, strict=False))
+        return (*shape[:-2], *blocks)
 
     def names(self) -> list[str]:
         return list(self._names)
@@ -139,16 +145,24 @@ class _Float8Weights(WeightSource):
         if name not in self._scales:
             return self._source.read(name, dtype, shard)
         dtype, codes = dtype or self.dtype(name), self._source.read(name, None, shard)
-        start = [0, 0]
+        start = [0] * codes.ndim
         if shard is not None:
             start[shard.axis] = shard.start
+        scales = self._source.read(self._scales[name], "float32")
+        scales = np.broadcast_to(scales, self._grid(self._source.shape(name)))
+        if codes.ndim == 2:
+            return self._scaled(codes, scales, start, dtype)
+        values = np.empty(codes.shape, NUMPY_DTYPE[dtype])
+        for expert, of_expert in enumerate(codes):
+            values[expert] = self._scaled(of_expert, scales[start[0] + expert], start[1:], dtype)
+        return values
+
+    def _scaled(self, codes: np.ndarray, scales: np.ndarray, start: Sequence[int], dtype: str) -> np.ndarray:
+        """Multiply a part of a matrix, from row and column `start`, by the scales of the matrix."""
         rows, columns = (
             (first + np.arange(size)) // block
             for first, size, block in zip(start, codes.shape, self._block, strict=True)
         )
-        scales = self._source.read(self._scales[name], "float32")
-        if scales.size == 1:
-            scales = np.broadcast_to(scales.reshape(1, 1), (rows[-1] + 1, columns[-1] + 1))
         values = np.empty(codes.shape, NUMPY_DTYPE[dtype])
         for first in range(0, len(codes), _ROWS_AT_ONCE):  # avoids a float32 copy of the entire matrix
             chosen = slice(first, first + _ROWS_AT_ONCE)

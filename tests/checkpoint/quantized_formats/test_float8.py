@@ -65,6 +65,33 @@ def test_open_weights_of_float8_with_one_scale_multiplies_the_full_matrix(ending
     np.testing.assert_array_equal(weights.read(NAME, "float32"), cast(codes, "float8_e4m3fn", "float32") * 0.375)
 
 
+@pytest.mark.parametrize("case", ["odd", "small_blocks"])
+@pytest.mark.parametrize("is_whole", [True, False])
+def test_open_weights_of_float8_with_stacked_experts_multiplies_each_expert_by_its_scales(case, is_whole, tmp_path):
+    name, factors = "model.layers.0.mlp.experts.gate_up_proj", np.float32([0.5, 2, 8]).reshape(3, 1, 1)
+    codes, scales = codes_of(case), np.ones((1, 1), np.float32) if is_whole else GOLDEN[f"{case}/scales"]
+    stored = {name: ("float8_e4m3fn", np.stack([codes] * 3)), f"{name}_scale_inv": ("float32", factors * scales)}
+    stored[f"{name}_activation_scale"] = ("float32", np.ones(3, np.float32))
+    block = None if is_whole else GOLDEN[f"{case}/block"].tolist()
+    weights = open_weights(write(tmp_path, stored, weight_block_size=block))
+    assert weights.names() == [name]
+    expected = factors * (cast(codes, "float8_e4m3fn", "float32") if is_whole else GOLDEN[f"{case}/float32"])
+    np.testing.assert_array_equal(weights.read(name, "float32"), expected)
+    for axis, size in enumerate(expected.shape):
+        shard = Shard(axis, size // 3, size - 1, size)
+        np.testing.assert_array_equal(weights.read(name, "float32", shard), expected[shard.index])
+
+
+def test_open_weights_of_float8_with_one_scale_for_all_experts_raises(tmp_path):
+    name = "model.layers.0.mlp.experts.down_proj"
+    stored = {
+        name: ("float8_e4m3fn", codes_of("small_blocks")[None]),
+        f"{name}_scale_inv": ("float32", np.ones(1, np.float32)),
+    }
+    with pytest.raises(ValueError, match=r"the shape \[1\] for a weight of \[1, 7, 11\]; expected: \[1, 1, 1\] for bl"):
+        open_weights(write(tmp_path, stored, weight_block_size=None))
+
+
 def test_open_weights_of_float8_reads_scales_that_are_powers_of_2(tmp_path):
     codes, scales = codes_of("small_blocks"), np.full((4, 4), 129, np.uint8)
     stored = {NAME: ("float8_e4m3fn", codes), f"{NAME}_scale_inv": ("float8_e8m0fnu", scales)}
