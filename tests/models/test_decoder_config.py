@@ -142,6 +142,7 @@ def test_unsupported_families_are_not_supported():
         ({"model_type": "ernie4_5_moe", "use_bias": True}, "use_bias .* set it to false"),
         ({"model_type": "mixtral", "num_experts_per_tok": 9}, "a token uses 9 experts, but a layer has only 8"),
         ({"model_type": "minimax_m2", "router_jitter_noise": 0.1}, "router_jitter_noise"),
+        ({"model_type": "minimax_m2", "scoring_func": "softmax"}, "scoring_func 'softmax' .*supported: 'sigmoid'"),
         ({"model_type": "minimax_m2", "rotary_dim": "8"}, "rotary_dim"),
         ({"model_type": "minimax_m2", "rotary_dim": 0}, "partial_rotary_factor"),
         ({"model_type": "mixtral", "router_jitter_noise": 0.1}, "router_jitter_noise .* set it to 0"),
@@ -325,6 +326,12 @@ def test_from_dict_head_dim_may_differ_from_hidden_size():
     config = DecoderConfig.from_dict({**TINY, "hidden_size": 34, "head_dim": 6})
     assert config.head_dim == 6 and config.ropes[0].rotary_dim == 6
     assert DecoderConfig.from_dict({**TINY, "model_type": "qwen3"}).head_dim == 128
+
+
+@pytest.mark.parametrize(("keys", "head_dim"), [({}, 128), ({"head_dim": 16}, 16), ({"head_dim": None}, 8)])
+def test_from_dict_minimax_m2_rotates_rotary_dim_channels_of_a_head(keys, head_dim):
+    config = DecoderConfig.from_dict({**TINY, "model_type": "minimax_m2", "rotary_dim": 4, **keys})
+    assert (config.head_dim, config.ropes[0].rotary_dim) == (head_dim, 4)
 
 
 @pytest.mark.parametrize("model_type", FAMILIES.names())

@@ -37,11 +37,13 @@ _HEAD_DIM = 128
 def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if config.get("rotary_dim") is None:
         return config
-    return {"partial_rotary_factor": config["rotary_dim"] / (config.get("head_dim") or _HEAD_DIM), **config}
+    head_dim = config.get("head_dim", _HEAD_DIM) or config["hidden_size"] / config["num_attention_heads"]
+    return {"partial_rotary_factor": config["rotary_dim"] / head_dim, **config}
 
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     require(config, "router_jitter_noise", None, 0.0)
+    require(config, "scoring_func", None, "sigmoid")
     shape = ExpertShape(
         num_experts=config.size("num_local_experts"),
         intermediate_size=config.size("intermediate_size"),
