@@ -29,11 +29,12 @@ from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.recurrent_mixer import Parts, RecurrentMixer, sections_of_rank
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.short_convolution import DepthwiseKernel, select
+from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.token_mixer import MixerShape
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
 from paddlenlp_ext.ops.state_space_duality import state_space_duality
+from paddlenlp_ext.ops.tensor_utils import select
 
 
 @dataclass(frozen=True, kw_only=True)

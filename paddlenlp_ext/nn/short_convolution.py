@@ -25,6 +25,7 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, StateShapes
 from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
+from paddlenlp_ext.ops.tensor_utils import select
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,6 @@ class ConvolutionShape(MixerShape):
     def saved_size(self, in_cpp: bool) -> float:
         """Count the channels of b, c, u and b * u, and of the output of the convolution."""
         return 5 * self.hidden_size
-
-
-def select(x: paddle.Tensor, slices: Sequence[slice] | None, axis: int) -> paddle.Tensor:
-    """Return the concatenated slices of `x` along an axis; all of `x` if `slices` is None."""
-    if slices is None:
-        return x
-    return paddle.concat([x.slice([axis], [each.start], [each.stop]) for each in slices], axis)
 
 
 class DepthwiseKernel(nn.Layer):

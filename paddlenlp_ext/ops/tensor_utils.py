@@ -1,8 +1,9 @@
-"""Helpers for contiguity, dtypes and gradient flags of tensors."""
+"""Helpers for contiguity, slices, dtypes and gradient flags of tensors."""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import paddle
 
@@ -17,6 +18,13 @@ def contiguous(x: paddle.Tensor) -> paddle.Tensor:
 def in_dtype(x: paddle.Tensor, dtype: paddle.dtype) -> paddle.Tensor:
     """Cast `x` to `dtype`; return `x` itself if it already has this dtype."""
     return x if x.dtype == dtype else x.astype(dtype)
+
+
+def select(x: paddle.Tensor, slices: Sequence[slice] | None, axis: int) -> paddle.Tensor:
+    """Return the concatenated slices of `x` along an axis; all of `x` if `slices` is None."""
+    if slices is None:
+        return x
+    return paddle.concat([x.slice([axis], [each.start], [each.stop]) for each in slices], axis)
 
 
 def slices_share_memory(x: paddle.Tensor) -> bool:
