@@ -83,10 +83,10 @@ def byte_level_bpe(pre: str | None, vocabulary: dict[str, int], merges: list[tup
 
 
 def sentencepiece_bpe(fields: TokenizerFields) -> Tokenizer:
-    """Build a SentencePiece BPE tokenizer: the pair that forms the token with the highest score is merged first.
+    """Build a SentencePiece BPE tokenizer from its merges or, for the kind "llama", from the scores of its tokens.
 
-    Files of the kind "llama" do not store merges, so the merges are derived from the tokens and their scores.
-    Characters without a token are encoded as bytes.
+    With scores, the pair that forms the token with the highest score is merged first. Characters without a token are
+    encoded as bytes.
     """
     has_merges = fields.model != "llama"
     tokenizer = Tokenizer(

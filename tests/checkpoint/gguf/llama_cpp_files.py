@@ -95,7 +95,7 @@ _NEMOTRON_H = {
     "tie_word_embeddings": False,
     "n_routed_experts": 6,
     "num_experts_per_tok": 3,
-    "moe_intermediate_size": 96,
+    "moe_intermediate_size": 72,
     "moe_shared_expert_intermediate_size": 48,
 }
 _GEMMA_4 = {
@@ -207,7 +207,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "nemotron_h_moe": {
         **_NEMOTRON_H,
         "hybrid_override_pattern": "ME*EMM*E",
-        "moe_intermediate_size": 96,
         "n_group": 2,
         "topk_group": 1,
         "routed_scaling_factor": 1.7,
@@ -384,7 +383,8 @@ def write_model(model: CausalLM, architecture: str, path: Path) -> Path:
     elif "global_head_dim" in source:
         _add_shapes(writer, config)
     elif architecture in _NEMOTRON:
-        writer.add_feed_forward_length([96 if kind in "-E" else 0 for kind in source["hybrid_override_pattern"]])
+        width = source["intermediate_size"]
+        writer.add_feed_forward_length([width if kind in "-E" else 0 for kind in source["hybrid_override_pattern"]])
     elif architecture != "qwen35moe":
         writer.add_feed_forward_length(source["intermediate_size"])
     writer.add_head_count(config.num_attention_heads)
