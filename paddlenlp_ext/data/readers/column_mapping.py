@@ -1,9 +1,9 @@
-"""Rename the columns of rows (`column_mapping`) before the row format is detected."""
+"""Rename or leave out the columns of rows (`column_mapping`) before the row format is detected."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,23 +12,25 @@ from paddlenlp_ext.data.readers.base import Block, Cursor, Reader
 from paddlenlp_ext.data.rows.known_fields import CONVERSATION_FORMATS, TEXT
 from paddlenlp_ext.data.rows.source_row import InvalidRow, SourceRow
 
-FIELDS = {field for row_format in (*CONVERSATION_FORMATS, TEXT, *FORMATS) for field in row_format.fields}
+FIELDS = frozenset(field for row_format in (*CONVERSATION_FORMATS, TEXT, *FORMATS) for field in row_format.fields)
 """Fields of all row formats."""
 
 
 @dataclass(frozen=True)
 class RenamedBlock(Block):
-    """Block that renames columns when its rows are read.
+    """Block that renames columns, or leaves them out, when its rows are read.
 
     Attributes:
         block: the block as it was read.
         mapping: column -> field of a row format.
         key: name of the mapping in errors.
+        left_out: columns that are removed from rows.
     """
 
     block: Block
     mapping: Mapping[str, str]
     key: str
+    left_out: Collection[str]
 
     def rows(self) -> Iterator[SourceRow | InvalidRow]:
         """Yield the rows; a row that has both a column and the column's new name is invalid."""
@@ -36,8 +38,9 @@ class RenamedBlock(Block):
             if isinstance(row, InvalidRow) or not isinstance(row.value, dict):
                 yield row
                 continue
-            names = [self.mapping.get(name, name) for name in row.value]
-            twice = [name for name in row.value if name not in self.mapping and names.count(name) > 1]
+            kept = {name: value for name, value in row.value.items() if name not in self.left_out}
+            names = [self.mapping.get(name, name) for name in kept]
+            twice = [name for name in kept if name not in self.mapping and names.count(name) > 1]
             if twice:
                 message = (
                     f"{self.key} renames a column to {', '.join(twice)}, but the row already has this field; "
@@ -45,7 +48,7 @@ class RenamedBlock(Block):
                 )
                 yield InvalidRow(row.location, "column written twice", message)
             else:
-                yield SourceRow(row.location, dict(zip(names, row.value.values(), strict=True)))
+                yield SourceRow(row.location, dict(zip(names, kept.values(), strict=True)))
 
 
 class RenamedReader(Reader):
@@ -55,15 +58,20 @@ class RenamedReader(Reader):
         reader: reader to wrap.
         mapping: column -> field of a row format.
         key: name of the mapping in errors.
+        is_complete: whether rows hold only the fields in `mapping`. Columns that are not fields of a row format are
+            kept.
 
     Raises:
         ValueError: the mapping contains a field that no format has, two columns map to the same field, or a column of
             the mapping is missing from every row of the first block.
     """
 
-    def __init__(self, reader: Reader, mapping: Mapping[str, Any], key: str = "column_mapping") -> None:
+    def __init__(
+        self, reader: Reader, mapping: Mapping[str, Any], key: str = "column_mapping", is_complete: bool = False
+    ) -> None:
         self.name, self.size = reader.name, reader.size
         self._reader, self._mapping, self._key = reader, dict(mapping), key
+        self._left_out = FIELDS - set(mapping) if is_complete else frozenset()
         fields = [str(field) for field in self._mapping.values()]
         unknown = [field for field in fields if field not in FIELDS]
         if unknown or len(set(fields)) < len(fields):
@@ -79,10 +87,10 @@ class RenamedReader(Reader):
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
         """Yield blocks, starting at a cursor of the wrapped reader."""
         for block in self._reader.blocks(start):
-            yield RenamedBlock(block.end, block.fraction, block, self._mapping, self._key)
+            yield RenamedBlock(block.end, block.fraction, block, self._mapping, self._key, self._left_out)
 
     def fingerprint(self, observe: Callable[[bytes], None]) -> tuple[str, str]:
-        """Return the fingerprint of the wrapped reader, combined with the mapping of the columns."""
+        """Return the fingerprint of the wrapped reader, combined with the columns that are renamed or left out."""
         name, digest = self._reader.fingerprint(observe)
         self.size = self._reader.size
-        return name, f"{digest} {json.dumps(self._mapping, sort_keys=True)}"
+        return name, f"{digest} {json.dumps([self._mapping, sorted(self._left_out)], sort_keys=True)}"

@@ -177,7 +177,8 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
     registered = registered_dataset(Path(name).expanduser())
     if registered is None or not registered.columns:
         return readers
-    return [RenamedReader(reader, registered.columns, f"{registered.place}: columns") for reader in readers]
+    key = f"{registered.place}: columns"
+    return [RenamedReader(reader, registered.columns, key, is_complete=True) for reader in readers]
 
 
 def open_reader(path: Path) -> Reader:
@@ -290,12 +291,16 @@ def _find_folder(dataset_name_or_path: str) -> Path:
     by default `~/.paddlenlp/datasets`.
 
     Raises:
-        ValueError: the dataset is `AdvertiseGen`, and neither directory exists.
+        ValueError: the dataset is `AdvertiseGen`, and neither directory exists; or the path does not exist, and the
+            dataset_info.json beside it has other datasets.
     """
     folder = Path(dataset_name_or_path).expanduser()
     if dataset_name_or_path != ADVERTISE_GEN or folder.is_dir():
-        registered = registered_dataset(folder)
-        return folder if registered is None else registered.path
+        if (registered := registered_dataset(folder)) is not None:
+            return registered.path
+        if not folder.exists() and dataset_name_or_path not in BUILTIN_NAMES:
+            _check_registered(folder)
+        return folder
     home = os.environ.get("PPNLP_HOME") or Path.home() / ".paddlenlp"
     downloaded = Path(home).expanduser() / "datasets" / ADVERTISE_GEN
     if not downloaded.is_dir():
@@ -304,6 +309,15 @@ def _find_folder(dataset_name_or_path: str) -> Path:
             f"{folder.absolute()} nor {downloaded} exists; docs/reference/data_formats.md says where to download it"
         )
     return downloaded
+
+
+def _check_registered(path: Path) -> None:
+    """Check that a path without an entry has no dataset_info.json beside it: the name is mistyped, not a hub id."""
+    if names := registered_names(path.parent):
+        raise ValueError(
+            f"dataset_name_or_path: {str(path)!r} is neither a path nor a dataset of "
+            f"{path.parent / 'dataset_info.json'}{did_you_mean(path.name, names)} Datasets: {', '.join(names)}"
+        )
 
 
 def read_rows(path: Path) -> Iterator[SourceRow | InvalidRow]:

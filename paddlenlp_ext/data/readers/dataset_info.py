@@ -33,7 +33,8 @@ class RegisteredDataset:
 
     Attributes:
         path: file or folder with the rows.
-        columns: column of the file -> field of a row format, for columns with other names.
+        columns: column of the file -> field of a row format, for all columns that are read; empty if the entry names no
+            column, so that the format of the rows is detected.
         place: file and name of the entry, for errors.
     """
 
@@ -84,7 +85,7 @@ def _entries(folder: Path) -> dict[str, Mapping[str, Any]]:
 
 
 def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
-    """Return the columns whose names differ from the fields that they hold."""
+    """Return the columns that are read, and the fields that they hold."""
     formatting, written = entry.get("formatting", "alpaca"), _texts(entry, "columns", place)
     if formatting == "alpaca":
         fields = {"prompt": "text"} if set(written) == {"prompt"} else _ALPACA  # a prompt alone is plain text
@@ -92,8 +93,7 @@ def _columns(entry: Mapping[str, Any], place: str) -> dict[str, str]:
         fields, written = {"messages": _messages_field(_texts(entry, "tags", place), place)}, {**_DEFAULT, **written}
     else:
         raise ValueError(f"{place}: formatting {formatting!r} is not supported; use alpaca, sharegpt or openai")
-    columns = {column: fields.get(name, name) for name, column in written.items()}
-    return {column: field for column, field in columns.items() if column != field}
+    return {column: fields.get(name, name) for name, column in written.items()}
 
 
 def _texts(entry: Mapping[str, Any], key: str, place: str) -> dict[str, str]:

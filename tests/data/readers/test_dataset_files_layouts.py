@@ -120,9 +120,20 @@ def register(folder, row, **entry):
             {"columns": {"prompt": "q", "query": "more", "response": "a"}},
             {"instruction": "a", "input": "", "output": "b"},
         ),
-        ({"content": "a b"}, {"columns": {"prompt": "content"}}, {"text": "a b"}),
         (
-            {"turns": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
+            {"instruction": "a", "input": "left out", "output": "b", "system": "left out", "id": 3},
+            {"columns": {"prompt": "instruction", "response": "output"}},
+            {"instruction": "a", "output": "b", "id": 3},
+        ),
+        ({"content": "a b"}, {"columns": {"prompt": "content"}}, {"text": "a b"}),
+        ({"instruction": "a", "output": "b"}, {"columns": {"prompt": "output"}}, {"text": "b"}),
+        (
+            {"instruction": "left out", "question": "a", "output": "b"},
+            {"columns": {"prompt": "question", "response": "output"}},
+            {"instruction": "a", "output": "b"},
+        ),
+        (
+            {"turns": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}], "tools": "left out"},
             {"formatting": "sharegpt", "columns": {"messages": "turns"}},
             {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         ),
@@ -173,6 +184,15 @@ def test_open_dataset_of_a_folder_with_registered_names_lists_them(folder, optio
     (folder / "dataset_info.json").write_text('{"demo": {"hf_hub_url": "a/b"}}')
     with pytest.raises(ValueError, match="demo: no file_name; set dataset_name_or_path to the hub id"):
         open_dataset(options(folder / "demo"), "train")
+
+
+def test_open_dataset_of_a_mistyped_registered_name_suggests_the_name(folder, options, monkeypatch):
+    register(folder, {"instruction": "a", "output": "b"})
+    monkeypatch.chdir(folder.parent)  # where the name has the form of a hub id
+    with pytest.raises(ValueError, match=r"'set/demos' is neither a path .*_info\.json; did you mean 'demo'\?"):
+        open_dataset(options("set/demos"), "train")
+    monkeypatch.chdir(folder)
+    assert open_dataset(options("inflection"), "train")
 
 
 @pytest.mark.parametrize("name", ["my.json", "my.jsonl", "my.csv"])
