@@ -174,8 +174,8 @@ def model_metadata(config: DecoderConfig, architecture: Architecture) -> tuple[d
 
 
 def _kv_heads(config: DecoderConfig, architecture: Architecture) -> int | list[int]:
-    """Return the number of key-value heads; for a family with convolutions, a list with 0 for each convolution."""
-    if not architecture.has_convolutions:
+    """Return the number of key-value heads; for a family with layers without attention, a list with 0 for them."""
+    if not architecture.has_layers_without_attention:
         return config.num_key_value_heads
     return [0 if mixer else config.num_key_value_heads for mixer in config.mixers or ()]
 

@@ -110,8 +110,10 @@ class Architecture:
         truncates_yarn: whether YaRN rounds the bounds of its ramp to whole dimensions (`truncate`).
         yarn_multiplier: factor of `mscale_all_dim` in the metadata; None: YaRN in the files has no `mscale_all_dim`.
         is_latent: whether the family has multi-head latent attention (MLA).
-        has_convolutions: whether `attention.head_count_kv` is a list with one number per layer, which is 0 in layers
-            with a short convolution or Mamba-2 instead of attention.
+        has_layers_without_attention: whether `attention.head_count_kv` is a list with one number per layer, which is 0
+            in layers without attention, such as short convolutions.
+        has_single_blocks: whether layers have one block each, so that `feed_forward_length` is a list with 0 for layers
+            without a feed-forward or experts.
         stores_merges: whether files store the merges of a SentencePiece BPE tokenizer, instead of scores of its tokens.
         unadapted: GGUF names, without block and suffix, of linear layers to which llama.cpp applies no adapters.
         has_layer_shapes: whether layers may differ in the sizes of heads and feed-forwards, which `settings` returns.
@@ -149,7 +151,8 @@ class Architecture:
     truncates_yarn: bool = True
     yarn_multiplier: float | None = None
     is_latent: bool = False
-    has_convolutions: bool = False
+    has_layers_without_attention: bool = False
+    has_single_blocks: bool = False
     stores_merges: bool = False
     unadapted: tuple[str, ...] = ()
     has_layer_shapes: bool = False

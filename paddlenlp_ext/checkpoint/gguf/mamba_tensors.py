@@ -77,7 +77,7 @@ def with_mamba(
         reads=lambda file: True,
         writes=lambda config: bool(config.other_mixers) and attention.writes(config),
         logarithms=(".A_log",),
-        has_convolutions=True,
+        has_layers_without_attention=True,
         squeezed={"mamba.conv1d.weight": 1},
         restore=lambda source: attention.restore(_FlatTensors(source)),
         split=split,

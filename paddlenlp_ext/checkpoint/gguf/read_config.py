@@ -26,14 +26,13 @@ def config_from_gguf(file: GgufFile) -> dict[str, Any]:
         raise ValueError(f"{file.path}: {file.architecture} with a sliding window ({window}) is not supported")
     if "token_embd.weight" not in file.tensors:
         raise ValueError(f"{file.path}: token_embd.weight is missing; use a GGUF file with all tensors of the model")
-    width = None if architecture.has_dense_layers else count(file, "expert_feed_forward_length")
     stored_epsilon, epsilon = architecture.norm_epsilon
     config = {
         "architectures": [architecture.class_name],
         "model_type": model_type_of(file),
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden_size,
-        "intermediate_size": max(counts_by_layer(file, "feed_forward_length", width)),
+        "intermediate_size": _width(file),
         "num_hidden_layers": num_layers(file),
         "num_attention_heads": num_heads,
         "num_key_value_heads": num_kv_heads,
@@ -63,19 +62,39 @@ def _num_heads(file: GgufFile) -> tuple[int, int]:
     queries, keys = (f"attention.head_count{ending}" for ending in ("", "_kv"))
     if architecture_of(file).has_layer_shapes:
         return count(file, queries), max(kv_heads_by_layer(file))
-    if architecture_of(file).has_convolutions:
+    if architecture_of(file).has_layers_without_attention:
         kv_heads = {*kv_heads_by_layer(file)} - {0}
         if len(kv_heads) == 1:
             return count(file, queries), kv_heads.pop()
-        raise _different_heads(file, keys)
+        raise _differs(file, keys)
     for key in (queries, keys):
         if isinstance(file.metadata.get(file.architecture_key(key)), list):
-            raise _different_heads(file, key)
+            raise _differs(file, key)
     num_heads = count(file, queries)
     return num_heads, count(file, keys, num_heads)
 
 
-def _different_heads(file: GgufFile, key: str) -> ValueError:
+def _width(file: GgufFile) -> int:
+    """Return the number of channels of the feed-forwards; the largest number if `settings` returns the widths.
+
+    Raises:
+        ValueError: feed-forwards have different widths, or the model has none.
+    """
+    architecture, key = architecture_of(file), "feed_forward_length"
+    default = None if architecture.has_dense_layers else count(file, "expert_feed_forward_length")
+    widths = {*counts_by_layer(file, key, default)}
+    if widths == {0}:
+        raise ValueError(f"{file.path}: {file.architecture_key(key)} is 0 in all layers, which is not supported")
+    if architecture.has_layer_shapes:
+        return max(widths)
+    if architecture.has_single_blocks:
+        widths -= {0}
+    if len(widths) > 1:
+        raise _differs(file, key)
+    return widths.pop()
+
+
+def _differs(file: GgufFile, key: str) -> ValueError:
     return ValueError(f"{file.path}: {file.architecture_key(key)} differs from layer to layer, which is not supported")
 
 

@@ -95,7 +95,7 @@ class GgufWeights(WeightSource):
         is_query = ".q_proj." in name
         if not self._architecture.permutes or not (is_query or ".k_proj." in name):
             return 0
-        if self._architecture.has_convolutions and not is_query:
+        if self._architecture.has_layers_without_attention and not is_query:
             return max(kv_heads_by_layer(self.file))
         queries, keys = (self.file.architecture_key(f"attention.head_count{end}") for end in ("", "_kv"))
         num_heads = self.file.require(queries, int)

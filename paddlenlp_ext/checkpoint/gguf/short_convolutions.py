@@ -47,7 +47,7 @@ def convolution_architecture(
         keys={"conv_L_cache": Key("shortconv.l_cache"), **(keys or {})},
         settings=lambda file: {"layer_types": _layer_types(file), **settings(file)},
         norm_epsilon=("attention.layer_norm_rms_epsilon", "norm_eps"),
-        has_convolutions=True,
+        has_layers_without_attention=True,
         squeezed={"conv.conv.weight": 1},
         **fields,
     )

@@ -62,6 +62,7 @@ def single_block_architecture(name: str, class_name: str, names: RenamedExperts)
         {**_IN_BLOCK, **_DENSE},
         constants={"mlp_hidden_act": "relu2", "time_step_min": _SMALLEST_STEP},
         norm_epsilon=("attention.layer_norm_rms_epsilon", "layer_norm_epsilon"),
+        has_single_blocks=True,
         restore=names.stored,
         split=lambda tensors, config: {names.layer_in_memory(each): tensor for each, tensor in tensors.items()},
         metadata=_metadata,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +14,15 @@ from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
 from paddlenlp_ext.checkpoint.gguf.gguf_file import GgufFile, open_gguf
 from paddlenlp_ext.checkpoint.gguf.read_config import config_from_gguf
 from paddlenlp_ext.checkpoint.gguf.read_tokenizer import tokenizer_from_gguf
+from tests.checkpoint.gguf.llama_cpp_files import make_model, write_model
 from tests.stress.wrong_values import OF_OTHER_TYPE
 
 EMBEDDING = {"token_embd.weight": np.zeros((11, 32), np.float32)}
+
+
+def changed(file: GgufFile, metadata: dict[str, Any]) -> GgufFile:
+    """Return a file with other values of some metadata keys."""
+    return dataclasses.replace(file, metadata={**file.metadata, **metadata})
 
 
 def test_config_from_gguf_plain_llama(write_gguf, llama_metadata):
@@ -114,6 +121,9 @@ def test_config_from_gguf_reads_rope_scaling(metadata, expected, write_gguf, lla
     ("metadata", "message"),
     [
         ({"llama.attention.head_count_kv": [2, 4]}, "head_count_kv differs from layer to layer"),
+        ({"llama.block_count": 2, "llama.feed_forward_length": [32, 48]}, "feed_forward_length differs from layer"),
+        ({"llama.block_count": 2, "llama.feed_forward_length": [32, 0]}, "feed_forward_length differs from layer"),
+        ({"llama.block_count": 2, "llama.feed_forward_length": [0, 0]}, "feed_forward_length is 0 in all layers"),
         ({"llama.rope.dimension_count": 4}, "partial rotary embeddings are not supported"),
         ({"llama.attention.value_length": 4}, "value heads of a different size"),
         ({"llama.rope.scaling.type": "longrope"}, "RoPE scaling 'longrope'"),
@@ -132,6 +142,15 @@ def test_config_from_gguf_unsupported_raises(metadata, message, write_gguf, llam
         read_model_config(write_gguf(llama_metadata | metadata, EMBEDDING))
 
 
+@pytest.mark.parametrize(("architecture", "widths"), [("llama", [80] * 8), ("nemotron_h", [80, 0] * 4)])
+def test_config_from_gguf_reads_the_width_of_each_layer(architecture, widths, tmp_path):
+    file = open_gguf(write_model(make_model(architecture), architecture, tmp_path / "model.gguf"))
+    key = file.architecture_key("feed_forward_length")
+    assert config_from_gguf(changed(file, {key: widths}))["intermediate_size"] == 80
+    with pytest.raises(ValueError, match=rf"{architecture}\.feed_forward_length differs from layer to layer"):
+        config_from_gguf(changed(file, {key: [48, *widths[1:]]}))
+
+
 def test_config_from_gguf_missing_metadata_is_named(write_gguf, llama_metadata):
     del llama_metadata["llama.block_count"]
     with pytest.raises(ValueError, match=r"no llama\.block_count"):
@@ -142,7 +161,7 @@ def test_config_from_gguf_missing_metadata_is_named(write_gguf, llama_metadata):
 @pytest.mark.parametrize("key", ["attention.head_count", "attention.head_count_kv", "embedding_length", "block_count"])
 def test_config_from_gguf_damaged_count_is_named(key, value, write_gguf, llama_metadata):
     file = open_gguf(write_gguf(llama_metadata, EMBEDDING))
-    damaged = GgufFile(file.path, file.metadata | {f"llama.{key}": value}, file.tensors)
+    damaged = changed(file, {f"llama.{key}": value})
     with pytest.raises(ValueError, match=rf"model\.gguf: llama\.{key} (is|differs)"):
         config_from_gguf(damaged)
 
@@ -152,7 +171,7 @@ def test_config_from_gguf_damaged_count_is_named(key, value, write_gguf, llama_m
 @pytest.mark.parametrize("key", ["attention.layer_norm_rms_epsilon", "rope.freq_base"])
 def test_config_from_gguf_number_beyond_float32_is_named(key, value, write_gguf, llama_metadata):
     file = open_gguf(write_gguf(llama_metadata, EMBEDDING))
-    damaged = GgufFile(file.path, file.metadata | {f"llama.{key}": value}, file.tensors)
+    damaged = changed(file, {f"llama.{key}": value})
     with pytest.raises(ValueError, match=re.escape(f"model.gguf: llama.{key} is {value}, not a finite float32")):
         config_from_gguf(damaged)
 
@@ -170,7 +189,7 @@ def test_model_from_gguf_metadata_of_another_type_raises_with_the_file(architect
             if isinstance(wrong, dict) or key == f"{architecture}.vocab_size":  # no GGUF value; not read
                 continue
             with pytest.raises(ValueError, match=re.escape(str(file.path))):
-                changed = dataclasses.replace(file, metadata={**file.metadata, key: wrong})
-                config = config_from_gguf(changed)
+                damaged = changed(file, {key: wrong})
+                config = config_from_gguf(damaged)
                 check_config_values(config, str(file.path))
-                tokenizer_from_gguf(changed)
+                tokenizer_from_gguf(damaged)
