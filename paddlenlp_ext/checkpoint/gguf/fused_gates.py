@@ -76,8 +76,11 @@ def with_experts(dense: Architecture, name: str) -> Architecture:
             "num_local_experts": Key("expert_count"),
             "num_experts_per_tok": Key("expert_used_count"),
         },
-        constants={},
+        constants={name: value for name, value in dense.constants.items() if name != "num_local_experts"},
         has_experts=True,
         writes=lambda config: bool(config.experts),
-        metadata=lambda config: {"feed_forward_length": config.experts[0].intermediate_size},
+        metadata=lambda config: {
+            **dense.metadata(config),
+            "feed_forward_length": config.experts[0].intermediate_size,
+        },
     )

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import gguf
 import numpy as np
 import paddle
 import pytest
 
+from paddlenlp_ext.checkpoint.gguf.architecture import Architecture
+from paddlenlp_ext.checkpoint.gguf.fused_gates import with_experts
 from paddlenlp_ext.checkpoint.open_weights import open_weights
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from tests.common.models import TINY_SIZES
@@ -57,3 +61,17 @@ def test_gguf_model_with_fused_layers_equals_its_folder(settings, length, write_
     ids = paddle.to_tensor(np.random.default_rng(0).integers(0, 61, (1, length)))
     read = AutoModelForCausalLM.from_pretrained(path)
     np.testing.assert_allclose(read(ids).numpy(), model.eval()(ids).numpy(), atol=1e-6)
+
+
+def test_layout_with_experts_keeps_constants_and_metadata_of_the_dense_layout():
+    dense = Architecture(
+        "dense",
+        "DenseForCausalLM",
+        {},
+        constants={"num_local_experts": 0, "hidden_act": "relu2"},
+        metadata=lambda config: {"logit_scale": 2.0, "feed_forward_length": 7},
+    )
+    layout = with_experts(dense, "sparse")
+    assert layout.constants == {"hidden_act": "relu2"}
+    config = SimpleNamespace(experts=[SimpleNamespace(intermediate_size=5)])
+    assert layout.metadata(config) == {"logit_scale": 2.0, "feed_forward_length": 5}
