@@ -14,7 +14,10 @@ from paddlenlp_ext.devices import AbsentGpu, Capabilities, capabilities, choose_
 from tests.config.config_cases import SMALLEST, load, problems, write
 
 PACKAGE = Path(paddlenlp_ext.__file__).parent
-QUESTIONS = re.compile(r"is_gpu_place|is_xpu_place|is_compiled_with|CUDAPlace|device_count\(\)|[!=]= \"gpu\"")
+QUESTIONS = re.compile(
+    r"is_gpu_place|is_cuda_pinned_place|is_xpu_place|is_compiled_with|CUDAPlace|device_count\(\)|[!=]= \"gpu\""
+    r"|startswith\(\"gpu|(?<!version)\.cuda\(\)"
+)
 
 
 @pytest.fixture

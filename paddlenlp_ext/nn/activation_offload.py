@@ -40,7 +40,7 @@ class _PinnedTensor:
         self._pinned, self._place, self._stop_gradient = x.detach().pin_memory(), x.place, x.stop_gradient
 
     def load(self) -> paddle.Tensor:
-        x = self._pinned.to(self._place)
+        x = self._pinned.to(self._place, blocking=True)  # the host memory may be freed right after the call
         x.stop_gradient = self._stop_gradient
         return x
 

@@ -126,8 +126,8 @@ def test_file_system_is_that_of_the_nearest_mount():
 def test_offload_on_a_gpu_pins_the_detached_tensor_and_copies_it_back():
     """Check the calls only: which operator is called on which tensor."""
     on_gpu = SimpleNamespace(stop_gradient=True)
-    pinned = SimpleNamespace(to=lambda place: on_gpu)
-    detached = SimpleNamespace(pin_memory=lambda: pinned)
     place = SimpleNamespace(is_gpu_place=lambda: True)
+    pinned = SimpleNamespace(to=lambda target, blocking=False: on_gpu if target is place and blocking else None)
+    detached = SimpleNamespace(pin_memory=lambda: pinned)
     saved = offload(SimpleNamespace(place=place, detach=lambda: detached, stop_gradient=False))
     assert saved.load() is on_gpu and on_gpu.stop_gradient is False

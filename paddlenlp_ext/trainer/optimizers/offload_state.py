@@ -76,8 +76,8 @@ def require_gpu(parameters: Iterable[paddle.Tensor]) -> None:
 
 
 def _to_device(tensor: paddle.Tensor) -> None:
-    if tensor.place.is_cuda_pinned_place():
-        share_storage(tensor.cuda(), tensor)
+    if not capabilities(tensor.place).pinned_memory:  # the tensor is in host memory
+        share_storage(tensor.to(paddle.get_device(), blocking=True), tensor)
 
 
 def _to_pinned_memory(tensor: paddle.Tensor) -> None:

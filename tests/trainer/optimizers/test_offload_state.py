@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import paddle
 import pytest
 
+from paddlenlp_ext.trainer.optimizers import offload_state
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
 from paddlenlp_ext.trainer.optimizers.offload_state import OffloadedOptimizer
 from paddlenlp_ext.trainer.optimizers.optimizer_state import optimizer_state, restore_optimizer_state
@@ -34,6 +35,21 @@ def test_offloaded_optimizer_state_is_on_the_device_only_for_the_step():
     offloaded.step()
     offloaded.clear_grad(set_to_zero=False)
     assert events == [0.5, "fetch gpu", "fetch pinned", "step", "put gpu", "put pinned", False]
+
+
+@pytest.mark.parametrize("is_on_gpu", [False, True])
+def test_state_in_host_memory_is_copied_to_the_device_before_the_step(monkeypatch, is_on_gpu):
+    """Check the calls only: Paddle copies the tensor to the current device, and waits for the copy."""
+    moved, shared = object(), []
+    place = SimpleNamespace(**{f"is_{kind}_place": lambda: False for kind in ("cpu", "custom", "xpu")})
+    place.is_gpu_place = lambda: is_on_gpu
+    tensor = SimpleNamespace(
+        place=place, to=lambda device, blocking: moved if (device, blocking) == (paddle.get_device(), True) else None
+    )
+    monkeypatch.setattr(offload_state, "share_storage", lambda *tensors: shared.append(tensors))
+    inner = SimpleNamespace(step=lambda: shared.append("step"))
+    OffloadedOptimizer(inner, lambda: [tensor], to_host=lambda tensor: None).step()
+    assert shared == ([] if is_on_gpu else [(moved, tensor)]) + ["step"]
 
 
 @pytest.mark.parametrize("optim", ["adamw", "adamw_mini", "adamw_8bit"])
