@@ -30,6 +30,7 @@ from paddlenlp_ext.ops.linear import linear
 from paddlenlp_ext.peft.layers import WeightAdapter, has_values, new_parameter
 from paddlenlp_ext.sharding_spec import shard_of
 from paddlenlp_ext.utils.json_reader import JsonError, read_document
+from paddlenlp_ext.utils.layer_name_patterns import has_suffix
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens", "lm_head")
 """Names of the tables: layers whose weight has a row for each token of the vocabulary."""
@@ -88,7 +89,7 @@ def tokens_by_table(value: object) -> dict[str, tuple[int, ...]]:
     by_name = indices if isinstance(indices, dict) else {EMBEDDING: indices} if indices else {}
     tokens = {}
     for name, ids in by_name.items():
-        table = next((table for table in TABLES if f".{table}".endswith(f".{name}")), None)
+        table = next((table for table in TABLES if has_suffix(table, name)), None)
         if table is None:
             raise ValueError(f"{_KEY}: {name!r} does not have one row per token; use embed_tokens or lm_head")
         tokens[table] = ids

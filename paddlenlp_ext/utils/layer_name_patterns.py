@@ -22,10 +22,15 @@ def matches(pattern: str, name: str, key: str) -> bool:
     Raises:
         ValueError: the pattern is neither a suffix of the name nor a valid regular expression.
     """
-    if name == pattern or name.endswith(f".{pattern}"):
+    if has_suffix(name, pattern):
         return True
     check_pattern(pattern, key)
     return re.fullmatch(pattern, name) is not None
+
+
+def has_suffix(name: str, suffix: str) -> bool:
+    """Return whether `suffix` equals a dotted name, or its last components."""
+    return f".{name}".endswith(f".{suffix}")
 
 
 def check_pattern(pattern: str, key: str) -> None:

@@ -35,7 +35,7 @@ from paddlenlp_ext.checkpoint.file_layouts.fused_projections import (
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.formats.adapter_config import SPLIT_FIELD
 from paddlenlp_ext.peft.target_modules import by_pattern
-from paddlenlp_ext.utils.layer_name_patterns import matches
+from paddlenlp_ext.utils.layer_name_patterns import has_suffix, matches
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -215,7 +215,7 @@ def _is_module(name: str, fields: Mapping[str, Any]) -> bool:
 def _is_adapted(name: str, fields: Mapping[str, Any]) -> bool:
     """Return whether the fields of adapter_config.json select the layer `name`, or its weight."""
     parameters = fields.get("target_parameters") or ()
-    return _is_module(name, fields) or any(f".{name}.weight".endswith(f".{parameter}") for parameter in parameters)
+    return _is_module(name, fields) or any(has_suffix(f"{name}.weight", parameter) for parameter in parameters)
 
 
 def _as_pattern(values: Mapping[str, Any], by_weight: set[str]) -> dict[str, Any]:

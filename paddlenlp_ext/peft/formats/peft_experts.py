@@ -29,6 +29,7 @@ import paddle
 
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.lora.expert_layers import shortest_parameters
+from paddlenlp_ext.utils.layer_name_patterns import has_suffix
 
 _WEIGHTS = ("gate_up_proj", "up_proj", "down_proj")
 """Names of stacked expert weights, in the order in which PEFT wraps them."""
@@ -110,7 +111,7 @@ def experts_from_stored(
             continue
         experts, depth = found["experts"], found["wrappers"].count(".base_layer")
         weights = [
-            weight for weight in _WEIGHTS if any(f".{experts}.{weight}".endswith(f".{entry}") for entry in requested)
+            weight for weight in _WEIGHTS if any(has_suffix(f"{experts}.{weight}", entry) for entry in requested)
         ]
         if depth >= len(weights):
             raise ValueError(

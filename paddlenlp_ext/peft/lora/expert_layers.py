@@ -26,6 +26,7 @@ from paddlenlp_ext.peft.layers import Factor, WeightAdapter, generator_for, kaim
 from paddlenlp_ext.peft.target_modules import linear_names
 from paddlenlp_ext.quantization.quantized_grouped_linear import AnyGroupedLinear
 from paddlenlp_ext.sharding_spec import Style
+from paddlenlp_ext.utils.layer_name_patterns import has_suffix
 from paddlenlp_ext.utils.suggest import did_you_mean
 
 
@@ -129,7 +130,7 @@ def select_parameters(model: TrainableModel, requested: Sequence[str]) -> list[s
     names = _adaptable_parameters(model)
     chosen = set()
     for entry in requested:
-        found = [name for name in names if f".{name}".endswith(f".{entry}")]
+        found = [name for name in names if has_suffix(name, entry)]
         if not found:
             known = list(dict.fromkeys(_within_layer(name) for name in parameter_names(model)))
             listed = f"known: {', '.join(known)}" if known else "this model has no experts"

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.checkpoint.file_layouts.base import ExpertPlace, split_layer
+from paddlenlp_ext.utils.layer_name_patterns import has_suffix
 
 _FACTOR = re.compile(r"(?P<layer>.+)\.(?P<factor>lora_[AB])\.weight")
 
@@ -91,7 +92,7 @@ def stack_single_experts(
             factors.setdefault(found["layer"], {})[found["factor"]] = value
             continue
         router = _router_of(found["layer"], base) if found else None
-        if found and router and not any(f".{router}.weight".endswith(f".{entry}") for entry in parameters):
+        if found and router and not any(has_suffix(f"{router}.weight", entry) for entry in parameters):
             routers[found["layer"]] = router
             name = f"{router}.{found['factor']}.weight"
         stored[name] = value
