@@ -92,10 +92,9 @@ def run(argv: Sequence[str]) -> None:
         if name in TRAINING:
             num_processes, arguments = take_nproc(arguments)
             if num_processes > 1:
-                from paddlenlp_ext.devices import AUTO, default_device, device_type
+                from paddlenlp_ext.devices import device_type
 
-                device = requested_device(arguments)
-                on_cpu = device_type(default_device() if device == AUTO else device) == "cpu"
+                on_cpu = device_type(requested_device(arguments)) == "cpu"
                 launch(name, num_processes, arguments, on_cpu)
         configure_runtime()  # not before a launch: processes that share the cores need fewer threads
         find_function(name)(arguments)

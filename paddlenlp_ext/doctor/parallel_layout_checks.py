@@ -15,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from paddlenlp_ext.devices import default_device, device_count, device_type
+from paddlenlp_ext.devices import AUTO, device_count, device_type
 from paddlenlp_ext.doctor.check import Check, Difference
 from paddlenlp_ext.doctor.devices_and_dtypes import Target
 from paddlenlp_ext.doctor.tiny_run import precision_keys, run_training
@@ -54,7 +54,7 @@ def layout_target(device: str | None = None) -> Target:
     Args:
         device: a device; only its type counts. None: a GPU if there is one, else the CPU.
     """
-    kind = device_type(device or default_device())
+    kind = device_type(device or AUTO)
     return Target(kind if kind != "cpu" and device_count(kind) >= PROCESSES else "cpu", "float32")
 
 
