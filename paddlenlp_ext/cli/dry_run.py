@@ -160,7 +160,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     title = "Peak memory of a process (estimated)" if outline.degrees != Degrees() else "Peak memory (estimated)"
     table = _two_columns(title)
     for part in fields(estimate):
-        if part.name == "states" and not state:
+        if part.name == "states" and not estimate.states:
             continue
         table.add_row(part.name, f"{getattr(estimate, part.name) / _GB:.2f} GB")
     table.add_row("total", f"[bold]{estimate.total / _GB:.2f} GB[/bold]")

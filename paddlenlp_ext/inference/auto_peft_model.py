@@ -50,7 +50,7 @@ class AutoPeftModelForCausalLM:
         base = resolve_base(stored.base_model, stored.folder, remedy)
         base_config = read_model_config(base)
         overrides = stored.base_overrides(base_config)
-        decoder_config = DecoderConfig.from_dict({**base_config, **overrides})
+        decoder_config = DecoderConfig.from_dict({**base_config, **overrides}, stored.base_model)
         model = cls._base_class.from_pretrained(
             stored.base_model,
             dtype,

@@ -97,7 +97,7 @@ def test_describe_run_of_rows_that_share_little_recommends_nothing(plan):
     assert "share_prefix" not in plan(1)
 
 
-def test_describe_run_shows_the_states_of_recurrent_layers(plan, run_folders):
+def test_describe_run_shows_the_states_of_recurrent_layers_that_a_batch_saves(plan, run_folders):
     assert "state" not in plan(1)
     sizes = {"linear_key_head_dim": 64, "linear_value_head_dim": 96}
     config = {**SIZES, **TINY_DELTA, **sizes, "vocab_size": 49152}
@@ -110,7 +110,7 @@ def test_describe_run_shows_the_states_of_recurrent_layers(plan, run_folders):
     )
     matrices, window = 4 * 64 * 96, 3 * (2 * 2 * 64 + 4 * 96)
     assert f"state of a row while decoding {4 * (matrices + window) / 1e6:.3f} MB" in separate
-    assert "states 0.00 GB" in separate and f"states {25 * 4 * matrices / 1e9:.2f} GB" in shared
+    assert " states " not in separate and f" states {25 * 4 * matrices / 1e9:.2f} GB" in shared
 
 
 @pytest.mark.parametrize(

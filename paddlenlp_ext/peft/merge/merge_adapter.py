@@ -102,8 +102,8 @@ def merge_adapter(
 ) -> MergeReport:
     """Write the merged model of an adapter and its base as a Hugging Face folder, and verify it.
 
-    Peak memory is one float32 model (for the comparisons) plus the adapter. With `merge_base` "original", the quantized
-    model is in memory too.
+    Peak memory is one float32 model (for the comparisons) plus the adapter, and the quantized weights if the base was
+    quantized in training.
 
     Args:
         adapter: adapter folder.

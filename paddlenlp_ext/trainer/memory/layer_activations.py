@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
+import paddle
+
 from paddlenlp_ext.nn.recompute import RecomputePlan
 
 
@@ -37,6 +39,11 @@ class Numerics:
     on_gpu: bool = False
     autocast: bool = False
     triton: bool = False
+
+    @property
+    def linear_dtype(self) -> paddle.dtype:
+        """Dtype of the outputs of linear layers; bfloat16 stands for both dtypes of 16 bits."""
+        return paddle.float32 if self.attention == 4.0 else paddle.bfloat16
 
     @property
     def result(self) -> float:

@@ -146,8 +146,7 @@ def _estimate_process(
 
 def estimate_decoding_state(config: RunConfig, outline: ModelOutline) -> int:
     """Return the bytes of the state of one row while decoding, in all layers that have a state instead of keys."""
-    dtype = paddle.float32 if _numerics(config.precision).attention == 4.0 else paddle.bfloat16
-    return decoding_state_bytes(outline.model, dtype)
+    return decoding_state_bytes(outline.model, _numerics(config.precision).linear_dtype)
 
 
 def _numerics(precision: PrecisionConfig) -> Numerics:
