@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> None:
         "--peers", default=str(ROOT / ".venv-peers" / "bin" / "python"), help="Python with transformers"
     )
     args = parser.parse_args(argv)
-    table, peer = {}, {}
+    table, peers = {}, {}
     with tempfile.TemporaryDirectory() as folder:
         for family in args.families:
             path = Path(folder) / CASES[family]
@@ -64,15 +64,15 @@ def main(argv: Sequence[str]) -> None:
             model = slow_decays(AutoModelForCausalLM.from_config(config))
             model.save_pretrained(path)
             ours = leak_of(model)
-            peer = run_module(args.peers, f"peers.packing_leak {shlex.quote(str(path))}")
-            table[family] = [*_cells(ours), *_cells(peer)]
+            peers[family] = run_module(args.peers, f"peers.packing_leak {shlex.quote(str(path))}")
+            table[family] = [*_cells(ours), *_cells(peers[family])]
     heads = ("logits", "gradient", "changed bits")
     print(
         markdown(
             [f"{program}, {head}" for program in ("this project", "transformers") for head in heads], table, "family"
         )
     )
-    print(json.dumps({"peer": peer, **environment("paddlepaddle")}))
+    print(json.dumps({"peers": peers, **environment("paddlepaddle")}))
 
 
 def leak_of(model: CausalLM) -> dict[str, float | int]:

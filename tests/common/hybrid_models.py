@@ -1,4 +1,4 @@
-"""Differences of tiny models, some of whose two layers have another mixer or other sizes than Llama's, from Llama."""
+"""Settings of tiny models with other mixers or layer sizes, in which they differ from TINY_LLAMA."""
 
 from __future__ import annotations
 
@@ -35,5 +35,5 @@ NEMOTRON_H = {**TINY_SINGLE_BLOCKS, "n_routed_experts": 6}
 
 
 def repeated(model: dict[str, Any]) -> dict[str, Any]:
-    """Return the differences of a model with the layers of `model` twice."""
+    """Return the settings of a model with the layers of `model` twice."""
     return {**model, "num_hidden_layers": 4, "layer_types": model["layer_types"] * 2}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import subprocess
 import sys
-import zlib
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -72,7 +72,7 @@ class Outcome:
 
 def write_model(case: Case, folder: Path) -> Path:
     """Save the case's model once; equal changes to the configuration give the same folder."""
-    path = folder / "models" / f"{zlib.crc32(json.dumps(case.model, sort_keys=True).encode()):08x}"
+    path = folder / "models" / hashlib.sha256(json.dumps(case.model, sort_keys=True).encode()).hexdigest()[:16]
     if not path.is_dir():
         model = AutoModelForCausalLM.from_config({**TINY_LLAMA, **case.model}, seed=1)
         for name, parameter in model.named_parameters():
