@@ -129,7 +129,7 @@ def test_from_pretrained_creates_parameters_in_dtype(tmp_path: Path):
     assert paddle.get_default_dtype() == "float32"
     model.save_pretrained(tmp_path / "half")
     assert json.loads((tmp_path / "half" / "config.json").read_text())["torch_dtype"] == "bfloat16"
-    with pytest.raises(ValueError, match=r"dtype float16: .*on the CPU; use bfloat16"):
+    with pytest.raises(ValueError, match=r"dtype float16: .* on the device cpu; use bfloat16"):
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype="float16")
     with pytest.raises(ValueError, match=r"dtype 'int8'.*float32, bfloat16, float16"):
         AutoModelForCausalLM.from_pretrained(tmp_path, dtype="int8")

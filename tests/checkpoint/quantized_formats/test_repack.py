@@ -171,7 +171,7 @@ def test_packed_weights_with_unequal_groups_raise():
     stored = layout.tensors("a", matrix(4))
     stored["a.g_idx"] = np.zeros(IN, np.int32)
     source = PackedWeights(ArrayWeights(stored), layout)
-    with pytest.raises(ValueError, match="a does not divide its 32 inputs into 4 groups of the same size"):
+    with pytest.raises(ValueError, match="a does not divide its 32 inputs into 4 groups of equal size"):
         read_stored("a", stored_layers(source)["a"], source)
 
 
@@ -180,7 +180,7 @@ def test_packed_weights_with_a_smaller_last_group_raise(options: dict[str, Any])
     layout, full = layout_of(options), matrix(4)
     stored = layout.tensors("a", IntegerMatrix(full.codes, full.scales[:, :3], full.zeros[:, :3]))
     source = PackedWeights(ArrayWeights(stored), layout)
-    with pytest.raises(ValueError, match="a does not divide its 32 inputs into 3 groups of the same size"):
+    with pytest.raises(ValueError, match="a does not divide its 32 inputs into 3 groups of equal size"):
         read_stored("a", stored_layers(source)["a"], source)
 
 

@@ -290,5 +290,5 @@ def test_merge_files_reft_raises(tmp_path: Path):
 def test_reft_paddlenlp_pickle_raises(tmp_path: Path):
     (tmp_path / "config.json").write_text('{"representations": [], "position": "f7+l7"}')
     (tmp_path / "intkey_layer.0.bin").write_bytes(b"\x80\x04.")
-    with pytest.raises(ValueError, match=r"pickled \(intkey_layer.0.bin\).*refused"):
+    with pytest.raises(ValueError, match=r"pickled \(intkey_layer.0.bin\).*rejected"):
         PeftModel.from_pretrained(tiny_model(), tmp_path)
