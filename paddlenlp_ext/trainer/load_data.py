@@ -173,7 +173,7 @@ def load_tokenizing(config: RunConfig, tokenizer: Any = None) -> RunData:
         ValueError: the model or the template is not found, or the model family is unsupported.
     """
     source = ModelSource.from_config(config.model)
-    DecoderConfig.from_dict(source.config)  # fails early for an unsupported family
+    DecoderConfig.from_dict(source.config, source.name)  # fails early for an unsupported family
     tokenizer = load_tokenizer(source.tokenizer_path) if tokenizer is None else tokenizer
     source = extend_vocabulary(source, tokenizer, config.model)
     if config.reward is not None:

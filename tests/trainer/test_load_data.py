@@ -60,7 +60,7 @@ def test_load_data_unsupported_family_is_an_error_before_any_row_is_read(run_fol
         config, train=replace(config.train, do_train=True), data=replace(config.data, dataset_name_or_path="no data")
     )
     with pytest.raises(
-        ValueError, match=r"model_type .gpt_neox. in config\.json is not supported; supported: .*llama,"
+        ValueError, match=r"^/.*: model_type .gpt_neox. in config\.json is not supported; supported: .*llama,"
     ):
         load_data(config)
 
