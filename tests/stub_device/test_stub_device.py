@@ -68,7 +68,7 @@ def test_doctor_names_operators_that_are_missing(stub_folder):
     assert re.search(r"\| adamw in 8 bits: reference \| .* \| pass \|", done.stdout)
 
 
-@pytest.mark.slow
+@pytest.mark.layouts  # a minute beside other tests
 def test_doctor_trains_every_method_as_on_the_cpu(stub_folder):
     done = run_with_stub(stub_folder, *DOCTOR, "--device", "stub:1", "--areas", "training", "--seconds", "0")
     assert done.returncode == 0, done.stdout + done.stderr[-3000:]

@@ -76,9 +76,12 @@ def test_states_of_documents_are_saved_only_if_a_document_continues_another(mode
     children = [None] + [0] * (NUM_DOCUMENTS - 1)
     cases = {"one": ([LENGTH], [None]), "alone": (documents, [None] * NUM_DOCUMENTS), "children": (documents, children)}
     held = {}
+    gc.collect()
+    gc.freeze()  # later collections skip the objects of other tests, which would take seconds
     for name, case in cases.items():
         bytes_held(model, *case)  # allocates tables, which are made once
         held[name] = sorted(bytes_held(model, *case) for _ in range(3))[1]
+    gc.unfreeze()
     state = training_state_bytes(model, range(2), None)
     assert abs(held["alone"] - held["one"]) < state
     assert held["children"] - held["alone"] == pytest.approx(NUM_DOCUMENTS * state, rel=0.05)
