@@ -64,7 +64,7 @@ def decode_with_drafts(
             if position < len(draft) and token != draft[position]:
                 break
         length = cache.truncate(len(row.tokens) - 1)
-        new = row.tokens[length:]  # tokens that are no longer in the cache, and the newest token
+        new = row.tokens[length:]  # tokens to process again, because the cache was truncated, and the newest token
         draft = propose(row.tokens, options.max_ngram_size, _room(model, row, options.max_draft_tokens + 1 - len(new)))
         cache.save_states()
         logits_SV = step(model, [[*new, *draft]], cache)[0, len(new) - 1 :]

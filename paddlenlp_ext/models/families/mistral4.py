@@ -5,6 +5,7 @@ Files store the experts of a layer as two stacked tensors without `.weight`.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,10 +13,9 @@ from paddlenlp_ext.checkpoint.file_layouts.renamed_tensors import RenamedTensors
 from paddlenlp_ext.models.families.deepseek_v2 import latent_experts
 from paddlenlp_ext.models.families.ministral3 import complete_query_scale, query_scale
 from paddlenlp_ext.models.latent_attention_config import complete_latent
-from paddlenlp_ext.models.moe_config import EXPERT_FILES
+from paddlenlp_ext.models.moe_config import EXPERT_FILES, sigmoid_router
 from paddlenlp_ext.models.registry import DECODER_TENSOR_PLAN, FAMILIES, ConfigReader, Family
 from paddlenlp_ext.nn.rope import stored_settings
-from paddlenlp_ext.nn.routers import RouterOptions
 
 _YARN = {
     "rope_type": "yarn",
@@ -44,15 +44,7 @@ def _complete(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _differences(config: ConfigReader) -> dict[str, Any]:
     first = config.value("first_k_dense_replace") or 0
-    router = RouterOptions(
-        kind="softmax",
-        top_k=config.size("num_experts_per_tok"),
-        normalizes=bool(config.value("norm_topk_prob")),
-        scale=float(config.value("routed_scaling_factor")),
-        num_groups=config.size("n_group"),
-        chosen_groups=config.size("topk_group"),
-        group_score="top2",
-    )
+    router = dataclasses.replace(sigmoid_router(config), kind="softmax", correction_dims=0)
     changes = {"interleaved_rope": bool(config.value("rope_interleave")), "query_scale": query_scale(config)}
     return {**latent_experts(config, router, lambda layer: layer >= first, **changes), "file_layout": _FILES}
 
