@@ -12,7 +12,8 @@ A package imports only from lower layers; packages in the same layer do not impo
     L4  models, peft                               model families; adapter methods
     L3  quantization                               4-bit and 8-bit weights
     L2  nn, data, checkpoint, generation,          layers; datasets and batches; model files; decoding;
-        preference, report                         preference losses; report of a run
+        preference, policy_optimization, rewards,  preference losses; losses of GRPO; reward functions;
+        report                                     report of a run
     L1  ops, config, sharding_spec                 kernels; configuration; sharding styles
     L0  _runtime, utils, paddle_compat, devices    process settings; files, logging; private interfaces of Paddle;
                                                    what devices can do
@@ -66,7 +67,7 @@ __version__ = package_version()
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("_runtime", "utils", "paddle_compat", "devices"),
     ("ops", "config", "sharding_spec"),
-    ("nn", "data", "checkpoint", "generation", "preference", "report"),
+    ("nn", "data", "checkpoint", "generation", "preference", "policy_optimization", "rewards", "report"),
     ("quantization",),
     ("models", "peft"),
     ("parallel", "static_graph"),

@@ -1,0 +1,1 @@
+"""Advantages and losses of GRPO and its variants, as pure functions."""

@@ -1,0 +1,1 @@
+"""Reward functions of sampled completions."""

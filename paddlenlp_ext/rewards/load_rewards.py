@@ -1,0 +1,75 @@
+"""Load the reward functions that the keys `reward_funcs` and `reward_weights` name.
+
+A reward function has the interface of TRL:
+
+    def correct(prompts, completions, completion_ids, answer, **columns):      # my_rewards.py
+        return [float(each == expected) for each, expected in zip(completions, answer)]
+
+    "reward_funcs": ["my_rewards.correct"]       or       "reward_funcs": ["my_rewards.py:correct"]
+
+`prompts` and `completions` are lists of strings, or of lists of messages if the rows have messages. `completion_ids` is
+a list of lists of token ids. The other columns of the rows are keyword arguments. The result is a list with one number
+per completion; None: the function does not apply to the completion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paddlenlp_ext.config.sections.rewards import RewardsConfig
+from paddlenlp_ext.utils.import_by_path import import_by_path
+
+RewardFunction = Callable[..., Sequence[float | None]]
+
+
+@dataclass(frozen=True)
+class Reward:
+    """Reward function with its name in logs and its weight in the total reward."""
+
+    name: str
+    weight: float
+    function: RewardFunction
+
+
+def load_rewards(config: RewardsConfig) -> list[Reward]:
+    """Return the reward functions of a run, in the order of `reward_funcs`.
+
+    Raises:
+        ValueError: a function cannot be imported, two functions have the same name, or the number of weights is wrong.
+    """
+    paths = config.reward_funcs
+    parts = (_names(paths), _weights(config.reward_weights, len(paths)), map(_load, paths))
+    return [Reward(*each) for each in zip(*parts, strict=True)]
+
+
+def _weights(written: object, count: int) -> list[float]:
+    """Return the weights that a list, or a string of numbers separated by commas, gives; None: 1 for each function."""
+    if written is None:
+        return [1.0] * count
+    listed = written.split(",") if isinstance(written, str) else written
+    try:
+        weights = [float(weight) for weight in listed]  # pyrefly: ignore
+    except (TypeError, ValueError):
+        weights = []
+    if len(weights) != count or not all(map(math.isfinite, weights)):
+        raise ValueError(
+            f"reward_weights: {written!r} is not a list of {count} numbers; write one number for each of reward_funcs"
+        )
+    return weights
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    names = [path.replace(":", ".").rpartition(".")[2] for path in paths]
+    for name in names:
+        if names.count(name) > 1:
+            raise ValueError(f"reward_funcs: two functions have the name {name}; rename one of them")
+    return names
+
+
+def _load(path: str) -> RewardFunction:
+    function = import_by_path(path, "reward_funcs")
+    if not callable(function):
+        raise ValueError(f"reward_funcs: {path} is not a function; name a function")
+    return function
