@@ -172,8 +172,9 @@ def _device_computes_in_half_precision(precision: PrecisionConfig, report: Repor
     found = capabilities(precision.device)
     for key, can_compute in (("bf16", found.bf16 or found.cpp), ("fp16", found.fp16 or found.cpp)):
         if getattr(precision, key) and not can_compute and precision.compute_dtype != "float32":
+            level = " and fp16_opt_level: O1" if precision.fp16_opt_level == "O2" else ""
             report.error(
                 f"{key}: Paddle reports no {precision.compute_dtype} arithmetic for the device {precision.device}; to "
-                f"compute in float32, set {key}: false",
+                f"compute in float32, set {key}: false{level}",
                 key,
             )
