@@ -1,4 +1,6 @@
-"""Process settings for fast training on CPUs, applied before Paddle is imported: threads, MKL code path, C allocator.
+"""Checks of Paddle's installation, and process settings that are applied before Paddle is imported.
+
+The settings make training on CPUs fast: threads, MKL code path, C allocator.
 
 With default settings, Paddle runs one thread, MKL uses a slow code path on AMD processors, and glibc returns every
 large freed buffer to the kernel. Training on a CPU is then about four times slower than with the settings of this
@@ -8,15 +10,25 @@ module (benchmarks/train_step.py).
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import os
+import signal
 import sys
 import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4  # parameters of glibc's mallopt(3)
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _OLDEST_MAJOR = 3
+_PLUG_IN_FOLDER = "paddle_custom_device"  # beside the package paddle
+_LOST_IN_PLUG_IN = (
+    "error: the process ended while Paddle loaded the plug-in {}, for example because the driver of the device is "
+    "missing or does not fit the plug-in; check the device with the vendor's tool, or set CUSTOM_DEVICE_ROOT= to run "
+    "without plug-ins (docs/devices.md)\n"
+)
 _CPUINFO = Path("/proc/cpuinfo")
 _CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _AVX512 = {"avx512f", "avx512cd", "avx512dq", "avx512bw", "avx512vl"}  # required by MKL's AVX-512 path (Skylake-X)
@@ -44,13 +56,57 @@ def configure_runtime() -> None:
 
 
 def require_paddle() -> None:
-    """Check that Paddle is installed.
+    """Check that Paddle is installed; import Paddle if there are plug-ins for devices, which Paddle loads then.
 
     Raises:
         ModuleNotFoundError: Paddle is not installed; the message contains the installation command.
     """
-    import importlib.util
+    require_installed_paddle()
+    if "paddle" not in sys.modules and (libraries := _plug_ins()):
+        with _explained_end(libraries):
+            import paddle as paddle
 
+
+def _plug_ins() -> list[Path]:
+    """Return the libraries that Paddle loads as plug-ins for devices."""
+    folder = os.environ.get("CUSTOM_DEVICE_ROOT")
+    if folder is None:
+        spec = importlib.util.find_spec("paddle")
+        folder = "" if spec is None or spec.origin is None else str(Path(spec.origin).parents[1] / _PLUG_IN_FOLDER)
+    return sorted(Path(folder).glob("*.so")) if folder else []
+
+
+@contextmanager
+def _explained_end(libraries: Sequence[Path]) -> Iterator[None]:
+    """Print an error with the remedy if this process ends within the block, in which Paddle loads plug-ins.
+
+    A plug-in that fails, for example because the driver is missing, ends the process without a Python exception. A
+    child process therefore waits for the end of the block or of this process, and prints the error.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        os.close(writer)
+        if not os.read(reader, 1):  # the parent process ended
+            os.write(2, _LOST_IN_PLUG_IN.format(", ".join(map(str, libraries))).encode())
+        os._exit(0)
+    os.close(reader)
+    try:
+        yield
+    finally:
+        os.write(writer, b"\n")
+        os.close(writer)
+        os.waitpid(child, 0)
+
+
+def require_installed_paddle() -> None:
+    """Check that Paddle is installed, without importing Paddle.
+
+    Raises:
+        ModuleNotFoundError: Paddle is not installed; the message contains the installation command.
+    """
     if importlib.util.find_spec("paddle") is None:
         raise ModuleNotFoundError(
             "PaddlePaddle is not installed; on a CPU run: pip install 'paddlenlp-ext[cpu]'; "

@@ -237,10 +237,10 @@ def has_gpu() -> bool:
 
 
 def _custom_types() -> list[str]:
-    """Return the device types that vendors' plug-ins provide."""
+    """Return the device types of vendors' plug-ins that have a device."""
     import paddle
 
-    return paddle.device.get_all_custom_device_type() or []
+    return list(dict.fromkeys(map(device_type, paddle.device.get_available_custom_device() or [])))
 
 
 def _gpus_hidden() -> bool:

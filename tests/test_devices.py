@@ -23,7 +23,6 @@ QUESTIONS = re.compile(
 @pytest.fixture
 def npus(monkeypatch):
     """Let Paddle list two devices of a plug-in, npu:0 and npu:1, which compute in bfloat16."""
-    monkeypatch.setattr(paddle.device, "get_all_custom_device_type", lambda: ["npu"])
     monkeypatch.setattr(paddle.device, "get_available_custom_device", lambda: ["npu:0", "npu:1"])
     monkeypatch.setattr(paddle.amp, "is_bfloat16_supported", lambda device: device == "npu")
     monkeypatch.setattr(paddle.amp, "is_float16_supported", lambda device: False)
@@ -74,6 +73,11 @@ def test_other_devices_are_refused_with_the_devices_of_this_paddle(npus, monkeyp
         choose_device(name)
 
 
+def test_types_without_a_device_are_not_listed(npus, monkeypatch):
+    monkeypatch.setattr(paddle.device, "get_available_custom_device", list)
+    assert "this Paddle has: cpu;" in str(devices.unavailable_reason("npu"))
+
+
 def test_refused_devices_of_other_vendors_name_the_plug_in(npus):
     assert "such as paddle-custom-mlu" in str(devices.unavailable_reason("mlu"))
     for name in ("npu:2", "", "CPU", "auto:1"):
@@ -90,7 +94,14 @@ def test_configuration_accepts_devices_of_plug_ins(npus, tmp_path):
 
 def test_configuration_refuses_half_precision_that_the_device_lacks(npus, tmp_path):
     (found,) = problems(write(tmp_path, SMALLEST | {"device": "npu", "fp16": True}))
-    assert found.key == "fp16" and "set fp16: false" in found.message
+    assert found.key == "fp16" and found.message.endswith("set fp16: false")
+
+
+def test_configuration_that_is_refused_for_half_precision_names_all_keys_to_change(npus, tmp_path):
+    path = write(tmp_path, SMALLEST | {"device": "npu", "fp16": True, "fp16_opt_level": "O2"})
+    (found,) = problems(path)
+    assert found.message.endswith("set fp16: false and fp16_opt_level: O1")
+    assert load(path, "--fp16", "false", "--fp16_opt_level", "O1").precision.compute_dtype == "float32"
 
 
 def test_configuration_refuses_an_index_in_several_processes(npus, tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Explain Paddle's errors about a device: memory that is used up, and operators without a kernel in a plug-in.
+"""Explain Paddle's errors about a device: used-up memory, and plug-ins that lack a library or a kernel.
 
 A missing kernel for the CPU or a GPU is a defect of this project, so the error keeps its traceback.
 """
@@ -8,14 +8,20 @@ from __future__ import annotations
 import re
 
 _LESS_MEMORY = "use less memory, such as a smaller batch or max_length, or in training recompute: true (docs/memory.md)"
-_REMEDIES = (
+_ERRORS = (
     (
         r"Out of memory error on (?P<device>\w+ \d+)\. Cannot allocate (?P<size>\S+)",
-        "out of memory on {device}: no {size}",
+        f"out of memory on {{device}}: no {{size}}; {_LESS_MEMORY}",
     ),
     (
         r"CustomDevice error, the error code is : 2\b",
-        "the plug-in of the device reports that memory is used up, or that a query failed",
+        "the plug-in of the device reports that memory is used up, or that it cannot use the device; check the device "
+        f"with the vendor's tool, or {_LESS_MEMORY}",
+    ),
+    (
+        r"Fail to open library: (?P<path>.+) with error: (?P<reason>.+)",
+        "Paddle cannot load the plug-in {path}: {reason}; install the missing driver or library, or set "
+        "CUSTOM_DEVICE_ROOT= to run without plug-ins (docs/devices.md)",
     ),
 )
 # Paddle writes its own backends in upper case, such as CPU and GPUDNN.
@@ -27,9 +33,9 @@ _MISSING_IN_PLUG_IN = re.compile(
 def explain(error: BaseException) -> str | None:
     """Return cause and remedy of an error that Paddle raised for a device; None for other errors."""
     text = str(error)
-    for pattern, cause in _REMEDIES:
+    for pattern, message in _ERRORS:
         if (found := re.search(pattern, text)) is not None:
-            return f"{cause.format(**found.groupdict())}; {_LESS_MEMORY}"
+            return message.format(**found.groupdict())
     if (found := _MISSING_IN_PLUG_IN.search(text)) is None:
         return None
     return (

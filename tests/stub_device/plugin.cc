@@ -8,7 +8,8 @@
 // the next call of this plug-in. A fault with a frame of the C++ library of
 // paddlenlp_ext, or of NumPy, on the stack ends the process.
 //
-// STUB_DEVICE_BYTES limits the memory of a device.
+// STUB_DEVICE_BYTES limits the memory of a device. If STUB_DEVICE_LACKS_DRIVER
+// is set, the plug-in does not start.
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <signal.h>
@@ -89,7 +90,8 @@ void close_pages() {
     for (; num_opened > 0; --num_opened) mprotect(opened[num_opened - 1], kPage, PROT_NONE);
 }
 
-C_Status nothing() { return C_SUCCESS; }
+C_Status initialize() { return std::getenv("STUB_DEVICE_LACKS_DRIVER") ? C_FAILED : C_SUCCESS; }
+C_Status finalize() { return C_SUCCESS; }
 
 C_Status init_device(const C_Device device) {
     std::lock_guard<std::mutex> guard(lock);
@@ -219,7 +221,7 @@ extern "C" void InitPlugin(CustomRuntimeParams* params) {
     auto& api = *params->interface;
     std::memset(&api, 0, sizeof(api));
     api.size = sizeof(api);
-    api.initialize = api.finalize = nothing;
+    api.initialize = initialize, api.finalize = finalize;
     api.init_device = init_device, api.deinit_device = on_device;
     api.set_device = set_device, api.get_device = get_device;
     api.create_stream = create<C_Stream>, api.destroy_stream = destroy<C_Stream>, api.query_stream = done<C_Stream>;

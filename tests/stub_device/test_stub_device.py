@@ -121,10 +121,31 @@ def test_memory_of_the_stub_device_ends_a_process_that_reads_it(stub_folder, rea
     assert "host code accessed the memory of a device" in done.stderr
 
 
+PREDICTOR = (LLM / "predict" / "predictor.py", "--model_name_or_path")
+
+
+def test_command_with_a_plug_in_that_does_not_start_ends_with_cause_and_remedy(stub_folder, run_folders):
+    done = run_with_stub(stub_folder, *PREDICTOR, run_folders / "model", STUB_DEVICE_LACKS_DRIVER="1")
+    assert done.returncode != 0
+    cause, error = done.stderr.splitlines()
+    assert "Initialize stub Failed" in cause
+    assert f"loaded the plug-in {stub_folder}/libpaddle-stub.so" in error and "set CUSTOM_DEVICE_ROOT= to run" in error
+    without = run_with_stub(stub_folder, *PREDICTOR, "missing", STUB_DEVICE_LACKS_DRIVER="1", CUSTOM_DEVICE_ROOT="")
+    assert without.returncode == 2 and "plug-in" not in without.stderr
+
+
+def test_command_with_a_plug_in_that_cannot_be_loaded_ends_with_cause_and_remedy(tmp_path, run_folders):
+    (tmp_path / "libpaddle-broken.so").write_text("no library")
+    done = run_with_stub(tmp_path, *PREDICTOR, run_folders / "model")
+    assert done.returncode == 2
+    (error,) = done.stderr.splitlines()
+    assert f"error: Paddle cannot load the plug-in {tmp_path}/libpaddle-broken.so: " in error and "too short" in error
+
+
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"STUB_DEVICE_BYTES": "200000"}, "memory is used up, or that a query failed; use less memory"),
+        ({"STUB_DEVICE_BYTES": "200000"}, "memory is used up, or that it cannot use the device; check"),
         (
             {"FLAGS_use_stride_kernel": "1"},
             "for the device stub; set the environment variable FLAGS_use_stride_kernel=0",

@@ -17,6 +17,11 @@ from paddlenlp_ext.utils.device_errors import explain
         ),
         ("(External)  CustomDevice error, the error code is : 2.  (at custom_device.cc:387)", "memory is used up"),
         (
+            "(InvalidArgument) Fail to open library: /x/libpaddle-npu.so with error: libascendcl.so: cannot open "
+            "shared object file\n  [Hint: dso_handle should not be null.] (at init.cc:150)",
+            "plug-in /x/libpaddle-npu.so: libascendcl.so: cannot open shared object file; install the missing driver",
+        ),
+        (
             "The kernel with key (npu, Undefined(AnyLayout), float32) of kernel `contiguous` is not registered.",
             "no kernel contiguous in float32 for the device npu; set the environment variable FLAGS_use",
         ),
