@@ -9,7 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
-from paddlenlp_ext._runtime import require_paddle, threads_per_process
+from paddlenlp_ext._runtime import require_installed_paddle, threads_per_process
+from paddlenlp_ext.commands.arguments import with_long_names
+from paddlenlp_ext.commands.train import with_data_files
+from paddlenlp_ext.config.requested_value import requested_value
 from paddlenlp_ext.devices import AUTO
 
 _KEY = "--nproc"
@@ -37,13 +40,8 @@ def take_nproc(argv: Sequence[str]) -> tuple[int, list[str]]:
 
 
 def requested_device(argv: Sequence[str]) -> str:
-    """Return the value of the last `--device` in a command line; "auto" if there is none."""
-    device = AUTO
-    for word, following in zip(argv, [*argv[1:], AUTO], strict=True):
-        name, equals, value = word.partition("=")
-        if name == "--device":
-            device = value if equals else following
-    return device
+    """Return the `device` of a training command and its configuration files; "auto" if none is written."""
+    return requested_value(with_data_files(with_long_names(argv)), "device") or AUTO
 
 
 def launch(command: str, num_processes: int, argv: Sequence[str], on_cpu: bool) -> NoReturn:
@@ -57,7 +55,7 @@ def launch(command: str, num_processes: int, argv: Sequence[str], on_cpu: bool) 
         argv: the command line after the command.
         on_cpu: whether the processes run on the CPU, and communicate over gloo instead of the library of the device.
     """
-    require_paddle()
+    require_installed_paddle()
     if on_cpu:  # otherwise, Paddle, which the launcher imports, would set OMP_NUM_THREADS to 1
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, threads_per_process() // num_processes)))
     words = launch_words(command, num_processes, argv, on_cpu)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 
 import paddlenlp_ext
 from paddlenlp_ext._runtime import configure_runtime
-from paddlenlp_ext.commands.launch import launch, requested_device, take_nproc
 from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
@@ -90,6 +89,8 @@ def run(argv: Sequence[str]) -> None:
         if name not in COMMANDS:
             return print(help_text(f"{name} "))
         if name in TRAINING:
+            from paddlenlp_ext.commands.launch import launch, requested_device, take_nproc
+
             num_processes, arguments = take_nproc(arguments)
             if num_processes > 1:
                 from paddlenlp_ext.devices import device_type

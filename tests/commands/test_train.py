@@ -113,16 +113,20 @@ def test_sft_with_several_processes_starts_the_launcher(called, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("argv", "has_gpu", "uses_gloo"),
+    ("keys", "argv", "has_gpu", "uses_gloo"),
     [
-        ([], False, True),
-        ([], True, False),
-        (["--device", "npu"], False, False),
-        (["--device=npu", "--device=cpu"], True, True),
-        (["--device"], False, True),
+        ({}, [], False, True),
+        ({}, [], True, False),
+        ({"device": "npu"}, [], False, False),
+        ({"device": "cpu"}, [], True, True),
+        ({"device": "npu"}, ["-m", "model", "--device=cpu"], False, True),
+        ({}, ["--device", "npu"], False, False),
+        ({}, ["--device=npu", "--device=cpu"], True, True),
+        ({"device": None}, ["--device"], False, True),
     ],
 )
-def test_processes_on_a_device_use_its_collectives(called, monkeypatch, argv, has_gpu, uses_gloo):
+def test_processes_on_a_device_use_its_collectives(called, monkeypatch, keys, argv, has_gpu, uses_gloo):
+    Path("a.json").write_text(json.dumps(keys))
     launched = []
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setattr("os.execv", lambda program, words: launched.append(words))
