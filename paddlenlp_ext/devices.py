@@ -159,7 +159,7 @@ def _with_indices(kind: str) -> str:
 def _plugin_hint(kind: str, available: list[str]) -> str:
     if kind in (*available, "gpu", "xpu", AUTO) or not re.fullmatch(r"[a-z_]+", kind):
         return ""
-    return f"; other devices need a plug-in from their vendor, such as paddle-custom-{kind} (docs/reference/devices.md)"
+    return f"; other devices need a plug-in from their vendor, such as paddle-custom-{kind} (docs/devices.md)"
 
 
 def choose_device(name: str) -> None:

@@ -27,7 +27,7 @@ class ReftArguments(OptionGroup):
     max_length: int = option(1024, help="maximum number of tokens in prompt and answer together", minimum=1)
     src_length: int = option(512, help="maximum number of tokens in a prompt; longer prompts are truncated", minimum=1)
     num_beams: int = option(1, help="number of beams; 1: greedy search", minimum=1)
-    device: str | None = option(None, help="a device (docs/reference/devices.md); unset: a GPU if there is one")
+    device: str | None = option(None, help="a device (docs/devices.md); unset: a GPU if there is one")
     dtype: str | None = option(None, help="float32, bfloat16 or float16; unset: float32 on the CPU, else bfloat16")
     chat_template: str | None = option(
         None,

@@ -23,7 +23,7 @@ class DoctorArguments(OptionGroup):
     areas: tuple[str, ...] = option((), help=f"areas to check: {', '.join(AREAS)}; unset: all areas")
     device: str | None = option(
         None,
-        help="device to check, such as npu:0 (docs/reference/devices.md); unset: the CPU and, if there is one, a GPU",
+        help="device to check, such as npu:0 (docs/devices.md); unset: the CPU and, if there is one, a GPU",
     )
     seconds: float = option(90.0, minimum=0, help="time in seconds after which no further check starts; 0: no limit")
 

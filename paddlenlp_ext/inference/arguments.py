@@ -21,7 +21,7 @@ class LoadArguments(OptionGroup):
         MISSING, aliases=("model",), help="model folder, .gguf file, built-in name, hub id or adapter folder"
     )
     lora_path: str | None = option(None, aliases=("adapter",), help="folder of an adapter of any method")
-    device: str | None = option(None, help="a device (docs/reference/devices.md); unset: a GPU if there is one")
+    device: str | None = option(None, help="a device (docs/devices.md); unset: a GPU if there is one")
     dtype: str | None = option(
         None,
         choices=("float32", "bfloat16", "float16"),

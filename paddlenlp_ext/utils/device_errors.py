@@ -41,5 +41,5 @@ def explain(error: BaseException) -> str | None:
     return (
         f"Paddle has no kernel {found['kernel']} in {found['dtype']} for the device {found['device']}; set the "
         "environment variable FLAGS_use_stride_kernel=0, or run pnx doctor --device with the device's name "
-        "(docs/reference/devices.md)"
+        "(docs/devices.md)"
     )

@@ -15,7 +15,7 @@ class PrecisionConfig(OptionGroup):
 
     device: str = option(
         AUTO,
-        help="device to run on, such as cpu, gpu:1, or npu with a plug-in (docs/reference/devices.md); auto: a "
+        help="device to run on, such as cpu, gpu:1, or npu with a plug-in (docs/devices.md); auto: a "
         "GPU if there is one, else the CPU",
     )
     bf16: bool = option(False, help="compute in bfloat16")
