@@ -166,7 +166,7 @@ class ShardedSafetensors(WeightSource):
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    """Return the header entry of each tensor in file order; the library compares the header with the file size."""
+    """Return the header entry of each tensor in file order; `safe_open` checks the header against the file size."""
     if not path.is_file():
         raise ValueError(f"{path}: no such file")
     with open(path, "rb") as file:  # opened first, because `safe_open` reports a missing permission as a missing file

@@ -18,7 +18,7 @@ def split_pair(encode: Callable[[str], list[int]], context: str, continuation: s
     """Return the token ids of a context and of its continuation, split as in lm-evaluation-harness.
 
     Context and continuation are encoded as one string. If the context alone has n tokens, the first n tokens are the
-    context and the remaining tokens are the continuation. White space at the end of the context counts as part of the
+    context and the remaining tokens are the continuation. Trailing whitespace of the context counts as part of the
     continuation. An empty context has no tokens.
 
     Args:

@@ -39,7 +39,7 @@ _MAPS_OF_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "defin
 """Keywords whose value maps names to schemas."""
 _KEYWORDS_WITH_VALUES = frozenset({"const", "enum", "default", "examples"})
 """Keywords whose value is data, not a schema."""
-_WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write white space forever
+_WHITESPACE = r" |\r?\n[ \t]{0,32}"  # bounded, because a model could otherwise write whitespace forever
 _END = "<|end of an answer with a grammar|>"
 """End token of llguidance. The model's own end tokens depend on the chat template; masks permit them where the grammar
 can end."""

@@ -109,8 +109,8 @@ def layer_shapes(config: ConfigReader, windows: Sequence[int | None]) -> tuple[L
         sizes = {key: config.size(key) for key in ("head_dim", "num_key_value_heads")} | dict(by_layer.get(layer, {}))
         if len(sizes) > 2 or heads % sizes["num_key_value_heads"]:
             raise ValueError(
-                f"per_layer_config of layer {layer} in config.json must have only head_dim and num_key_value_heads, "
-                f"and num_attention_heads {heads} must be a multiple of num_key_value_heads, got {sizes}"
+                f"config.json: layer {layer} has the sizes {sizes}; only head_dim and num_key_value_heads are allowed, "
+                f"and num_key_value_heads must divide num_attention_heads ({heads})"
             )
         has_v_proj = source is None and (window is not None or not shares_keys)
         is_wide = source is not None and bool(config.value("use_double_wide_mlp"))

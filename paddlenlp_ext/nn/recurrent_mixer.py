@@ -1,4 +1,4 @@
-"""Base class of token mixers: a depthwise convolution, followed by a recurrence over the positions of a document.
+"""Base class of token mixers that apply a depthwise convolution, and then a recurrence over a document's positions.
 
 The state of a row in the key-value cache is the window of the convolution and the float32 matrices of the recurrence.
 

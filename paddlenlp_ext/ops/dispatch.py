@@ -89,7 +89,7 @@ class DispatchedOp:
     def restricted_to(self, backend: str) -> Iterator[Restriction]:
         """Return a context in which the op uses `backend`, or the reference where `backend` is unavailable.
 
-        The context suppresses the logs at level INFO.
+        In the context, reasons why `backend` is unavailable are logged at level DEBUG instead of INFO.
         """
         restriction = Restriction()
         implementation, condition = self._backends[backend]

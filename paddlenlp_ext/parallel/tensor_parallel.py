@@ -64,7 +64,7 @@ from paddlenlp_ext.sharding_spec import Shard, Style, TensorPlan, set_placement,
 
 @dataclass(frozen=True)
 class _TPCollectives:
-    """Communication before column-parallel layers (`enter`) and after row-parallel layers (`leave`)."""
+    """Collectives before column-parallel layers (`enter`) and after row-parallel layers (`leave`)."""
 
     enter: Callable[[paddle.Tensor], paddle.Tensor]
     leave: Callable[[paddle.Tensor], paddle.Tensor]

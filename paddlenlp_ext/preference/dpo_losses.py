@@ -191,7 +191,7 @@ def _log_odds(logps_N: paddle.Tensor) -> paddle.Tensor:
 def kto_pair(pairs: Pairs, options: PreferenceConfig) -> paddle.Tensor:
     """Return the KTO loss on pairs (arXiv:2402.01306).
 
-    The baseline of chosen answers is the mean log-ratio of rejected answers, and vice versa.
+    The baseline of chosen answers is the mean log-ratio of rejected answers, at least 0, and vice versa.
     """
     chosen_kl = pairs.chosen_ratios.mean().clip(min=0).detach()
     rejected_kl = pairs.rejected_ratios.mean().clip(min=0).detach()

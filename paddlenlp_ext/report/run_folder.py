@@ -210,7 +210,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             value = json.loads(line)
         except json.JSONDecodeError as error:
-            raise ValueError(f"{path}:{number}: damaged, not JSON ({error.msg}); remove the line") from error
+            raise ValueError(f"{path}:{number}: damaged or not JSON ({error.msg}); remove the line") from error
         if not isinstance(value, dict):
             raise ValueError(f"{path}:{number}: expected a JSON object; remove the line")
         objects.append(value)

@@ -106,7 +106,7 @@ class ServeArguments(ModelArguments):
         if self.api_key_file is not None:
             source, path = f"--api_key_file {self.api_key_file}", Path(self.api_key_file).expanduser()
             if not path.is_file():
-                raise ValueError(f"{source} is not a file; write the key into a file that only you can read")
+                raise ValueError(f"{source} is not a file; write the key to a file that only you can read")
             key = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0].strip()
         if key is not None and (not key or not key.isascii() or not key.isprintable()):
             raise ValueError(f"{source}: the key is empty or not printable ASCII; set another key")

@@ -1,4 +1,4 @@
-"""Audit of a run's data (`audit`, `--audit_only`): open the splits, and write the report into output_dir."""
+"""Audit of a run's data (`audit`, `--audit_only`): open the splits, and write the report to output_dir."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def audit_run(
     train_rows: Rows | None = None,
     eval_rows: Rows | Mapping[str, Rows] | None = None,
 ) -> AuditReport:
-    """Audit the splits of a run, log the findings, and write data_audit.html and data_audit.json into output_dir.
+    """Audit the splits of a run, log the findings, and write data_audit.html and data_audit.json to output_dir.
 
     Args:
         config: the run's configuration.

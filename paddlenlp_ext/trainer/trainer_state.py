@@ -99,8 +99,8 @@ class TrainerState:
         loss_scale: dynamic loss scale; None unless the run computes in float16.
         num_nan_steps: number of consecutive steps with a non-finite loss or gradient norm.
         recent_losses: losses of the last steps without a spike, for the running mean (`loss_spike_window`).
-        unstable_since: first step of the current instability (nan_and_loss_spikes.py); 0: the run is stable.
-        last_unstable: last unstable step of the current instability; 0: the run is stable.
+        unstable_since: first step of the current unstable interval (nan_and_loss_spikes.py); 0: the run is stable.
+        last_unstable: last unstable step of the current unstable interval; 0: the run is stable.
         healthy_step: step of the last stable checkpoint; 0: none.
         float_layers: layers whose activations `int8_training` does not round, chosen by a measurement on the first
             micro-batch; None before the measurement.

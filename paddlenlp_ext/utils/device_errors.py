@@ -1,4 +1,4 @@
-"""Explain Paddle's errors about a device: used-up memory, and plug-ins that lack a library or a kernel.
+"""Explain Paddle's errors about a device: out of memory, and plug-ins that lack a library or a kernel.
 
 A missing kernel for the CPU or a GPU is a defect of this project, so the error keeps its traceback.
 """
@@ -15,7 +15,7 @@ _ERRORS = (
     ),
     (
         r"CustomDevice error, the error code is : 2\b",
-        "the plug-in of the device reports that memory is used up, or that it cannot use the device; check the device "
+        "the plug-in reports that the device is out of memory, or that it cannot use the device; check the device "
         f"with the vendor's tool, or {_LESS_MEMORY}",
     ),
     (

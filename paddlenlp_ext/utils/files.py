@@ -43,7 +43,7 @@ def read_json_object(path: Path) -> dict[str, Any]:
     except JsonError as error:
         if error.reason == DUPLICATE:
             raise ValueError(f"{path}: {error}") from error
-        raise ValueError(f"{error.location(Location(str(path), 1, 1))}: damaged, not JSON ({error})") from error
+        raise ValueError(f"{error.location(Location(str(path), 1, 1))}: damaged or not JSON ({error})") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path}: expected a JSON object, found {type(content).__name__}")
     return content

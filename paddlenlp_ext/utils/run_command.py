@@ -32,9 +32,9 @@ _LAUNCHER_POLL_SECONDS = 4.0  # Paddle's launcher polls every 3 seconds
 def run_command(main: Callable[[Sequence[str]], None], argv: Sequence[str] | None = None) -> None:
     """Call `main` with the command line; exit with code 2 after a user error, or with code 128 + N after signal N.
 
-    User errors are storage errors, such as a full disk, errors of a device, such as used-up memory, and each
-    `ValueError` or `ModuleNotFoundError` that this project raises. All other errors are defects and are shown with a
-    traceback. If the reader of standard output has closed the pipe, the exit code is 141, as after SIGPIPE.
+    User errors are storage errors (such as a full disk), device errors (such as out of memory), and each `ValueError`
+    or `ModuleNotFoundError` that this project raises. All other errors are defects and are shown with a traceback.
+    If the reader of standard output has closed the pipe, the exit code is 141, as after SIGPIPE.
     """
     _follow_launcher()
     _open_standard_streams()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 _ELSEWHERE = "or choose a folder on another device"
 _REPAIRABLE = {
     errno.ENOSPC: ("no space is left on the device", f"free some space {_ELSEWHERE}"),
-    errno.EDQUOT: ("the disk quota is used up", f"free some space {_ELSEWHERE}"),
+    errno.EDQUOT: ("the disk quota is exceeded", f"free some space {_ELSEWHERE}"),
     errno.EFBIG: (
         "the file is larger than the file system or the limit of this process (ulimit -f) allows",
         f"raise the limit {_ELSEWHERE}",

@@ -69,7 +69,7 @@ def test_read_model_config_errors_name_the_file(tmp_path):
     with pytest.raises(ValueError, match=r'config\.json: "model_type" is missing'):
         read_model_config(tmp_path)
     (tmp_path / "config.json").write_text("{hidden_size")
-    with pytest.raises(ValueError, match=r"config\.json:\d+:\d+: damaged, not JSON"):
+    with pytest.raises(ValueError, match=r"config\.json:\d+:\d+: damaged or not JSON"):
         read_model_config(tmp_path)
     with pytest.raises(ValueError, match="no such directory"):
         read_model_config(tmp_path / "nowhere")

@@ -48,7 +48,10 @@ def test_layer_shapes_of_other_families_are_the_sizes_of_the_model():
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [({"head_dim": 8, "sliding_window": 3}, "layer 1 .* only head_dim"), ({"num_key_value_heads": 3}, "multiple of")],
+    [
+        ({"head_dim": 8, "sliding_window": 3}, "layer 1 .* only head_dim"),
+        ({"num_key_value_heads": 3}, "must divide num_attention_heads"),
+    ],
 )
 def test_layer_shapes_with_other_keys_or_uneven_heads_raise(sizes, message):
     with pytest.raises(ValueError, match=message):

@@ -145,7 +145,7 @@ def test_command_with_a_plug_in_that_cannot_be_loaded_ends_with_cause_and_remedy
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"STUB_DEVICE_BYTES": "200000"}, "memory is used up, or that it cannot use the device; check"),
+        ({"STUB_DEVICE_BYTES": "200000"}, "the device is out of memory, or that it cannot use the device; check"),
         (
             {"FLAGS_use_stride_kernel": "1"},
             "for the device stub; set the environment variable FLAGS_use_stride_kernel=0",

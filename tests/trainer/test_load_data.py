@@ -67,7 +67,7 @@ def test_load_data_unsupported_family_is_an_error_before_any_row_is_read(run_fol
 
 def test_load_data_unreadable_tokenizer_is_an_error(run_folders):
     (run_folders / "model" / "tokenizer.json").write_text("{")
-    with pytest.raises(ValueError, match=r"tokenizer\.json:1:2: damaged, not JSON"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json:1:2: damaged or not JSON"):
         load_data(config_for(run_folders))
 
 

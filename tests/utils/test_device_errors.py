@@ -15,7 +15,10 @@ from paddlenlp_ext.utils.device_errors import explain
             "GPU 0, 78.0GB memory has been allocated and available memory is only 1.0GB.",
             "out of memory on GPU 0: no 1.5GB; use less memory",
         ),
-        ("(External)  CustomDevice error, the error code is : 2.  (at custom_device.cc:387)", "memory is used up"),
+        (
+            "(External)  CustomDevice error, the error code is : 2.  (at custom_device.cc:387)",
+            "device is out of memory",
+        ),
         (
             "(InvalidArgument) Fail to open library: /x/libpaddle-npu.so with error: libascendcl.so: cannot open "
             "shared object file\n  [Hint: dso_handle should not be null.] (at init.cc:150)",

@@ -41,7 +41,7 @@ def delta_net_architecture(
     squeezed: Mapping[str, int] | None = None,
     **fields: Any,
 ) -> Architecture:
-    """Return the layout of a family. The arguments are attributes of `Architecture`.
+    """Return the GGUF layout of a family. The arguments are attributes of `Architecture`.
 
     `in_block`, `keys`, `settings` and `squeezed` extend the entries that all families share.
     """

@@ -72,7 +72,7 @@ class ChatDelimiters:
         return text + question + self.before_answer
 
     def write_chat(self, messages: Sequence[ChatMessage], tools: Sequence[dict[str, Any]]) -> str:
-        """Render a prompt with tools. Each tool call in `messages` is `CALL`; the last message is not an answer."""
+        """Render a prompt with tools; tool calls must be the calls of `CALL`, and the last message is not an answer."""
         assert self.tools is not None
         system = messages[0].content if messages[0].role == "system" else None
         text, last = self.tools.write_prefix(system, tools), ""

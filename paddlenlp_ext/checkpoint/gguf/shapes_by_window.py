@@ -58,7 +58,7 @@ _PATTERN, _SOFTCAP = "attention.sliding_window_pattern", "final_logit_softcappin
 
 
 def shapes_by_window_architecture(name: str, class_name: str) -> Architecture:
-    """Return the layout of a family; see `Architecture` for the arguments."""
+    """Return the GGUF layout of a family; see `Architecture` for the arguments."""
     dense = Architecture(
         name,
         class_name,

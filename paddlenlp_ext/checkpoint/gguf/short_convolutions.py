@@ -35,7 +35,7 @@ def convolution_architecture(
     settings: Callable[[GgufFile], dict[str, Any]] = lambda file: {},
     **fields: Any,
 ) -> Architecture:
-    """Return the layout of a family. The arguments are attributes of `Architecture`.
+    """Return the GGUF layout of a family. The arguments are attributes of `Architecture`.
 
     `in_block`, `keys` and `settings` extend the names, keys and settings that all families share.
     """

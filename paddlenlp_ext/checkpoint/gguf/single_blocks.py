@@ -49,7 +49,7 @@ _SMALLEST_STEP = 1e-3
 
 
 def single_block_architecture(name: str, class_name: str, names: RenamedExperts) -> Architecture:
-    """Return the layout of a family.
+    """Return the GGUF layout of a family.
 
     Args:
         name: `general.architecture` of models without experts; models with experts have the name with "_moe".

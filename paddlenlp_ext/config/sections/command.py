@@ -13,7 +13,7 @@ class CommandConfig(OptionGroup):
 
     dry_run: bool = option(False, help="check the configuration, count rows and steps, and exit before training")
     audit_only: bool = option(
-        False, help="check the rows, write data_audit.html into output_dir, and exit before training"
+        False, help="check the rows, write data_audit.html to output_dir, and exit before training"
     )
     preview_data: int = option(
         0,

@@ -101,7 +101,7 @@ class DataConfig(OptionGroup):
     data_cache_dir: str | None = option(
         None, help="folder for tokenized data; unset: .cache/paddlenlp_ext/data in the home folder"
     )
-    audit: bool = option(False, help="check the rows before training, and write data_audit.html into output_dir")
+    audit: bool = option(False, help="check the rows before training, and write data_audit.html to output_dir")
     max_lost_targets: float = option(
         0.2,
         minimum=0,

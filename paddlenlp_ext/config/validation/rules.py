@@ -37,7 +37,7 @@ class Rules:
         self._rules: list[tuple[tuple[str, ...], Rule]] = []
 
     def __call__(self, *keys: str) -> Callable[[Rule], Rule]:
-        """Register a rule about `keys`."""
+        """Return a decorator that registers a rule about `keys`."""
 
         def register(rule: Rule) -> Rule:
             self._rules.append((keys, rule))

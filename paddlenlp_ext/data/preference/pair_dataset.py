@@ -180,7 +180,7 @@ def open_pairs(
     template: ChatTemplate,
     rows: Rows | None = None,
 ) -> tuple[list[Reader], PreferenceEncoder]:
-    """Return the readers of a split, or a reader of rows in memory, and the encoder of the rows.
+    """Return the readers of a split (or one reader of rows in memory) and the encoder of the rows.
 
     Raises:
         ValueError: the path of the split is not set, does not exist, or lacks the split.

@@ -143,7 +143,7 @@ def _dialogue(text: str) -> list[dict[str, str]]:
 
 
 def _split_texts(rest: dict[str, Any], answers: dict[str, str]) -> Split:
-    """Split two texts after their common prefix; a space at the end of the prefix belongs to the answers.
+    """Split two texts after their common prefix; a trailing space of the prefix belongs to the answers.
 
     Source: `extract_prompt` of TRL.
     """

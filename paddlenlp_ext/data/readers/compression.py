@@ -18,7 +18,7 @@ _COMPRESSED_CHUNK = 1 << 11
 MAX_ROW_BYTES = 1 << 24
 """Maximum size of a row; tokenizing takes about 200 bytes of memory for each byte of a row."""
 MAX_BLANK_BYTES = 1 << 26
-"""Maximum size of white space between rows; a few megabytes of a compressed file can expand to gigabytes."""
+"""Maximum size of whitespace between rows; a few megabytes of a compressed file can expand to gigabytes."""
 
 
 def row_too_long() -> str:
@@ -53,7 +53,7 @@ class ByteStream:
         """Return the next `count` bytes, or fewer at the end of the file.
 
         Raises:
-            ValueError: the compressed data is damaged, or white space between rows is longer than `MAX_BLANK_BYTES`.
+            ValueError: the compressed data is damaged, or whitespace between rows is longer than `MAX_BLANK_BYTES`.
         """
         try:
             content = self._stream.read(count)
@@ -62,7 +62,7 @@ class ByteStream:
         self._num_blank = self._num_blank + len(content) if content.isspace() else 0
         if self._num_blank > MAX_BLANK_BYTES:
             raise ValueError(
-                f"{self._path}: more than {MAX_BLANK_BYTES >> 20} MiB of white space between two rows; remove the space"
+                f"{self._path}: more than {MAX_BLANK_BYTES >> 20} MiB of whitespace between two rows; remove it"
             )
         return content
 

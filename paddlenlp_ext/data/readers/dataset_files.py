@@ -182,7 +182,7 @@ def open_split(name: str, split: str, task_name: str | None = None, is_stream: b
 
 
 def open_reader(path: Path) -> Reader:
-    """Return the reader of a file; an unknown suffix means JSON lines."""
+    """Return the reader of a file; an unknown suffix means JSON Lines."""
     suffix = suffix_of(path)
     return READERS.get(suffix if suffix in READERS.names() else "")(path)
 
@@ -224,8 +224,8 @@ def find_files(dataset_name_or_path: str, split: str) -> list[Path]:
 def _layouts(folder: Path, name: str) -> list[list[Path]]:
     """Return the files of a split, one list for each layout in which the directory has the split.
 
-    The layouts are NAME.json, NAME/*.json and NAME-00000-of-00002.json, with any suffix, in the directory and its
-    subdirectory `data`, as in repositories of the hub.
+    The layouts are NAME.json, NAME/*.json and NAME-00000-of-00002.json, with any supported suffix, in the directory and
+    its subdirectory `data`, as in repositories of the hub.
     """
     layouts = []
     for base in (folder, folder / "data"):

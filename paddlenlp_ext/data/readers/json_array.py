@@ -1,4 +1,4 @@
-"""Read JSON files (.json) that hold an array of rows or JSON lines; arrays are parsed incrementally."""
+"""Read JSON files (.json): an array of rows, which is parsed incrementally, or JSON Lines."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ text in memory, its cause may be a token that continues in the unread text."""
 
 @READERS.register(".json")
 class JsonReader(JsonLinesReader):
-    """Reader of a JSON array or of JSON lines; the cursor in an array is the (byte, line, column) of an element."""
+    """Reader of a JSON array or of JSON Lines; the cursor in an array is the (byte, line, column) of an element."""
 
     def blocks(self, start: Cursor = ()) -> Iterator[Block]:
         """Yield blocks, starting at a cursor. A syntax error in an array ends the rows with a fatal `InvalidRow`."""
@@ -128,7 +128,7 @@ class _ArrayText:
                     raise
 
     def _pass_separator(self) -> JsonError | None:
-        """Move past a comma and white space; return an error if neither a comma nor the closing bracket follows."""
+        """Move past a comma and whitespace; return an error if neither a comma nor the closing bracket follows."""
         try:
             self._skip_space()
             if self._peek() == ",":

@@ -1,4 +1,4 @@
-"""JSON lines: one JSON object per line (.jsonl, and .json files that do not hold an array)."""
+"""JSON Lines: one JSON object per line (.jsonl, and .json files that do not hold an array)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class LinesBlock(Block):
 
 @READERS.register("", ".jsonl")
 class JsonLinesReader(FileReader):
-    """Reader of JSON lines and of files with an unknown suffix; a cursor is (byte, line)."""
+    """Reader of JSON Lines and of files with an unknown suffix; a cursor is (byte, line)."""
 
     @property
     def is_json_text(self) -> bool:

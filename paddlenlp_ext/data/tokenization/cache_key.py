@@ -75,7 +75,7 @@ _LONG_TEXT = re.compile(rb'[^"]{128,}')
 
 
 def _shortened(text: re.Match[bytes]) -> bytes:
-    """Shorten a long text between quotes; white space stays white space, and other text does not become a plain key."""
+    """Shorten a long text between quotes; whitespace stays whitespace, and other text does not become a plain key."""
     return b" " if text[0].isspace() else b"x" * 64 + text[0][-16:]
 
 

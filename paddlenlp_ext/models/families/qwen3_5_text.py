@@ -1,6 +1,6 @@
 """Qwen3.5: gated delta nets in three of four layers, gated attention in the others. Qwen team 2026, arXiv:2412.06464.
 
-Qwen3.6 and Qwen3.8 have the same `model_type`. The `model_type` of the text model in a composite folder is
+Qwen3.6 and Qwen3.8 have the same `model_type`. The `model_type` of the text model in a composite model is
 `qwen3_5_text`. The multimodal RoPE has three position ids per token. In text, they are equal, so the result is standard
 RoPE.
 """

@@ -51,7 +51,7 @@ def cross_entropy_triton(
 
 
 def sharded_products_triton(shards: VocabShards) -> Products:
-    """Return the matmuls and the cross entropy of an lm_head with a sharded vocabulary, with Triton kernels."""
+    """Return the Triton functions for the matmuls and the cross entropy of an lm_head with a sharded vocabulary."""
 
     def cross_entropy(
         logits_RU: paddle.Tensor, labels_R: paddle.Tensor, with_gradient: bool, _: object, softcap: float | None

@@ -4,11 +4,11 @@
     backward       v = s dy B and dB = s dy^T u;   dx = dy W;   dx += v A;   dA = v^T x
 
 For few positions, reading W takes most of the time. The one-pass kernel reads W once, dequantizes W in registers and
-multiplies each tile of x by W and A. For quantized weights that Paddle cannot multiply, the kernel replaces a launch
-(or a dequantized copy of W) and four operators. For other weights, the kernel would replace only operators, which take
-less Python time than the launch. For many positions, the one-pass kernel would be slower: each program recomputes u for
-its columns of y, and for 128 columns and rank 16, this adds an eighth to the multiplications. docs/internals/triton.md
-estimates the times ("LoRA in one launch").
+multiplies each tile of x by W and A. For quantized weights without a Paddle kernel, the one-pass kernel replaces a
+launch (or a dequantized copy of W) and four operators. For other weights, the kernel would replace only operators,
+which take less Python time than the launch. For many positions, the one-pass kernel would be slower: each program
+recomputes u for its columns of y, and for 128 columns and rank 16, this adds an eighth to the multiplications.
+docs/internals/triton.md estimates the times ("LoRA in one launch").
 
 For many positions, rank 16 adds less than 1 % to the multiplications of a 4096 x 4096 layer, but each pass over y, dy
 or dx takes a few percent of the time of the large matmul. cuBLAS computes the large matmul faster than a Triton kernel

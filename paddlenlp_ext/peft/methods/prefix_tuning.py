@@ -225,7 +225,7 @@ class PrefixTuningConfig(PeftConfig):
     )
     encoder_hidden_size: int | None = option(
         None,
-        help="hidden size of the projection network; unset: width of the keys",
+        help="hidden size of the projection network; unset: number of key-value heads times head dimension",
         minimum=1,
         key="prefix_projection_hidden_size",
         arguments=("projection_hidden_size",),

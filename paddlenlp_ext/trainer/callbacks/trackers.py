@@ -1,6 +1,6 @@
 """Experiment trackers that `report_to` can select: VisualDL, TensorBoard, Weights & Biases, SwanLab and MLflow.
 
-By default, trackers write their local files into output_dir; docs/trackers.md describes logins and other settings. A
+By default, trackers write their local files to output_dir; docs/trackers.md describes logins and other settings. A
 tracker that fails does not end the run: the callback logs a warning, and the run continues without the tracker.
 """
 

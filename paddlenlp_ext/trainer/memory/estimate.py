@@ -356,7 +356,7 @@ def _weight_bytes(model: Any, numerics: Numerics, stored: _Storage, packed: Pack
 def _gathered_bytes(model: Any, stored: _Storage) -> float:
     """Return the peak bytes of weights that ZeRO-3 gathers from other processes.
 
-    At the peak, all weights outside the decoder layers and the weights of two layers are gathered (parallel/zero.py).
+    At the peak, two decoder layers and all weights outside the decoder layers are gathered (parallel/zero.py).
     """
     by_layer: dict[str, float] = defaultdict(float)
     for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""Share of the model and of a training step that one process of each pipeline stage holds.
+"""Part of the model and of a training step that one process of each pipeline stage holds.
 
     tensor parallelism      shards of every layer; with sequence parallelism, shards of the hidden states too
     expert parallelism      some experts of every layer
@@ -29,7 +29,7 @@ from paddlenlp_ext.trainer.shard_model import build_sharding
 
 @dataclass(frozen=True)
 class ProcessShare:
-    """Share of one process in a training step.
+    """Part of a training step that one process computes.
 
     Attributes:
         layers: decoder layers with saved activations at the peak; an index occurs once per micro-batch in flight.

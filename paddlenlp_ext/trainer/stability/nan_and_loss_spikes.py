@@ -120,7 +120,7 @@ class StepGuard:
         logger.warning("%s. The step is skipped (nan_policy: skip)", described)
 
     def _watch(self, report: StepReport, step_batch: StepBatch, state: TrainerState) -> None:
-        """Report a loss spike, or add the loss to the running mean; detect the end of an instability."""
+        """Report a loss spike, or add the loss to the running mean; detect the end of an unstable interval."""
         number, losses, window = state.step + 1, state.recent_losses, self.config.loss_spike_window
         if number > max(state.skipped_steps, default=0):
             state.num_nan_steps = 0
@@ -141,7 +141,7 @@ class StepGuard:
     ) -> None:
         """Write and log a loss spike.
 
-        A spike directly after an unstable step is reported only at step 2, 4, 8, ... of the instability.
+        A spike directly after an unstable step is reported only in step 2, 4, 8, ... of the unstable interval.
         """
         number = state.step + 1
         follows = state.last_unstable == number - 1

@@ -26,9 +26,7 @@ def test_reader_of_white_space_beyond_the_limit_names_the_file(name, end, tmp_pa
     before = {"rows.jsonl": ROW, "rows.json": b"[" + ROW + b",", "rows.csv": b"src,tgt\na,b"}[name]
     path = tmp_path / f"{name}{end}"
     path.write_bytes(COMPRESS[end](before + b"\n" * (1 << 21)))
-    with pytest.raises(
-        ValueError, match=f"{name}{end}: more than 1 MiB of white space between two rows; remove the space"
-    ):
+    with pytest.raises(ValueError, match=f"{name}{end}: more than 1 MiB of whitespace between two rows; remove it"):
         list(open_reader(path).rows())
 
 

@@ -143,7 +143,7 @@ def lost_text(row: AuditedRow, info: TokenizerInfo) -> Iterator[Hit]:
 
 
 def _normalized(text: str) -> str:
-    """Return a text without white space in Unicode form NFKC; tokenizers may normalize characters and change spaces."""
+    """Return a text in Unicode form NFKC without whitespace; tokenizers may normalize characters and change spaces."""
     return _SPACE.sub("", text if text.isascii() else unicodedata.normalize("NFKC", text))
 
 
