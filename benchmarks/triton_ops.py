@@ -1,7 +1,8 @@
 """Speed and memory of the ops' Triton kernels on a GPU, compared with PyTorch, Liger-Kernel and bitsandbytes.
 
 Uses PyTorch tensors. Needs `torch` and `triton` (requirements-peers.txt with a CUDA build of torch), but not Paddle;
-measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSON line per op, shape and program:
+measures `liger_kernel`, `bitsandbytes` and `causal_conv1d` if they are installed. Prints one JSON line per op, shape
+and program:
 
     python -m benchmarks.triton_ops
     python -m benchmarks.triton_ops --ops rope loss_frozen --programs ours peer
@@ -15,6 +16,7 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | loss, loss_frozen | trained or frozen lm_head, with the loss |
 | lora_linear | frozen linear layer with a low-rank update |
 | attention, attention_softcap, _sinks, _alibi | causal attention of one row of documents, with and without a window |
+| causal_convolution | depthwise convolution of packed documents |
 | adamw, adamw_8bit | one step for the factors of LoRA r 16 on all linear layers of an 8B model |
 | norm_linear | residual addition, norm, and the projections after the norm (q, k, v; gate, up), 1 to 16 positions |
 | packed_linear | other quantized layers (o; down), with 1 to 16 positions |
@@ -24,7 +26,7 @@ measures `liger_kernel` and `bitsandbytes` if they are installed. Prints one JSO
 | --- | --- |
 | ours | the kernels of paddlenlp_ext/ops with the launches of the Triton backends (benchmarks/triton_torch.py) |
 | eager, compiled | the formula in PyTorch, in the dtype of transformers' layers, without and with torch.compile |
-| peer | Liger-Kernel's function, PyTorch's fused AdamW, bitsandbytes' 8-bit AdamW and nf4 products, PyTorch's SDPA |
+| peer | Liger-Kernel, PyTorch's fused AdamW and SDPA, bitsandbytes' 8-bit AdamW and nf4 products, causal_conv1d |
 
 Times are medians of the forward pass and of both passes, with the L2 cache flushed before each run. Bandwidths count
 each input and result of a pass once, and are divided by `copy_gb_per_s`, the bandwidth of a copy of a tensor larger
@@ -48,6 +50,7 @@ from benchmarks import (
     triton_cases_attention,
     triton_cases_decoding,
     triton_cases_layers,
+    triton_cases_recurrences,
     triton_cases_training,
 )
 from benchmarks.measure import report
@@ -59,6 +62,7 @@ OPS = {
     **triton_cases_training.OPS,
     **triton_cases_decoding.OPS,
     **triton_cases_attention.OPS,
+    **triton_cases_recurrences.OPS,
 }
 TOLERANCES = {F32: 2e-6, torch.float16: 1e-3, BF16: 8e-3}
 
@@ -157,7 +161,7 @@ def main() -> None:
         return
     copy, rate = copy_bandwidth(), matmul_rate()
     card = {"gpu": torch.cuda.get_device_name(), "copy_gb_per_s": round(copy), "matmul_tflops": round(rate)}
-    packages = [name for name in ("liger_kernel", "bitsandbytes") if importlib.util.find_spec(name)]
+    packages = [name for name in ("liger_kernel", "bitsandbytes", "causal_conv1d") if importlib.util.find_spec(name)]
     for name in args.ops:
         for label, (dtype, *sizes) in OPS[name].shapes.items():
             for program in args.programs:

@@ -31,14 +31,15 @@ Run = Callable[[Launch], Sequence[Any]]
 
 
 # By path: the packages of the ops import Paddle.
-rms_norm, rope, gates, losses, lora, adamw, unpack, packed, norm_linear = (
+rms_norm, rope, gates, losses, lora, adamw, unpack, packed, norm_linear, convolution = (
     load_script(OPS / op / "kernels.py")
     for op in (
         *("rms_norm", "rope", "gates", "linear_cross_entropy", "lora_linear", "adamw"),
-        *("dequantize", "quantized_linear", "norm_linear"),
+        *("dequantize", "quantized_linear", "norm_linear", "causal_convolution"),
     )
 )
 adamw_tables = load_script(OPS / "adamw" / "launch_tables.py")
+readers_of = load_script(OPS / "causal_convolution" / "readers.py").readers_of
 
 
 class Tensors(Protocol):
@@ -425,6 +426,33 @@ def attention(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
     return make
 
 
+def causal_convolution(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
+    """Return the case of a kernel of the convolution of one document, with 4 taps and the channels of Qwen3.5-4B."""
+
+    def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
+        (count, channels), num_taps = (50, 200) if tensors.small else (8192, 8192), 4
+        rows = np.arange(count)[:, None] - np.arange(num_taps)[::-1]
+        rows = np.where(rows < 0, count, rows)
+        taps, starts, entries = (tensors.array(each.astype(np.int32)) for each in (rows, *readers_of(rows, count)))
+        x, gradient, out = (tensors.random(count, channels) for _ in range(3))
+        weight = tensors.random(num_taps, channels)
+
+        def run(launch: Launch) -> Sequence[Any]:
+            if kernel == "forward":
+                convolution.launch_forward(launch, x, weight, None, taps, out)
+            elif kernel == "input":
+                convolution.launch_input_gradient(launch, gradient, weight, starts, entries, out)
+            else:
+                partials = tensors.zeros(convolution.num_parts(gradient), num_taps, channels, dtype="fp32")
+                convolution.launch_weight_gradient(launch, gradient, x, taps, partials)
+                return [tensors.sum_rows(partials)]
+            return [out]
+
+        return run
+
+    return make
+
+
 CASES = {
     case.sizes.kernel: case
     for case in (
@@ -471,6 +499,9 @@ CASES = {
             grouped_product,
             TENSOR_CORES,
         ),
+        Case(convolution.FORWARD_SIZES, [{}], causal_convolution("forward"), MEMORY_BOUND),
+        Case(convolution.INPUT_GRADIENT_SIZES, [{}], causal_convolution("input"), MEMORY_BOUND),
+        Case(convolution.WEIGHT_GRADIENT_SIZES, [{}], causal_convolution("weight"), PARTIAL_SUMS),
         Case(grouped.WEIGHT_GRADIENT_SIZES, ELEMENT_SIZES, grouped_weight_gradient, TENSOR_CORES),
         Case(attention_forward.SIZES, ROWS_OF_HEADS, attention("forward"), TENSOR_CORES),
         Case(attention_backward.DELTA_SIZES, ROWS_OF_HEADS[1:], attention("deltas"), MEMORY_BOUND),

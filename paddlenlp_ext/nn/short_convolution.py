@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import paddle
 from paddle import nn
 
@@ -24,6 +23,7 @@ from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, StateShapes
 from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
+from paddlenlp_ext.ops.causal_convolution.taps import Taps
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
 from paddlenlp_ext.ops.tensor_utils import select
 
@@ -105,17 +105,17 @@ class DepthwiseKernel(nn.Layer):
             The convolution [B, S, D], and the window [B, W, D] after the last document of each row.
         """
         rows_ND = paddle.concat([x_BSD.flatten(0, 1), window_BWD.flatten(0, 1)])
-        taps_TL = self._taps(layout, has_windows=True)
-        last_BL = taps_TL[layout.row_length - 1 :: layout.row_length]
+        taps = self._taps(layout, has_windows=True)
+        last_BL = taps.rows[layout.row_length - 1 :: layout.row_length]
         after_BWD = paddle.gather(rows_ND, paddle.to_tensor(last_BL[:, 1:].flatten())).reshape(window_BWD.shape)
-        return self._convolve(rows_ND, taps_TL).reshape(x_BSD.shape), after_BWD
+        return self._convolve(rows_ND, taps).reshape(x_BSD.shape), after_BWD
 
-    def _convolve(self, rows_ND: paddle.Tensor, taps_TL: np.ndarray) -> paddle.Tensor:
+    def _convolve(self, rows_ND: paddle.Tensor, taps: Taps) -> paddle.Tensor:
         bias = None if self.bias is None else select(self.bias, self.channels, axis=0).astype(rows_ND.dtype)
         weight_DL = select(self.weight.squeeze(1), self.channels, axis=0).astype(rows_ND.dtype)
-        return causal_convolution(rows_ND, weight_DL, taps_TL, bias)
+        return causal_convolution(rows_ND, weight_DL, taps, bias)
 
-    def _taps(self, layout: AttentionLayout, has_windows: bool) -> np.ndarray:
+    def _taps(self, layout: AttentionLayout, has_windows: bool) -> Taps:
         num_taps = self.weight.shape[2]
         key = "taps", num_taps, has_windows
         return layout.cached(key, lambda: document_taps(layout, num_taps, has_windows))

@@ -12,20 +12,23 @@ import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.causal_convolution.taps import Taps
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.library import empty, function, pointer
 from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
 
 
 def causal_convolution_cpp(
-    x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps_TL: np.ndarray, bias_D: paddle.Tensor | None = None
+    x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps: Taps, bias_D: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     """Compute `causal_convolution` in C++."""
     given = (x_ND, weight_DL.t(), *(() if bias_D is None else (bias_D,)))
     inputs = [contiguous(x) for x in given]
     shapes, (channels, num_taps) = [x.shape for x in inputs], weight_DL.shape
     # Checked here, because C++ loops would read past the end of tensors.
+    taps_TL = taps.rows
     assert taps_TL.shape[1] == num_taps and taps_TL.dtype == np.int64 and taps_TL.flags.c_contiguous, taps_TL.shape
+    assert taps.num_rows == x_ND.shape[0], f"taps of {taps.num_rows} rows, {x_ND.shape[0]} rows"
     assert shapes == [[x_ND.shape[0], channels], [num_taps, channels], [channels]][: len(shapes)], shapes
     sizes = struct("ConvolutionSizes")(len(taps_TL), x_ND.shape[0], channels, num_taps, taps_TL.ctypes.data)
     sizes.taps_TL = taps_TL  # keeps the table alive; the struct holds only its address

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import paddle
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.ops.causal_convolution.taps import Taps
+
 
 def causal_convolution_reference(
-    x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps_TL: np.ndarray, bias_D: paddle.Tensor | None = None
+    x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps: Taps, bias_D: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     """Compute `causal_convolution`, one tap after another."""
-    y_TD = _CausalConvolution.apply(x_ND, weight_DL, paddle.to_tensor(taps_TL))
+    y_TD = _CausalConvolution.apply(x_ND, weight_DL, paddle.to_tensor(taps.rows))
     return y_TD if bias_D is None else y_TD + bias_D
 
 

@@ -11,6 +11,7 @@ import pytest
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.causal_convolution import causal_convolution_op, document_taps
 from tests.common.marks import backends_of
+from tests.ops.causal_convolution.formula import formula
 
 CHANNELS = 5
 each_backend = pytest.mark.parametrize("backend", backends_of(causal_convolution_op))
@@ -103,24 +104,19 @@ def test_causal_convolution_has_the_gradients_of_the_formula(
     backend, layout, num_taps, channels, has_windows, has_bias
 ):
     taps = document_taps(layout, num_taps, has_windows)
-    count, windows = len(taps), has_windows * len(layout.document_lengths) * (num_taps - 1)
+    count, windows = len(taps.rows), has_windows * len(layout.document_lengths) * (num_taps - 1)
     x, weight, bias = numbers(count + windows, channels), numbers(channels, num_taps, seed=1), numbers(channels, seed=2)
     d = numbers(count, channels, seed=3)
     tensors = [paddle.to_tensor(each, stop_gradient=False) for each in (x, weight, bias)]
     op = causal_convolution_op.choose(tensors[0], backend)
     y = op(*tensors[:2], taps, tensors[2] if has_bias else None)
     paddle.autograd.backward([y], [paddle.to_tensor(d)])
-    padded, dx, dw = np.concatenate([x, numbers(1, channels) * 0]), np.zeros((len(x) + 1, channels)), []
-    expected = np.zeros_like(d) + has_bias * bias
-    for tap in range(num_taps):
-        expected += padded[taps[:, tap]] * weight[:, tap]
-        np.add.at(dx, taps[:, tap], d * weight[:, tap])
-        dw.append((d * padded[taps[:, tap]]).sum(0, dtype=np.float64))
+    expected, dx, dw, db = formula(x, weight, has_bias * bias, taps.rows, d)
     np.testing.assert_allclose(y.numpy(), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(gradient(tensors[0]), dx[:-1], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(gradient(tensors[1]), np.stack(dw, 1), rtol=1e-5, atol=1e-4)
+    np.testing.assert_allclose(gradient(tensors[0]), dx, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(gradient(tensors[1]), dw, rtol=1e-5, atol=1e-4)
     if has_bias:
-        np.testing.assert_allclose(gradient(tensors[2]), d.sum(0, dtype=np.float64), rtol=1e-5, atol=1e-4)
+        np.testing.assert_allclose(gradient(tensors[2]), db, rtol=1e-5, atol=1e-4)
 
 
 @each_backend
