@@ -203,4 +203,4 @@ def too_old_gpu(x: paddle.Tensor, kernels: str) -> str | None:
     found, oldest = (".".join(map(str, each)) for each in (compute_capability(x.place), _OLDEST_FOR_KERNELS))
     if compute_capability(x.place) >= _OLDEST_FOR_KERNELS:
         return None
-    return f"{kernels} needs a GPU of compute capability {oldest} or later, but this GPU has {found}"
+    return f"{kernels} needs a GPU of compute capability {oldest} or higher, but this GPU has {found}"

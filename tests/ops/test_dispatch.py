@@ -99,7 +99,7 @@ def test_dispatched_ops_lists_ops_by_name():
             attention_op,
             (7, 5),
             "blocks",
-            "flash attention needs a GPU of compute capability 8.0 or later, but this GPU",
+            "flash attention needs a GPU of compute capability 8.0 or higher, but this GPU",
         ),
         (quantized_linear_op("weight_only_int8"), (7, 5), "weight_only", None),
         (

@@ -119,7 +119,7 @@ def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBa
 def mismatched_rows(rows: Sequence[TokenizedPair]) -> list[TokenizedPair]:
     """Return rows of mismatched prompts and answers: each prompt is combined with the answers of the previous row.
 
-    A single row keeps its own answers; KTO's baseline is then the mean log-ratio of these answers.
+    A single row keeps its own answers; KTO's baseline is then estimated from these answers.
     """
     prompts = [row.prompt for row in rows for _ in row.answers]
     answers = [answer for row in rows for answer in row.answers]

@@ -4,7 +4,7 @@ Not yet run on a GPU: tests/ops/attention/test_flashmask.py compares the mask wi
 checks the calls with Paddle's shape inference. One Paddle function selects between two kernels:
 
     version   GPUs                                scale                   based on
-    2         compute capability 8 and later      1 / sqrt(H)             FlashAttention 2
+    2         compute capability 8 and higher     1 / sqrt(H)             FlashAttention 2
     3         compute capability 9 (Hopper)       an argument             FlashAttention 3
 
 The mask of the kernels stores one range of queries per key. One range per key cannot represent prefixes and some parent

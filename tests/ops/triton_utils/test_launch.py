@@ -123,7 +123,7 @@ def test_triton_that_cannot_launch_without_pytorch_is_a_reason_against_the_backe
 
 def test_ops_on_a_gpu_before_compute_capability_8_take_no_triton_kernels():
     x = SimpleNamespace(place=AbsentGpu((7, 5)), dtype=paddle.float16)
-    reason = "Triton needs a GPU of compute capability 8.0 or later, but this GPU has 7.5"
+    reason = "Triton needs a GPU of compute capability 8.0 or higher, but this GPU has 7.5"
     assert OP_CASES.names()  # imports all ops
     with_triton = [op for op in dispatched_ops() if "triton" in op.backends]
     assert len(with_triton) > 10
