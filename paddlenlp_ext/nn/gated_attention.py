@@ -39,8 +39,8 @@ class QueryGatedAttention(Attention):
     def attend(self, projected: Sequence[paddle.Tensor], inputs: AttentionInputs) -> paddle.Tensor:
         """Attend with projected queries and gates, keys and values; return the gated result [B, S, E]."""
         q_and_gate, k_BSE, v_BSE = projected
-        batch, length, _ = q_and_gate.shape
-        q_BSNH, gate_BSNH = paddle.chunk(q_and_gate.reshape([batch, length, -1, 2 * self.head_dim]), 2, axis=-1)
+        num_heads = q_and_gate.shape[-1] // (2 * self.head_dim)
+        q_BSNH, gate_BSNH = paddle.chunk(q_and_gate.reshape([0, 0, num_heads, 2 * self.head_dim]), 2, axis=-1)
         attended_BSE = super().attend((q_BSNH.flatten(2), k_BSE, v_BSE), inputs)
         return attended_BSE * F.sigmoid(gate_BSNH.flatten(2))
 

@@ -33,6 +33,7 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule import gated_delta_rule
 from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
 from paddlenlp_ext.ops.tensor_utils import select
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +155,7 @@ class GatedDeltaNet(RecurrentMixer):
         beta_BSN = self.shape.beta_scale * F.sigmoid(b_BSN.astype("float32"))
         o_TNE = self.mix((qkv_BSC, decay_BSN, beta_BSN), inputs)
         gated_TF = self._gated(o_TNE, z_BSF.flatten(0, 1)).astype(x_BSD.dtype)
-        return recompute_region("attention_row_ln", self.output_layer, gated_TF.reshape(z_BSF.shape))
+        return recompute_region("attention_row_ln", self.output_layer, gated_TF.reshape(axis_sizes(z_BSF)))
 
     def _project(self, x_BSD: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
         """Return queries, keys and values [B, S, C], z [B, S, F], a and b [B, S, N] of the heads on this rank."""
@@ -221,7 +222,8 @@ class FusedGatedDeltaNet(GatedDeltaNet):
         shape = self.shape
         ratio = shape.num_value_heads // shape.num_key_heads
         fused_BSG, ba_BSG = (
-            y_BSE.reshape([*y_BSE.shape[:2], shape.num_key_heads, -1]) for y_BSE in self._outputs(x_BSD)
+            y_BSE.reshape([0, 0, shape.num_key_heads, y_BSE.shape[2] // shape.num_key_heads])
+            for y_BSE in self._outputs(x_BSD)
         )
         sizes = [shape.key_dim, shape.key_dim, ratio * shape.value_dim, ratio * shape.value_dim]
         *qkv, z = paddle.split(fused_BSG, sizes, axis=-1)

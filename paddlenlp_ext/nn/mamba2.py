@@ -35,6 +35,7 @@ from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule.document_chunks import CHUNK
 from paddlenlp_ext.ops.state_space_duality import state_space_duality
 from paddlenlp_ext.ops.tensor_utils import select
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +129,7 @@ class GroupedRMSNorm(RMSNorm):
         if self.shards is not None and self.num_groups == 1:
             return self._norm_sharded(x, weight, self.shards)
         num_groups = self.num_groups // (1 if self.shards is None else self.shards.size)
-        grouped = x.reshape([*x.shape[:-1], num_groups, -1])
+        grouped = x.reshape([*[0] * (x.ndim - 1), num_groups, x.shape[-1] // num_groups])
         inverse = (grouped.square().mean(-1, keepdim=True) + self.epsilon).rsqrt()
         return (grouped * inverse).flatten(-2) * weight
 
@@ -188,7 +189,7 @@ class Mamba2(RecurrentMixer):
             projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1
         )
         y_TNE = self.mix((xbc_BSC, dt_BSN), inputs)
-        gated_BSF = y_TNE.reshape(z_BSF.shape) * F.silu(z_BSF.astype("float32"))
+        gated_BSF = y_TNE.reshape(axis_sizes(z_BSF)) * F.silu(z_BSF.astype("float32"))
         return recompute_region("attention_row_ln", self.out_proj, self.norm(gated_BSF).astype(x_BSD.dtype))
 
     @property

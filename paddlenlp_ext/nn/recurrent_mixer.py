@@ -20,6 +20,8 @@ from paddlenlp_ext.nn.short_convolution import DepthwiseKernel
 from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, LayerState, StateShapes
+from paddlenlp_ext.ops.tensor_utils import gather_rows
+from paddlenlp_ext.paddle_compat import is_symbolic
 
 Parts = Sequence[paddle.Tensor]
 """Inputs of the convolution [B, S, C], and further inputs of the recurrence [B, S, ...]."""
@@ -115,11 +117,9 @@ class RecurrentMixer(TokenMixer):
         """
         window_BWC, state_BNHE = state
         channels_BSC, *others = parts
-        counts = [len(row) for row in layout.document_lengths]
-        row_R, last_B = np.repeat(np.arange(len(counts)), counts), np.cumsum(counts) - 1
         mixed_BSC, window_BWC = self.conv1d.continue_after(window_BWC, channels_BSC, layout)
-        o_TNE, after_RNHE = self.recur(mixed_BSC, others, layout, _gather(state_BNHE, row_R), overwrites)
-        return o_TNE, (window_BWC, _gather(after_RNHE, last_B))
+        o_TNE, after_RNHE = self.recur(mixed_BSC, others, layout, _gather(state_BNHE, layout.rows()), overwrites)
+        return o_TNE, (window_BWC, _gather(after_RNHE, layout.last_documents()))
 
 
 def sections_of_rank(sections: Sequence[tuple[int, int]], index: int) -> list[slice]:
@@ -139,6 +139,8 @@ def sections_of_rank(sections: Sequence[tuple[int, int]], index: int) -> list[sl
 
 def _gather(x_BNHE: paddle.Tensor, rows: np.ndarray) -> paddle.Tensor:
     """Return the matrices at the indices `rows`, without a copy if `rows` selects all matrices in order."""
+    if is_symbolic(x_BNHE):
+        return x_BNHE  # in a static graph, each row has one document
     if np.array_equal(rows, np.arange(len(x_BNHE))):
         return x_BNHE
-    return paddle.gather(x_BNHE, paddle.to_tensor(rows))
+    return gather_rows(x_BNHE, rows)

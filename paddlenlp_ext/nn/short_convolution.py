@@ -25,7 +25,8 @@ from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, StateShap
 from paddlenlp_ext.ops.causal_convolution import causal_convolution, document_taps
 from paddlenlp_ext.ops.causal_convolution.taps import Taps
 from paddlenlp_ext.ops.cpp.bf16 import activation_dtype
-from paddlenlp_ext.ops.tensor_utils import select
+from paddlenlp_ext.ops.tensor_utils import gather_rows, select
+from paddlenlp_ext.paddle_compat import axis_sizes
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class DepthwiseKernel(nn.Layer):
 
     def forward(self, x_BSD: paddle.Tensor, layout: AttentionLayout) -> paddle.Tensor:
         """Convolve each document; map [B, S, D] to [B, S, D]."""
-        return self._convolve(x_BSD.flatten(0, 1), self._taps(layout, has_windows=False)).reshape(x_BSD.shape)
+        return self._convolve(x_BSD.flatten(0, 1), self._taps(layout, has_windows=False)).reshape(axis_sizes(x_BSD))
 
     def continue_after(
         self, window_BWD: paddle.Tensor, x_BSD: paddle.Tensor, layout: AttentionLayout
@@ -106,9 +107,9 @@ class DepthwiseKernel(nn.Layer):
         """
         rows_ND = paddle.concat([x_BSD.flatten(0, 1), window_BWD.flatten(0, 1)])
         taps = self._taps(layout, has_windows=True)
-        last_BL = taps.rows[layout.row_length - 1 :: layout.row_length]
-        after_BWD = paddle.gather(rows_ND, paddle.to_tensor(last_BL[:, 1:].flatten())).reshape(window_BWD.shape)
-        return self._convolve(rows_ND, taps).reshape(x_BSD.shape), after_BWD
+        last_BL = taps.rows[layout.last_positions()]
+        after_BWD = gather_rows(rows_ND, last_BL[:, 1:].flatten()).reshape(window_BWD.shape)
+        return self._convolve(rows_ND, taps).reshape(axis_sizes(x_BSD)), after_BWD
 
     def _convolve(self, rows_ND: paddle.Tensor, taps: Taps) -> paddle.Tensor:
         bias = None if self.bias is None else select(self.bias, self.channels, axis=0).astype(rows_ND.dtype)

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import paddle
 
 from paddlenlp_ext.devices import device_name
+from paddlenlp_ext.paddle_compat import is_symbolic
+
+Indices = Any
+"""Integer array; in a static graph, an integer tensor."""
 
 
 def contiguous(x: paddle.Tensor) -> paddle.Tensor:
@@ -25,6 +30,11 @@ def select(x: paddle.Tensor, slices: Sequence[slice] | None, axis: int) -> paddl
     if slices is None:
         return x
     return paddle.concat([x.slice([axis], [each.start], [each.stop]) for each in slices], axis)
+
+
+def gather_rows(x: paddle.Tensor, indices: Indices) -> paddle.Tensor:
+    """Return the rows of `x` at the indices [I]."""
+    return paddle.gather(x, indices if is_symbolic(indices) else paddle.to_tensor(indices))
 
 
 def slices_share_memory(x: paddle.Tensor) -> bool:

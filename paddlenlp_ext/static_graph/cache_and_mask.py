@@ -13,7 +13,8 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.ops.attention.decode_attention import CachedLayer
-from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
+from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache, LayerState, StateShapes
+from paddlenlp_ext.static_graph.graph_documents import GraphDocuments
 
 
 class GraphCache(KeyValueCache):
@@ -21,22 +22,38 @@ class GraphCache(KeyValueCache):
 
     The position of a token is its index in the row, not counting padding and unused slots.
 
+    Args:
+        input_ids_BS: new tokens.
+        mask_BC: 1 for tokens, 0 for padding and unused slots.
+        cached: cached keys and values of each layer with attention.
+        states: tensors of the state of each layer with a state.
+
     Attributes:
         new_tensors: new keys and values of the layers that have been traced so far.
+        new_states: new tensors of the states of the layers that have been traced so far.
     """
 
-    def __init__(self, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]) -> None:
+    def __init__(
+        self,
+        input_ids_BS: paddle.Tensor,
+        mask_BC: paddle.Tensor,
+        cached: Sequence[paddle.Tensor],
+        states: Sequence[paddle.Tensor] = (),
+    ) -> None:
         self._mask_BC, self._cached, self.new_tensors = mask_BC, cached, list[paddle.Tensor]()
+        self._states, self.new_states = states, list[paddle.Tensor]()
         self._contents: dict[int, tuple[paddle.Tensor, paddle.Tensor]] = {}
         num_slots, length = paddle.shape(mask_BC)[1], paddle.shape(input_ids_BS)[1]
+        self._length = num_slots - length
         positions_BC = paddle.clip(paddle.cumsum(mask_BC, axis=1) - 1, min=0)
-        self._position_ids_BS = positions_BC[:, num_slots - length :]
+        self._position_ids_BS = positions_BC[:, self._length :]
         self._distances_BSC = self._position_ids_BS.unsqueeze(2) - positions_BC.unsqueeze(1)
         slots_C = paddle.arange(num_slots)
-        later_S1 = paddle.arange(num_slots - length, num_slots).unsqueeze(1)
+        later_S1 = paddle.arange(self._length, num_slots).unsqueeze(1)
         self._visible_BSC = paddle.logical_and(mask_BC.astype("bool").unsqueeze(1), slots_C <= later_S1)
         self._is_own_SC = slots_C == later_S1
         self._visible: dict[int | None, GraphSlots] = {}
+        self._documents = GraphDocuments(mask_BC[:, self._length :].astype("bool"))
 
     @property
     def key_starts(self) -> paddle.Tensor:
@@ -46,7 +63,7 @@ class GraphCache(KeyValueCache):
     @property
     def length(self) -> Any:
         """Number of cached positions, including padding and unused slots."""
-        return paddle.shape(self._cached[0])[2]
+        return self._length
 
     def next_positions(self, count: int) -> paddle.Tensor:
         """Return the positions of the `count` new tokens, int64 [B, S]; padding gets position 0."""
@@ -73,6 +90,19 @@ class GraphCache(KeyValueCache):
     ) -> CachedLayer:
         """Return the cached and new keys and values of a layer that has appended its keys and values."""
         return CachedLayer(self._contents[layer_index], prefix=None, visible=self._visible_slots(window))
+
+    def new_documents(self) -> Any:
+        """Return the documents of the new positions."""
+        return self._documents
+
+    def state(self, layer_index: int, shapes: StateShapes) -> LayerState:
+        """Return the state of the next layer with a state."""
+        first = len(self.new_states)
+        return tuple(self._states[first : first + len(shapes)])
+
+    def keep_state(self, layer_index: int, state: LayerState) -> None:
+        """Return the state of a layer as an output of the program."""
+        self.new_states += state
 
     def derived(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """Return the result of `make`, which depends only on weights; the inference engine computes it only once."""

@@ -21,7 +21,7 @@ from paddlenlp_ext.generation.prefill_and_decode import GenerationModel, prefill
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.static_graph.static_model import STATIC_GRAPH, StaticModel, program_files
-from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program
+from paddlenlp_ext.static_graph.trace import cache_dtype, cache_shapes, save_program, state_shapes
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, write_json
 
 LIMITS = {"float32": 1e-4, "bfloat16": 0.05, "float16": 0.01}
@@ -79,6 +79,7 @@ def describe_program(folder: Path, model: Any) -> None:
         "cache_shapes": cache_shapes(model),
         "dtype": model.dtype_name,
         "quant_type": None if model.quantization is None else model.quantization.describe(),
+        "state_shapes": state_shapes(model),
     }
     write_json(folder / "config.json", config)
 

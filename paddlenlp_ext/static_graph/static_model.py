@@ -25,6 +25,8 @@ from paddlenlp_ext.utils.files import read_json_object
 
 STATIC_GRAPH = "static_graph"
 """Key of config.json that describes the exported program."""
+_STATES = 0
+"""Index under which a cache stores the states of all layers."""
 _DESCRIBED = ("cache_dtype", "cache_shapes", "dtype", "quant_type")
 
 
@@ -70,6 +72,7 @@ class StaticModel:
         self.dtype_name: str = description["dtype"]
         self.quant_type: str | None = description["quant_type"]
         self._cache_dtype, self._shapes = description["cache_dtype"], description["cache_shapes"]
+        self._states = [(shape, getattr(paddle, dtype)) for shape, dtype in description.get("state_shapes", ())]
         try:
             self._predictor = _create_predictor(program, weights)
         except RuntimeError as error:
@@ -94,7 +97,7 @@ class StaticModel:
         *,
         cache: KeyValueCache | None = None,
     ) -> paddle.Tensor:
-        """Return the logits of the last position, [B, 1, V], and append keys and values to the cache.
+        """Return the logits of the last position, [B, 1, V], and update the cache.
 
         Args:
             input_ids: token ids, [B, S].
@@ -110,16 +113,24 @@ class StaticModel:
         cached = cache.tensors or [
             paddle.zeros([batch, heads, 0, size], self._cache_dtype) for heads, size in self._shapes
         ]
-        num_slots = cached[0].shape[2]
-        mask_BC = _mask(cache, num_slots, length)
-        outputs = self._predictor.run([input_ids, paddle.to_tensor(mask_BC), *cached])
+        num_slots = cached[0].shape[2] if cached else 0
+        mask_BC = paddle.to_tensor(_mask(cache, num_slots, length))
+        cache.begin_pass(length)
+        states = cache.state(_STATES, self._states) if self._states else ()
+        outputs = self._predictor.run([input_ids, mask_BC, *cached, *states])
         # On some devices, the predictor returns its outputs on the CPU, but the cache is on the device.
         device = paddle.get_device()
         logits_BV, *new = (each if device_name(each.place) == device else each.to(device) for each in outputs)
-        cache.begin_pass(length)
-        for layer, (k_BKSH, v_BKSE) in enumerate(zip(new[::2], new[1::2], strict=True)):
-            cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
+        self._store(cache, new)
         return logits_BV.clone().unsqueeze(1)  # cloned, because the predictor reuses the memory of the logits
+
+    def _store(self, cache: KVCache, new: Sequence[paddle.Tensor]) -> None:
+        """Store the new keys, values and states that the program has returned."""
+        key_values, states = new[: len(self._shapes)], new[len(self._shapes) :]
+        for layer, (k_BKSH, v_BKSE) in enumerate(zip(key_values[::2], key_values[1::2], strict=True)):
+            cache.append(layer, k_BKSH.transpose([0, 2, 1, 3]), v_BKSE.transpose([0, 2, 1, 3]), window=None)
+        if states:  # cloned, because the predictor reuses the memory of its outputs
+            cache.keep_state(_STATES, tuple(state.clone() for state in states))
 
     def decode_tokens(self, tokens_BS: Sequence[Sequence[int]], cache: KeyValueCache) -> None:
         """Return None, so that the caller uses `hidden_states` and `logits`."""

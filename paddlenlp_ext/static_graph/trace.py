@@ -4,13 +4,16 @@
     attention_mask   int64 [B, P + S]            1 for tokens; 0 for padding and for unused slots of the cache
     keys_0, ...      float [B, K, P, H]          cached keys of each layer; P = 0 for the prompt
     values_0, ...    float [B, K, P, E]          cached values
+    states_0, ...    float [B, ...]              states of layers without attention; zeros for the prompt
 
-    -> logits of the last position, float32 [B, V]; new keys and values [B, K, S, ...] of layer 0, layer 1, ...
+    -> logits of the last position, float32 [B, V]; new keys and values [B, K, S, ...] of layer 0, layer 1, ...; new
+       states
 
 B, S and P are dynamic sizes. A single program needs only one copy of the weights in memory. The program does not return
 the entire cache, because the cache would be copied in every step. The caller appends the new keys and values to the
-cache. A layer with latent attention caches its latents and its rotated keys as one head each, and absorbs the key and
-value projections in both prefill and decoding.
+cache, and replaces the states. A recurrence computes the new positions of a row as one chunk. A layer with latent
+attention caches its latents and its rotated keys as one head each, and absorbs the key and value projections in both
+prefill and decoding.
 
 Tracing runs the layers of the model with the reference implementations of all ops (ops/dispatch.py), which consist of
 Paddle operators.
@@ -38,6 +41,8 @@ from paddlenlp_ext.static_graph.cache_and_mask import GraphCache
 
 CacheShapes = tuple[tuple[int, int], ...]
 """(heads, channels) of each cached tensor: keys, then values, of each layer that stores them, in layer order."""
+GraphStates = tuple[tuple[tuple[int, ...], str], ...]
+"""Shape, for one row, and dtype of each tensor in the states of the layers, in layer order."""
 
 
 class TracedModel(nn.Layer):
@@ -47,44 +52,51 @@ class TracedModel(nn.Layer):
         super().__init__()
         self.model = model
 
-    def forward(self, input_ids, attention_mask, cached):
-        """Return the logits of the last position, and the new keys and values of each layer."""
-        return _run(self.model, input_ids, attention_mask, cached)
+    def forward(self, input_ids, attention_mask, cached, states):
+        """Return the logits of the last position, the new keys and values, and the new states of each layer."""
+        return _run(self.model, input_ids, attention_mask, cached, states)
 
 
 @paddle.jit.not_to_static  # trace plain Python, without Paddle's source transformation
 def _run(
-    model: Any, input_ids_BS: paddle.Tensor, mask_BC: paddle.Tensor, cached: Sequence[paddle.Tensor]
+    model: Any,
+    input_ids_BS: paddle.Tensor,
+    mask_BC: paddle.Tensor,
+    cached: Sequence[paddle.Tensor],
+    states: Sequence[paddle.Tensor],
 ) -> list[paddle.Tensor]:
-    cache = GraphCache(input_ids_BS, mask_BC, cached)
+    cache = GraphCache(input_ids_BS, mask_BC, cached, states)
     hidden_BSD = model.hidden_states(input_ids_BS, cache=cache)
-    return [model.logits(hidden_BSD[:, -1]).astype("float32"), *cache.new_tensors]
+    return [model.logits(hidden_BSD[:, -1]).astype("float32"), *cache.new_tensors, *cache.new_states]
 
 
 def cache_shapes(model: TrainableModel) -> CacheShapes:
-    """Return (heads, channels) of each tensor in the key-value cache of a model.
-
-    Raises:
-        ValueError: a layer has no attention.
-    """
+    """Return (heads, channels) of each tensor in the key-value cache of a model."""
     shapes = []
-    for index, layer in enumerate(model.model.layers):
+    for layer in model.model.layers:
         attention = layer.mixer
-        if isinstance(attention, SharedKeyAttention):
+        if not isinstance(attention, AttentionLayer) or isinstance(attention, SharedKeyAttention):
             continue
-        if not isinstance(attention, AttentionLayer):
-            raise ValueError(
-                f"layer {index} has a {type(attention).__name__}: models with layers without attention cannot be "
-                "exported as a static graph; export them as GGUF or serve the model folder"
-            )
         empty = paddle.zeros([1, *attention.prefix_shape])
         shapes += [(part_PKH.shape[1], part_PKH.shape[2]) for part_PKH in attention.split_prefix(empty)]
     return tuple(shapes)
 
 
+def state_shapes(model: Any) -> GraphStates:
+    """Return the shapes and dtypes of the states of a model."""
+    dtype = activation_dtype(model.dtype_name)
+    mixers = [layer.mixer for layer in model.model.layers if layer.mixer is not None]
+    states = [part for mixer in mixers for part in mixer.state_shapes(dtype)]
+    return tuple((tuple(shape), _name(dtype)) for shape, dtype in states)
+
+
 def cache_dtype(model: Any) -> str:
     """Return the dtype of the cached tensors, which is the dtype of the activations."""
-    return str(activation_dtype(model.dtype_name)).removeprefix("paddle.")
+    return _name(activation_dtype(model.dtype_name))
+
+
+def _name(dtype: paddle.dtype) -> str:
+    return str(dtype).removeprefix("paddle.")
 
 
 def save_program(model: Any, folder: Path, prefix: str) -> None:
@@ -95,7 +107,10 @@ def save_program(model: Any, folder: Path, prefix: str) -> None:
         InputSpec([None, heads, None, size], dtype, f"{kinds[index % 2]}_{index // 2}")
         for index, (heads, size) in enumerate(cache_shapes(model))
     ]
-    spec = [InputSpec([None, None], "int64", "input_ids"), InputSpec([None, None], "int64", "attention_mask"), tensors]
+    parts: Any = state_shapes(model)
+    states = [InputSpec([None, *shape], dtype, f"states_{index}") for index, (shape, dtype) in enumerate(parts)]
+    ids, mask = (InputSpec([None, None], "int64", name) for name in ("input_ids", "attention_mask"))
+    spec = [ids, mask, tensors, states]
     traced = TracedModel(model)
     traced.eval()
     static = paddle.jit.to_static(traced, input_spec=spec, full_graph=True)

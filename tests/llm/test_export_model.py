@@ -14,8 +14,10 @@ from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
 from paddlenlp_ext.static_graph import export
+from tests.common.hybrid_models import QWEN3_5
+from tests.common.models import TINY_LLAMA
 from tests.common.scripts import LLM, load_script
-from tests.llm.test_predictor import adapter, answers, base, data_file
+from tests.llm.test_predictor import adapter, answers, base, data_file, save_tokenizer
 
 __all__ = ["adapter", "base", "data_file"]  # fixtures
 
@@ -50,6 +52,16 @@ def test_export_model_with_adapter_answers_as_the_dynamic_model(exported, base, 
         assert answers(exported, data_file, "--mode", "static", "--batch_size", batch_size) == expected
 
 
+def test_export_of_a_model_with_states_answers_as_the_dynamic_model(tmp_path, data_file):
+    changes = {"vocab_size": 258, "initializer_range": 0.3, "tie_word_embeddings": False, "eos_token_id": 257}
+    AutoModelForCausalLM.from_config({**TINY_LLAMA, **QWEN3_5, **changes}).save_pretrained(tmp_path / "model")
+    save_tokenizer(tmp_path / "model")
+    run_export(tmp_path / "model", tmp_path / "out", "--dtype", "float32")
+    expected = answers(tmp_path / "model", data_file)
+    for batch_size in "13":
+        assert answers(tmp_path / "out", data_file, "--mode", "static", "--batch_size", batch_size) == expected
+
+
 def test_predictor_static_with_paddlenlps_arguments_checks_dtype_and_format(exported, data_file):
     words = ["--mode", "static", "--inference_model", "--block_attn", "--dtype", "float32", "--quant_type", ""]
     assert answers(exported, data_file, *words) == answers(exported, data_file, "--mode", "static")
@@ -61,7 +73,13 @@ def test_export_model_writes_paddlenlps_files_config_tokenizer_and_template(expo
     assert {path.name for path in exported.iterdir()} == FILES
     config, source = (json.loads((folder / "config.json").read_text()) for folder in (exported, base))
     described = config.pop("static_graph")
-    assert described == {"cache_dtype": "float32", "cache_shapes": [[2, 8]] * 4, "dtype": "float32", "quant_type": None}
+    assert described == {
+        "cache_dtype": "float32",
+        "cache_shapes": [[2, 8]] * 4,
+        "dtype": "float32",
+        "quant_type": None,
+        "state_shapes": [],
+    }
     assert {key: config[key] for key in source} == source
     tokenizers = [AutoTokenizer.from_pretrained(folder) for folder in (exported, base)]
     assert tokenizers[0].chat_template == tokenizers[1].chat_template

@@ -10,7 +10,6 @@ from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.static_graph.trace import cache_shapes
 from tests.common.marks import needs_cpp
 from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
@@ -153,9 +152,3 @@ def test_prefix_tuning_of_a_recurrent_mixer_raises(family):
     message = rf"prefix_tuning: model\.layers\.0\.{MIXERS[family]} is a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2)"
     with pytest.raises(ValueError, match=message):
         get_peft_model(new_model(family), PrefixTuningConfig(num_virtual_tokens=3))
-
-
-@each_family
-def test_static_graph_of_a_recurrent_mixer_raises(family):
-    with pytest.raises(ValueError, match=r"layer 0 has a (GatedDeltaNet|SplitGatedDeltaNet|Mamba2)"):
-        cache_shapes(tiny_model(family))

@@ -14,7 +14,6 @@ from paddlenlp_ext.nn.short_convolution import ShortConvolution
 from paddlenlp_ext.peft.methods.bottleneck import BottleneckConfig
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import get_peft_model
-from paddlenlp_ext.static_graph.trace import cache_shapes
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 FAMILY = "lfm2_convolutions"
@@ -128,11 +127,6 @@ def test_branches_of_a_prompt_equal_the_sequences_alone():
 def test_prefix_tuning_of_a_short_convolution_raises():
     with pytest.raises(ValueError, match=r"prefix_tuning: model\.layers\.0\.conv is a ShortConvolution"):
         get_peft_model(new_model(), PrefixTuningConfig(num_virtual_tokens=3))
-
-
-def test_static_graph_of_a_short_convolution_raises():
-    with pytest.raises(ValueError, match="layer 0 has a ShortConvolution"):
-        cache_shapes(tiny_model(FAMILY))
 
 
 def test_bottleneck_adapters_wrap_both_kinds_of_mixers():

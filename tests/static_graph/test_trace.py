@@ -12,12 +12,14 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_json import write_model_config
 from paddlenlp_ext.generation.generate import generate
+from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.quantize_model import quantize_linears
 from paddlenlp_ext.static_graph.export import compare, describe_program
 from paddlenlp_ext.static_graph.static_model import StaticModel
 from paddlenlp_ext.static_graph.trace import save_program
+from tests.common.models import slow_decays
 from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_model
 
 DIFFERENT = (
@@ -28,9 +30,17 @@ DIFFERENT = (
     "gemma4_e_shared_keys",
     "glm4_partial_interleaved",
     "gpt_oss_sinks",
+    "granite_4_mamba2_experts",
+    "lfm2_convolutions",
+    "lfm2_without_attention",
+    "nemotron_h_single_blocks",
+    "olmo_hybrid_split_delta",
+    "qwen3_5_gated_delta",
+    "qwen3_next_fused_delta",
     "qwen3_qk_norm",
 )
 """Families with different operators; `make check-exports` runs all."""
+RECURRENT = ("lfm2_convolutions", "qwen3_5_gated_delta", "granite_4_mamba2", "nemotron_h_single_blocks")
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,
@@ -61,6 +71,23 @@ def test_save_program_of_each_kind_of_family_computes_the_models_logits(family: 
     assert compare(exported(model, tmp_path), model, [(5, 11, 1), (8,)]) <= 1e-5
 
 
+@pytest.mark.parametrize("family", RECURRENT)
+@paddle.no_grad()
+def test_program_in_several_passes_computes_the_logits_of_the_rows_alone(family: str, tmp_path: Path) -> None:
+    """Test passes of several positions after a state, and a row that starts in the second pass."""
+    model = slow_decays(AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]}))
+    static, rows, cache = exported(model, tmp_path), random_prompts((79, 70)), KVCache([0, 9])
+    padded = np.array([rows[0], [7] * 9 + rows[1]])
+    for start, end in ((0, 5), (5, 75), (75, 78), (78, 79)):
+        found = static.hidden_states(paddle.to_tensor(padded[:, start:end]), cache=cache).numpy()
+        if start == 0:
+            continue
+        for row, padding in enumerate((0, 9)):
+            ids = padded[row : row + 1, padding:end]
+            expected = model.logits(model.hidden_states(paddle.to_tensor(ids))[:, -1]).numpy()
+            np.testing.assert_allclose(found[row], expected, rtol=0, atol=2e-5 * np.abs(expected).max())
+
+
 @pytest.mark.parametrize("rope", LENGTH_DEPENDENT)
 def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope: str, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_config({**SIZES, **LENGTH_DEPENDENT[rope]})
@@ -69,8 +96,10 @@ def test_static_model_beyond_the_trained_length_generates_the_models_tokens(rope
     assert generate(exported(model, tmp_path), prompts, **options) == generate(model, prompts, **options)
 
 
-def test_static_model_with_rows_of_many_lengths_generates_the_models_tokens(tmp_path: Path) -> None:
-    model = tiny_model("mistral_window")
+@pytest.mark.parametrize("family", ["mistral_window", *RECURRENT])
+def test_static_model_with_rows_of_many_lengths_generates_the_models_tokens(family: str, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config({**SIZES, **FAMILIES[family]})
+    slow_decays(model)
     # The cache of the longest prompt grows by a second block.
     static, prompts = exported(model, tmp_path), random_prompts([3, 30, 1, 124])
     for options in (

@@ -101,6 +101,18 @@ class AttentionLayout:
         lengths = np.array([length for row in self.document_lengths for length in row], np.int64)
         return np.cumsum(lengths) - lengths, lengths
 
+    def last_positions(self) -> np.ndarray:
+        """Return the index of the last position of each row in the flattened batch, int64."""
+        return np.arange(1, len(self.document_lengths) + 1) * self.row_length - 1
+
+    def rows(self) -> np.ndarray:
+        """Return the index of each document's row, int64."""
+        return np.repeat(np.arange(len(self.document_lengths)), [len(row) for row in self.document_lengths])
+
+    def last_documents(self) -> np.ndarray:
+        """Return the index of the last document of each row among all documents, int64."""
+        return np.cumsum([len(row) for row in self.document_lengths]) - 1
+
     def parents(self) -> np.ndarray:
         """Return the index of each document's parent among all documents, int64; -1 for documents without a parent."""
         if self.document_parents is None:

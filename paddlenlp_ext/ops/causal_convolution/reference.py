@@ -11,13 +11,17 @@ import paddle
 from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.causal_convolution.taps import Taps
+from paddlenlp_ext.paddle_compat import is_symbolic
 
 
 def causal_convolution_reference(
     x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps: Taps, bias_D: paddle.Tensor | None = None
 ) -> paddle.Tensor:
     """Compute `causal_convolution`, one tap after another."""
-    y_TD = _CausalConvolution.apply(x_ND, weight_DL, paddle.to_tensor(taps.rows))
+    if is_symbolic(x_ND):
+        y_TD = _convolved(x_ND, weight_DL, taps.rows)
+    else:
+        y_TD = _CausalConvolution.apply(x_ND, weight_DL, paddle.to_tensor(taps.rows))
     return y_TD if bias_D is None else y_TD + bias_D
 
 
@@ -30,16 +34,20 @@ def _padded(x_ND: paddle.Tensor) -> paddle.Tensor:
     return paddle.concat([x_ND, paddle.zeros([1, x_ND.shape[1]], x_ND.dtype)])
 
 
+def _convolved(x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps_TL: paddle.Tensor) -> paddle.Tensor:
+    padded_MD = _padded(x_ND)
+    y_TD = _tap(padded_MD, taps_TL, 0) * weight_DL[:, 0]
+    for index in range(1, weight_DL.shape[1]):
+        y_TD = y_TD + _tap(padded_MD, taps_TL, index) * weight_DL[:, index]
+    return y_TD
+
+
 class _CausalConvolution(PyLayer):
     @staticmethod
     def forward(ctx: Any, x_ND: paddle.Tensor, weight_DL: paddle.Tensor, taps_TL: paddle.Tensor) -> paddle.Tensor:
         ctx.save_for_backward(x_ND, weight_DL, taps_TL)
         ctx.needs_grad = [not each.stop_gradient for each in (x_ND, weight_DL)]
-        padded_MD = _padded(x_ND)
-        y_TD = _tap(padded_MD, taps_TL, 0) * weight_DL[:, 0]
-        for index in range(1, weight_DL.shape[1]):
-            y_TD = y_TD + _tap(padded_MD, taps_TL, index) * weight_DL[:, index]
-        return y_TD
+        return _convolved(x_ND, weight_DL, taps_TL)
 
     @staticmethod
     def backward(ctx: Any, gradient_TD: paddle.Tensor) -> tuple[paddle.Tensor | None, ...]:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import paddle
 
-from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.causal_convolution.readers import readers_of
+from paddlenlp_ext.ops.tensor_utils import Indices
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +25,7 @@ class Taps:
         num_rows: N.
     """
 
-    rows: np.ndarray
+    rows: Indices
     num_rows: int
 
     def on_device(self, place: Any) -> tuple[paddle.Tensor, ...]:
@@ -40,14 +40,15 @@ class Taps:
         return {}
 
 
-def document_taps(layout: AttentionLayout, num_taps: int, has_windows: bool = False) -> Taps:
+@functools.singledispatch
+def document_taps(layout: Any, num_taps: int, has_windows: bool = False) -> Taps:
     """Return the taps of the positions of packed documents.
 
     The last tap of a position is the position itself. A document that continues a parent reads the last positions of
     the parent.
 
     Args:
-        layout: documents of the batch, with T positions.
+        layout: `AttentionLayout` of the batch, with T positions; in a static graph, a `GraphDocuments`.
         num_taps: L.
         has_windows: whether a window of L - 1 rows precedes every document of a row of the batch. The windows
             [B, L - 1] are stored after the T rows.
@@ -65,8 +66,7 @@ def document_taps(layout: AttentionLayout, num_taps: int, has_windows: bool = Fa
     parent_TL = starts[parents[document]][:, None] + before_TL
     num_rows, batch = layout.num_positions, len(layout.document_lengths)
     if has_windows:
-        row = np.repeat(np.arange(batch), [len(each) for each in layout.document_lengths])
-        window_ends = num_rows + (row + 1) * (num_taps - 1)
+        window_ends = num_rows + (layout.rows() + 1) * (num_taps - 1)
         outside_TL = window_ends[document][:, None] + before_TL  # the last row of a window has position -1
         num_rows += batch * (num_taps - 1)
     else:

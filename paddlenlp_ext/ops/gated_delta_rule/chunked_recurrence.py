@@ -31,6 +31,8 @@ from paddle.autograd import PyLayer
 
 from paddlenlp_ext.ops.attention import AttentionLayout
 from paddlenlp_ext.ops.gated_delta_rule.document_chunks import DocumentChunks, Level, document_chunks
+from paddlenlp_ext.ops.tensor_utils import gather_rows
+from paddlenlp_ext.paddle_compat import axis_sizes, is_symbolic
 
 
 def chunked_recurrence(
@@ -47,26 +49,36 @@ def chunked_recurrence(
     if initial_RNHE is None:
         count = len(layout.documents()[0])
         initial_RNHE = paddle.zeros([count, *k_TNH.shape[1:], v_TNE.shape[2]], decay_TN.dtype)
-    return _ChunkedRecurrence.apply(document_chunks(layout), initial_RNHE, *inputs)
+    chunks = document_chunks(layout)
+    if is_symbolic(v_TNE):
+        return _forward(chunks, initial_RNHE, inputs)[:2]
+    return _ChunkedRecurrence.apply(chunks, initial_RNHE, *inputs)
+
+
+def _forward(
+    chunks: DocumentChunks, initial_RNHE: paddle.Tensor, inputs: Sequence[paddle.Tensor]
+) -> tuple[paddle.Tensor, paddle.Tensor, list[paddle.Tensor]]:
+    """Return the outputs, the states after the documents, and the states before the chunks of each level."""
+    factors = _Factors.of_chunks(inputs, chunks)
+    outputs, states, finals = [], [], []
+    after_LNHE = initial_RNHE
+    for level in chunks.levels:
+        before_LNHE = gather_rows(after_LNHE, level.previous)
+        o_LNCE, after_LNHE = factors.of_level(level).outputs(before_LNHE)
+        outputs.append(o_LNCE)
+        states.append(before_LNHE)
+        finals.append(gather_rows(after_LNHE, level.ending))
+    return _to_positions(paddle.concat(outputs), chunks), gather_rows(paddle.concat(finals), chunks.order), states
 
 
 class _ChunkedRecurrence(PyLayer):
     @staticmethod
     def forward(ctx, chunks, initial_RNHE, *inputs):
-        factors = _Factors.of_chunks(inputs, chunks)
-        outputs, states, finals = [], [], []
-        after_LNHE = initial_RNHE
-        for level in chunks.levels:
-            before_LNHE = _rows(after_LNHE, level.previous)
-            o_LNCE, after_LNHE = factors.of_level(level).outputs(before_LNHE)
-            outputs.append(o_LNCE)
-            states.append(before_LNHE)
-            finals.append(_rows(after_LNHE, level.ending))
+        o_TNE, final_RNHE, states = _forward(chunks, initial_RNHE, inputs)
         ctx.chunks, ctx.needs_grad = chunks, [not x.stop_gradient for x in (initial_RNHE, *inputs)]
         ctx.num_inputs = len(inputs)
         ctx.save_for_backward(*inputs, *states)
-        order = np.argsort(np.concatenate([level.ended for level in chunks.levels]))
-        return _to_positions(paddle.concat(outputs), chunks), _rows(paddle.concat(finals), order)
+        return o_TNE, final_RNHE
 
     @staticmethod
     def backward(ctx, o_gradient_TNE, final_gradient_RNHE):
@@ -77,7 +89,7 @@ class _ChunkedRecurrence(PyLayer):
             gradients: list[tuple[paddle.Tensor, ...]] = []
             continued: list[tuple[np.ndarray, paddle.Tensor]] = []  # rows of the next level's gradient
             for level, before_LNHE in zip(reversed(chunks.levels), reversed(states), strict=True):
-                ended = level.ending, _rows(final_gradient_RNHE, level.ended)
+                ended = level.ending, gather_rows(final_gradient_RNHE, level.ended)
                 after_gradient_LNHE = _sum_of_rows([ended, *continued], len(level.previous))
                 of_level, before_gradient_LNHE = factors.of_level(level).gradients(
                     before_LNHE, o_gradient_MNCE[level.chunks], after_gradient_LNHE
@@ -225,7 +237,8 @@ class _DeltaFactors:
         """Return the factors of all chunks."""
         beta_MNC1 = beta_MNC.unsqueeze(-1)
         dkk_MNCC = paddle.tril(d_MNCC * (k_MNCH @ _t(k_MNCH)), -1)
-        unit_MNCC = paddle.eye(d_MNCC.shape[-1], dtype=d_MNCC.dtype).expand(d_MNCC.shape)
+        ones_MNCC = paddle.ones_like(d_MNCC)
+        unit_MNCC = paddle.tril(ones_MNCC) - paddle.tril(ones_MNCC, -1)
         solve = paddle.linalg.triangular_solve
         return cls(beta_MNC1, dkk_MNCC, solve(beta_MNC1 * dkk_MNCC, unit_MNCC, upper=False, unitriangular=True))
 
@@ -233,10 +246,6 @@ class _DeltaFactors:
 def _t(x: paddle.Tensor) -> paddle.Tensor:
     """Return the matrices transposed."""
     return x.transpose([*range(x.ndim - 2), x.ndim - 1, x.ndim - 2])
-
-
-def _rows(x: paddle.Tensor, indices: np.ndarray) -> paddle.Tensor:
-    return paddle.gather(x, paddle.to_tensor(indices))
 
 
 def _sum_of_rows(parts: list[tuple[np.ndarray, paddle.Tensor]], count: int) -> paddle.Tensor:
@@ -250,10 +259,11 @@ def _sum_of_rows(parts: list[tuple[np.ndarray, paddle.Tensor]], count: int) -> p
 def _to_chunks(x_TN: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
     """Return the positions [T, N, ...] in chunks [M, N, C, ...], with zeros in empty slots."""
     padded = paddle.concat([x_TN, paddle.zeros([1, *x_TN.shape[1:]], x_TN.dtype)])
-    x_MCN = _rows(padded, chunks.positions.reshape(-1)).reshape([*chunks.positions.shape, *x_TN.shape[1:]])
+    x_MCN = gather_rows(padded, chunks.positions.reshape([-1]))
+    x_MCN = x_MCN.reshape([*axis_sizes(chunks.positions), *x_TN.shape[1:]])
     return x_MCN.transpose([0, 2, 1, *range(3, x_MCN.ndim)])
 
 
 def _to_positions(x_MNC: paddle.Tensor, chunks: DocumentChunks) -> paddle.Tensor:
     """Return the chunks [M, N, C, ...] as positions [T, N, ...]."""
-    return _rows(x_MNC.transpose([0, 2, 1, *range(3, x_MNC.ndim)]).flatten(0, 1), chunks.slots)
+    return gather_rows(x_MNC.transpose([0, 2, 1, *range(3, x_MNC.ndim)]).flatten(0, 1), chunks.slots)

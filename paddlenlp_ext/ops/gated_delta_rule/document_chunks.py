@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any
 
 import numpy as np
 
 from paddlenlp_ext.ops.attention import AttentionLayout
+from paddlenlp_ext.ops.tensor_utils import Indices
 
 CHUNK = 64
 """Number of positions of a chunk."""
@@ -36,9 +39,9 @@ class Level:
     """
 
     chunks: slice
-    previous: np.ndarray
-    ending: np.ndarray
-    ended: np.ndarray
+    previous: Indices
+    ending: Indices
+    ended: Indices
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,23 @@ class DocumentChunks:
         positions: index of the position in each slot of each chunk, [M, C]; T for an empty slot.
         slots: index of each position's slot among all M * C slots, [T].
         levels: levels in order.
+        order: index of each document among the last chunks of documents, in the order of the levels.
     """
 
-    positions: np.ndarray
-    slots: np.ndarray
+    positions: Indices
+    slots: Indices
     levels: list[Level]
+    order: Indices
 
 
-def document_chunks(layout: AttentionLayout) -> DocumentChunks:
+@singledispatch
+def document_chunks(layout: Any) -> DocumentChunks:
     """Return the chunks of a layout; the layout caches them for all layers.
 
     A batch of documents of one position, as in decoding, has chunks of one position.
+
+    Args:
+        layout: `AttentionLayout` of the batch; in a static graph, a `GraphDocuments`.
     """
     return layout.cached("document chunks", lambda: _document_chunks(layout))
 
@@ -90,4 +99,5 @@ def _document_chunks(layout: AttentionLayout) -> DocumentChunks:
         index_of_document[documents] = np.arange(end - begin)
         ending = np.flatnonzero(numbers == counts[documents] - 1)
         levels.append(Level(slice(begin, end), previous, ending, documents[ending]))
-    return DocumentChunks(positions_MC, slots_T, levels)
+    order = np.argsort(np.concatenate([level.ended for level in levels]))
+    return DocumentChunks(positions_MC, slots_T, levels, order)

@@ -34,15 +34,17 @@ def main() -> None:
 def largest_difference(folder: Path) -> float:
     """Return the largest difference over the prompts and all steps of decoding."""
     expected = np.load(folder / "expected.npz")
-    shapes = json.loads((folder / "config.json").read_text())["static_graph"]["cache_shapes"]
+    described = json.loads((folder / "config.json").read_text())["static_graph"]
     program, mask = load(folder), expected["mask"]
-    cache = [np.zeros([len(mask), heads, 0, size], np.float32) for heads, size in shapes]
+    cache = [np.zeros([len(mask), heads, 0, size], np.float32) for heads, size in described["cache_shapes"]]
+    states = [np.zeros([len(mask), *shape], np.float32) for shape, _ in described["state_shapes"]]
     differences = []
     for ids, logits in zip([expected["ids"], *expected["tokens"]], expected["logits"], strict=True):
         if differences:
             mask = np.concatenate([mask, np.ones_like(ids)], axis=1)
-        found, *new = run(program, [ids, mask, *cache])
-        cache = [np.concatenate(pair, axis=2) for pair in zip(cache, new, strict=True)]
+        found, *new = run(program, [ids, mask, *cache, *states])
+        states = new[len(cache) :]
+        cache = [np.concatenate(pair, axis=2) for pair in zip(cache, new[: len(cache)], strict=True)]
         differences.append(np.abs(found - logits).max() / np.abs(logits).max())
     return max(differences)
 

@@ -32,18 +32,11 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_m
 
 LENGTHS, LENGTHS_BFLOAT16 = (5, 11, 1), (4, 1)  # from nine positions on, the model rounds activations to bfloat16
 STEPS = 4
-WITHOUT_PROGRAM = {
-    *("lfm2_convolutions", "lfm2_without_attention", "qwen3_5_gated_delta", "qwen3_next_fused_delta"),
-    *("olmo_hybrid_split_delta", "granite_4_mamba2", "granite_4_mamba2_experts", "nemotron_h_single_blocks"),
-}
-"""Models with layers without attention, which static graphs do not support."""
 
 
 def cases() -> Iterator[tuple[str, Any]]:
     """Yield the name and the model of each case."""
     for family in FAMILIES:
-        if family in WITHOUT_PROGRAM:
-            continue
         yield family, tiny_model(family)
     for family in ("llama_grouped_heads", "mixtral_experts", "deepseek_v3_latents"):
         for algo in ("weight_only_int8", "weight_only_int4"):
