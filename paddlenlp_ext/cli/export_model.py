@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from paddlenlp_ext.checkpoint.output_folder import check_output
 from paddlenlp_ext.cli.export_model_arguments import ExportArguments
 from paddlenlp_ext.inference.load_model import find_model_and_adapter, find_source, load_unmerged, quantize
 from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
-from paddlenlp_ext.peft.merge.merge_adapter import check_output
 from paddlenlp_ext.peft.peft_model import PeftModel
 from paddlenlp_ext.static_graph import export
 

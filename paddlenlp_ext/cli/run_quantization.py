@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.checkpoint.output_folder import check_output
 from paddlenlp_ext.checkpoint.quantized_formats.packed_layout import PackedLayout
 from paddlenlp_ext.checkpoint.quantized_formats.registry import LAYOUTS
 from paddlenlp_ext.config import RunConfig, load_run_config
@@ -16,7 +17,6 @@ from paddlenlp_ext.config.run_config import QUANTIZATION_SECTIONS
 from paddlenlp_ext.config.sections.ptq import PTQConfig
 from paddlenlp_ext.inference.device_and_dtype import choose_device_or_cpu
 from paddlenlp_ext.models.post_training_quantization import quantize_after_training, save_packed, with_scale_dtype
-from paddlenlp_ext.peft.merge.merge_adapter import check_output
 from paddlenlp_ext.peft.merge.write_merged import write_companions
 from paddlenlp_ext.quantization.ptq.integer_format import IntegerFormat
 from paddlenlp_ext.quantization.ptq.quantize_matrix import PostTrainingOptions

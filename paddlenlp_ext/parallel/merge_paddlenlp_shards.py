@@ -26,13 +26,13 @@ import paddle
 
 from paddlenlp_ext.checkpoint.config_json import read_generation_config
 from paddlenlp_ext.checkpoint.dtypes import cast
+from paddlenlp_ext.checkpoint.output_folder import check_output
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.parallel.shard_parameters import AXES
 from paddlenlp_ext.parallel.tensor_parallel import styles_by_name
 from paddlenlp_ext.peft.formats.pdparams import read_pickled_arrays
-from paddlenlp_ext.peft.merge.merge_adapter import check_output
 from paddlenlp_ext.peft.merge.write_merged import copy_tokenizer
 from paddlenlp_ext.utils.files import atomic_folder, check_writable, read_json_object
 from paddlenlp_ext.utils.locks import check_no_active_run

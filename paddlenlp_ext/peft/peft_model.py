@@ -15,7 +15,6 @@ from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.nn.training_hooks import TrainingHooks
 from paddlenlp_ext.paddle_compat import registered_member
 from paddlenlp_ext.peft import compatibility
-from paddlenlp_ext.peft.active_adapter_files import ActiveAdapterFiles
 from paddlenlp_ext.peft.adapter import Adapter
 from paddlenlp_ext.peft.combination_types import combined_factors
 from paddlenlp_ext.peft.config import PeftConfig
@@ -26,6 +25,7 @@ from paddlenlp_ext.peft.low_rank_factors import Factors, factors_of
 from paddlenlp_ext.peft.merge.in_memory import merge_in_place
 from paddlenlp_ext.peft.named_adapters import NamedAdapters
 from paddlenlp_ext.peft.parameter_count import count_parameters, describe_parameters
+from paddlenlp_ext.peft.peft_model_files import PeftModelFiles
 from paddlenlp_ext.utils.prompt_lengths import compute_prompt_lengths
 
 _INPUTS = {"position_ids", "document_lengths", "document_parents", "cache", "prompt_lengths"}
@@ -60,7 +60,7 @@ def get_peft_model(
     return PeftModel(model, adapter, adapter_name)
 
 
-class PeftModel(ActiveAdapterFiles, TrainableModel):
+class PeftModel(PeftModelFiles, TrainableModel):
     """Model with named adapters, accepted wherever its base model is accepted.
 
     One adapter is active, and the model delegates to this adapter. Switching adapters does not copy tensors.

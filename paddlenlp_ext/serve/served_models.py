@@ -128,22 +128,6 @@ class ModelCatalog:
         parent = None if name == self.base else self.base
         return {"id": name, "object": "model", "created": created, "owned_by": "paddlenlp-ext", "parent": parent}
 
-    def max_new_tokens(self, num_prompt: int, requested: int | None) -> int:
-        """Return the maximum number of new tokens after a prompt of `num_prompt` tokens.
-
-        Raises:
-            ApiError: prompt and answer exceed the context.
-        """
-        if num_prompt + (1 if requested is None else requested) > self.max_total_length:
-            limit = f"the limit of prompt and answer together is {self.max_total_length}"
-            problem = f"the prompt has {num_prompt} tokens; {limit}; shorten the prompt"
-            if requested is not None:
-                problem = (
-                    f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one of them"
-                )
-            raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
-        return self.max_total_length - num_prompt if requested is None else requested
-
 
 @dataclass(frozen=True)
 class ModelSet:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from paddlenlp_ext.serve.errors import invalid
+from paddlenlp_ext.serve.errors import ApiError, invalid
 from paddlenlp_ext.serve.parse_request import ChatRequest, GenerationRequest, parse_chat, parse_completion
 from paddlenlp_ext.serve.response_format_field import AnswerFormat
 from paddlenlp_ext.serve.served_models import ModelCatalog, ServedModel
@@ -82,7 +82,7 @@ class RequestReader:
 
     def _limits(self, parsed: GenerationRequest, model: ServedModel, prompts: Sequence[list[int]]) -> list[int]:
         """Return the maximum number of new tokens after each prompt; check the size and the grammar of the request."""
-        limits = [self.catalog.max_new_tokens(len(prompt), parsed.max_tokens) for prompt in prompts]
+        limits = [_max_new_tokens(len(prompt), parsed.max_tokens, self.catalog.max_total_length) for prompt in prompts]
         if len(prompts) * parsed.num_choices > self.max_choices:
             raise invalid("n", f"more than {self.max_choices} answers are requested; send several requests")
         if any(token >= model.vocab_size for token in parsed.adjustments.logit_bias):
@@ -91,6 +91,21 @@ class RequestReader:
         if parsed.answer_format is not None:  # only a check: processes cannot exchange compiled grammars
             model.compile(parsed.answer_format)
         return limits
+
+
+def _max_new_tokens(num_prompt: int, requested: int | None, max_total_length: int) -> int:
+    """Return the maximum number of new tokens after a prompt of `num_prompt` tokens.
+
+    Raises:
+        ApiError: prompt and answer exceed the context.
+    """
+    if num_prompt + (1 if requested is None else requested) > max_total_length:
+        limit = f"the limit of prompt and answer together is {max_total_length}"
+        problem = f"the prompt has {num_prompt} tokens; {limit}; shorten the prompt"
+        if requested is not None:
+            problem = f"the prompt has {num_prompt} tokens and max_tokens is {requested}; {limit}; reduce one of them"
+        raise ApiError(400, problem, "context_length_exceeded", "max_tokens")
+    return max_total_length - num_prompt if requested is None else requested
 
 
 def _chat_format(parsed: ChatRequest, model: ServedModel) -> AnswerFormat | None:

@@ -9,8 +9,8 @@ from pathlib import Path
 from paddlenlp_ext.checkpoint.dtypes import FLOATING
 from paddlenlp_ext.checkpoint.hub import resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.output_folder import check_output
 from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
-from paddlenlp_ext.peft.merge.merge_adapter import check_output
 from paddlenlp_ext.peft.merge.write_merged import common_dtype, write_companions
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
 from paddlenlp_ext.utils.files import atomic_folder

@@ -26,15 +26,16 @@ from typing import Any, Literal
 
 import numpy as np
 import paddle
-from paddle import nn
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.hub import resolve_base, resolve_model
 from paddlenlp_ext.checkpoint.open_weights import open_weights
+from paddlenlp_ext.checkpoint.output_folder import check_output
 from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, TASK_KEYS, ClassifierWeights
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.peft.formats.read_adapter import AdapterFiles, read_adapter
+from paddlenlp_ext.peft.merge.compare_logits import fixed_prompts, largest, logits_of, require_equal_logits
 from paddlenlp_ext.peft.merge.in_memory import require_mergeable_method
 from paddlenlp_ext.peft.merge.write_merged import (
     common_dtype,
@@ -49,8 +50,7 @@ from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.config_json import from_quantization_config
 from paddlenlp_ext.quantization.quantize_model import matrices_by_layer, quantize_linears
 from paddlenlp_ext.quantization.quantized_weight_source import QuantizedWeights
-from paddlenlp_ext.utils.files import atomic_folder, check_writable
-from paddlenlp_ext.utils.locks import check_no_active_run
+from paddlenlp_ext.utils.files import atomic_folder
 from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger("paddlenlp_ext.peft")
@@ -65,9 +65,6 @@ _FAR_FROM_TRAINED = (
     "weights changes logits by up to %.3g, so the result is far from the trained model; leave out --merge_into to get "
     "the trained model"
 )
-# Allowed logit difference, relative to the largest logit (at least 1); float32 sums depend on the summation order.
-TOLERANCE = 1e-4
-_PROMPT_SHAPE = (4, 24)
 
 
 @dataclass(frozen=True)
@@ -136,9 +133,9 @@ def merge_adapter(
     quantization = stored.base_quantization(base_config)
     merged_into = _describe_target(merge_base, base_path, stored, quantization)
     overrides = stored.base_overrides(base_config)
-    input_ids = _prompts({**base_config, **overrides}["vocab_size"])
+    input_ids = fixed_prompts({**base_config, **overrides}["vocab_size"])
     trained = target = _load_adapted(load_model, base_path, stored, quantization, overrides, input_ids)
-    effect = _largest(trained.adapted_logits - trained.base_logits)
+    effect = largest(trained.adapted_logits - trained.base_logits)
     if effect == 0.0:
         raise ValueError(
             f"{stored.folder}: this adapter has no effect on the logits; check that it was trained; nothing is written"
@@ -146,7 +143,9 @@ def merge_adapter(
     if quantization is not None and merge_base == "original":
         target = _load_adapted(load_model, base_path, stored, None, overrides, input_ids)
     merged = target.pop_model().merge_and_unload()
-    _require_equal(_logits(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter")
+    require_equal_logits(
+        logits_of(merged, input_ids), target.adapted_logits, "the model merged in memory", "base with adapter"
+    )
     dtype = dtype or common_dtype(base_path, target.source)
     with atomic_folder(output) as draft:
         # Checkpoints of tied models may contain lm_head as a copy of the embedding.
@@ -158,11 +157,11 @@ def merge_adapter(
         task = {key: merged.config.source[key] for key in (TASK_KEYS if is_reward_model else ("architectures",))}
         write_companions(draft, base_path, stored.folder, dtype, {**overrides, **task})
         round_to_stored(merged, target.config.from_files(open_weights(draft)))
-        expected = _logits(merged, input_ids)
+        expected = logits_of(merged, input_ids)
         del merged  # free the memory before loading another model
-        written = _logits(load_model(draft), input_ids)
-        _require_equal(written, expected, "the merged files", "the model merged in memory")
-        difference = _largest(written - trained.adapted_logits)
+        written = logits_of(load_model(draft), input_ids)
+        require_equal_logits(written, expected, "the merged files", "the model merged in memory")
+        difference = largest(written - trained.adapted_logits)
         is_far = difference > effect / 2
         if is_far and target is trained and dtype != "float32":
             raise ValueError(_LOST_IN_ROUNDING.format(effect, dtype or "the base's dtype", difference))
@@ -218,9 +217,9 @@ def _load_adapted(
         weights = ClassifierWeights(weights, stored.tensors[SCORE_WEIGHT])
     source = QuantizedWeights(weights, quantization, layers, own.before_quantizing)
     modules = tensors_by_module(own, source)
-    base_logits = _logits(model, input_ids)
+    base_logits = logits_of(model, input_ids)
     adapted = PeftModel.from_files(model, stored)
-    return _AdaptedBase(adapted, source, own, modules, config, base_logits, _logits(adapted, input_ids))
+    return _AdaptedBase(adapted, source, own, modules, config, base_logits, logits_of(adapted, input_ids))
 
 
 def _describe_target(
@@ -244,48 +243,3 @@ def _base_name(base: str | os.PathLike[str] | None, stored: AdapterFiles) -> str
     if not name:
         raise ValueError(f"{stored.folder} does not name its base model; pass --model_name_or_path (in Python: base)")
     return name
-
-
-def check_output(output: Path, overwrite: bool, inputs: tuple[Path, ...]) -> None:
-    """Check that `output` can be written without replacing an input, an active run, or a model (unless `overwrite`).
-
-    Raises:
-        ValueError: the folder cannot be written, or writing would replace an input, an active run, a model, or a folder
-            with other files.
-    """
-    check_no_active_run(output)
-    check_writable(output.parent, str(output))
-    resolved = output.resolve()
-    for path in inputs:
-        if resolved == path.resolve() or resolved in path.resolve().parents:
-            raise ValueError(f"{output}: writing there would replace the input {path}; choose another folder")
-    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        return
-    if not overwrite:
-        raise ValueError(f"{output} already exists; choose another folder, or pass --overwrite")
-    if not (output / "config.json").is_file():
-        raise ValueError(f"{output} is not a model folder (no config.json) and is not replaced; choose another folder")
-
-
-def _prompts(vocab_size: int) -> paddle.Tensor:
-    """Return prompts of random token ids that are the same in every run."""
-    return paddle.to_tensor(np.random.default_rng(0).integers(0, vocab_size, _PROMPT_SHAPE))
-
-
-@paddle.no_grad()
-def _logits(model: nn.Layer, input_ids: paddle.Tensor) -> np.ndarray:
-    model.eval()
-    return model(input_ids).astype("float32").numpy()
-
-
-def _largest(difference: np.ndarray) -> float:
-    return float(np.abs(difference).max())
-
-
-def _require_equal(logits: np.ndarray, expected: np.ndarray, what: str, reference: str) -> None:
-    difference, allowed = _largest(logits - expected), TOLERANCE * max(1.0, _largest(expected))
-    if not difference <= allowed:  # also true for NaN
-        raise ValueError(
-            f"{what} and {reference} differ by {difference:.3g} in a logit ({allowed:.3g} is allowed); "
-            "nothing is written"
-        )

@@ -1,4 +1,4 @@
-"""Methods of `PeftModel` that save and load the active adapter."""
+"""Base class of `PeftModel` with the methods that save and load the active adapter, such as `save_pretrained`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paddlenlp_ext.utils.logging import get_logger
 logger = get_logger("paddlenlp_ext.peft")
 
 
-class ActiveAdapterFiles(PushToHub):
+class PeftModelFiles(PushToHub):
     """Base class of `PeftModel`: saves and loads the active adapter."""
 
     base_model: TrainableModel
