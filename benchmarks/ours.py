@@ -11,7 +11,7 @@ import numpy as np
 from paddlenlp_ext.config import RunConfig, load_run_config
 from paddlenlp_ext.config.run_config import SECTIONS
 from paddlenlp_ext.data.collate import PackedBatch, collate
-from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.peft.registry import peft_methods
 from paddlenlp_ext.trainer.build_model import BuiltModel

@@ -14,7 +14,9 @@ from paddlenlp_ext.cli.plan_warnings import memory_warning, plan_warnings, prefi
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parallel_degrees import Degrees, complete_degrees
 from paddlenlp_ext.config.sections.preference import PreferenceConfig
-from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, packing_kind
+from paddlenlp_ext.data.data_order import DataOrder
+from paddlenlp_ext.data.sampler import build_data_order, packing_kind
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.causal_lm import CausalLM

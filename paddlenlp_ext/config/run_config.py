@@ -9,6 +9,7 @@ from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.sections.command import CommandConfig
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.grpo import GRPOConfig, SamplingConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
@@ -16,6 +17,7 @@ from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections.ptq import PTQConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
+from paddlenlp_ext.config.sections.rewards import RewardsConfig
 from paddlenlp_ext.config.sections.safety import SafetyConfig
 from paddlenlp_ext.config.sections.train import TrainConfig
 
@@ -35,6 +37,14 @@ PREFERENCE_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig
 """Sections of `llm/run_dpo.py`."""
 REWARD_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "reward": RewardConfig}
 """Sections of `llm/run_reward.py`."""
+GRPO_SECTIONS: dict[str, type] = {
+    **SECTIONS,
+    "data": PreferenceDataConfig,
+    "generation": SamplingConfig,
+    "grpo": GRPOConfig,
+    "rewards": RewardsConfig,
+}
+"""Sections of `llm/run_grpo.py`."""
 QUANTIZATION_SECTIONS: dict[str, type] = {**SECTIONS, "ptq": PTQConfig}
 """Sections of `llm/run_quantization.py`."""
 
@@ -56,6 +66,10 @@ class RunConfig:
     """Options of preference training; None for other programs."""
     reward: RewardConfig | None = None
     """Options of a reward model; None for other programs."""
+    grpo: GRPOConfig | None = None
+    """Options of GRPO; None for other programs."""
+    rewards: RewardsConfig | None = None
+    """Reward functions of sampled completions; None for programs without rewards."""
     ptq: PTQConfig | None = None
     """Options of post-training quantization; None for other programs."""
     peft: Any = None
@@ -68,9 +82,8 @@ class RunConfig:
     @property
     def sections(self) -> dict[str, Any]:
         """Return the sections of the run by name."""
-        sections = {
-            name: getattr(self, name) for name in {**PREFERENCE_SECTIONS, **REWARD_SECTIONS, **QUANTIZATION_SECTIONS}
-        }
+        programs = (PREFERENCE_SECTIONS, REWARD_SECTIONS, GRPO_SECTIONS, QUANTIZATION_SECTIONS)
+        sections = {name: getattr(self, name) for program in programs for name in program}
         return {name: section for name, section in sections.items() if section is not None}
 
     def to_flat_dict(self) -> dict[str, Any]:

@@ -11,7 +11,12 @@ from dataclasses import dataclass, field
 
 from paddlenlp_ext.generation.decoding_options import DecodingOptions
 from paddlenlp_ext.generation.grammar import GrammarState
-from paddlenlp_ext.generation.logits_processors import LogitAdjustments, ModelLogits
+from paddlenlp_ext.generation.logits_processors import (
+    LogitAdjustments,
+    ModelLogits,
+    apply_temperature,
+    on_host,
+)
 from paddlenlp_ext.generation.logprobs import TokenLogprob, token_logprobs
 from paddlenlp_ext.generation.sampling import TokenChooser, most_likely
 
@@ -45,6 +50,7 @@ class Request:
         on_token: function called with each new token; returns True to end the request.
         on_end_token: function called with the log-probability of the end token; None to skip its computation.
         on_end: function called once at the end with STOP, LENGTH or an exception.
+        logprob_temperature: divisor of the logits from which the returned log-probabilities of new tokens are computed.
         is_cancelled: flag that any thread may set to remove the request. No callback is called afterwards.
     """
 
@@ -61,6 +67,7 @@ class Request:
     adapter: str = ""
     client: str = ""
     num_top: int | None = None
+    logprob_temperature: float = 1.0
     is_cancelled: bool = False
 
     @property
@@ -122,17 +129,21 @@ class RunningRow:
             token = self.chooser.choose(adjusted_1V, [self])[0]
         if token in request.decoding.eos_token_ids:
             if request.on_end_token is not None:
-                request.on_end_token(token_logprobs(logits_1V, [token], request.num_top or 0)[0])
+                request.on_end_token(self._logprob(logits_1V, token))
             self.ended = STOP
             return
         self.tokens.append(token)
         if self.grammar is not None:
             self.grammar.advance(token)
-        logprob = None if request.num_top is None else token_logprobs(logits_1V, [token], request.num_top)[0]
+        logprob = None if request.num_top is None else self._logprob(logits_1V, token)
         if request.on_token(token, logprob) or (self.grammar is not None and self.grammar.is_complete):
             self.ended = STOP
         elif self.num_generated >= request.max_new_tokens:
             self.ended = LENGTH
+
+    def _logprob(self, logits_1V: ModelLogits, token: int) -> TokenLogprob:
+        logits = apply_temperature(on_host(logits_1V), self.request.logprob_temperature)
+        return token_logprobs(logits, [token], self.request.num_top or 0)[0]
 
 
 def take_tokens(rows: Sequence[RunningRow], logits_BV: ModelLogits) -> None:

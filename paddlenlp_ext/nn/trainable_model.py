@@ -26,7 +26,6 @@ class TrainableModel(nn.Layer):
         quantization: quantization of the linear layers; None for floating-point weights.
         remote_parameters: names of parameters that only other ranks hold.
         generation_config: keys and values of generation_config.json.
-        eos_token_ids: token ids at which generation ends.
         model: the decoder without lm_head (`models.decoder.Decoder`).
         lm_head: layer that computes the logits; None if lm_head is tied to the embedding.
         reads_prompts: whether `hidden_states` accepts the argument `prompt_lengths`.
@@ -82,6 +81,11 @@ class TrainableModel(nn.Layer):
         """Set the random seed of dropout for the next forward pass; None continues Paddle's random state."""
         raise NotImplementedError
 
+    @property
+    def eos_token_ids(self) -> list[int]:
+        """Return the token ids at which generation ends."""
+        raise NotImplementedError
+
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         """Add tokens at which generation ends."""
         raise NotImplementedError
@@ -122,10 +126,21 @@ class TrainableModel(nn.Layer):
         options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
 
-    def token_logprobs(self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor) -> paddle.Tensor:
-        """Return the log-probability of each label, float32 [T]; 0 where the label is -100."""
+    def token_logprobs(
+        self, hidden_TD: paddle.Tensor, labels_T: paddle.Tensor, temperature: float = 1.0
+    ) -> paddle.Tensor:
+        """Return the log-probability of each label, float32 [T]; 0 where the label is -100.
+
+        Args:
+            hidden_TD: input of lm_head.
+            labels_T: labels.
+            temperature: divisor of the logits.
+        """
         run = token_logprobs if self.vocab_parallel is None else self.vocab_parallel.token_logprobs
-        options = {"softcap": self.config.logit_softcap, "updates": self.head_updates(hidden_TD)}
+        softcap = self.config.logit_softcap
+        if temperature != 1.0:  # c tanh(x / c) / t = c' tanh((x / t) / c') with c' = c / t
+            hidden_TD, softcap = hidden_TD / temperature, softcap and softcap / temperature
+        options = {"softcap": softcap, "updates": self.head_updates(hidden_TD)}
         return run(hidden_TD, self.head_weight(), labels_T, **options)
 
     # -- training -----------------------------------------------------------------------------------------------------

@@ -152,6 +152,10 @@ class PeftModel(PeftModelFiles, TrainableModel):
     def head_updates(self, hidden: paddle.Tensor) -> Sequence[tuple[paddle.Tensor, paddle.Tensor]]:
         return self.base_model.head_updates(hidden)
 
+    @property
+    def eos_token_ids(self) -> list[int]:
+        return self.base_model.eos_token_ids
+
     def add_eos_token_ids(self, token_ids: Iterable[int]) -> None:
         self.base_model.add_eos_token_ids(token_ids)
 

@@ -52,5 +52,6 @@ def score(
 
 
 def total_rewards(scores_NF: np.ndarray, rewards: Sequence[Reward]) -> np.ndarray:
-    """Return the weighted sum of the rewards of each completion, float64 [N]; NaN counts as 0."""
-    return np.nansum(scores_NF * np.array([reward.weight for reward in rewards]), axis=1)
+    """Return the weighted sum of the rewards of each completion, float64 [N]; NaN if no function applies to it."""
+    sums_N = np.nansum(scores_NF * np.array([reward.weight for reward in rewards]), axis=1)
+    return np.where(np.isnan(scores_NF).all(axis=1), np.nan, sums_N)

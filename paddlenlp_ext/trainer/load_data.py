@@ -22,6 +22,7 @@ from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.readers.held_out import describe_ratio
 from paddlenlp_ext.data.readers.in_memory import Rows
+from paddlenlp_ext.data.rollouts.prompt_dataset import load_policy_rows
 from paddlenlp_ext.data.streaming.shuffle_buffer import TokenStream
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_training_template
@@ -191,7 +192,9 @@ def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Cal
     memory that replace the dataset of the data section.
     """
     load: Callable[..., Any] = load_rows
-    if config.reward is not None:
+    if config.grpo is not None:
+        load = partial(load_policy_rows, rollouts_path=config.grpo.rollouts_path)
+    elif config.reward is not None:
         load = partial(load_reward_dataset, reward=config.reward)
     elif config.preference is not None:
         load = partial(load_preference_dataset, preference=config.preference)

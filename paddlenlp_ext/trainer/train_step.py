@@ -25,7 +25,7 @@ import paddle
 
 from paddlenlp_ext.config.sections.precision import PrecisionConfig
 from paddlenlp_ext.data.collate import Collate, PackedBatch
-from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.devices import capabilities
 from paddlenlp_ext.models.decoder_layers import all_positions_computed
 from paddlenlp_ext.nn.load_balancing_loss import imbalance
@@ -123,6 +123,7 @@ class OptimizerStep:
             NonFiniteError: the loss or the gradient norm is not finite; parameters and optimizer state are unchanged.
             ValueError: all labels of the global batch are masked.
         """
+        self.objective.before_step(step_batch, self.collate_rows)
         started = time.perf_counter()
         # The backward passes need the global number of units, so all local micro-batches are collated first.
         micro_batches = self._collate_local(step_batch)

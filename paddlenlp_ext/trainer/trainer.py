@@ -11,8 +11,10 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.validation import check_trainer_config
+from paddlenlp_ext.data.data_order import DataOrder
 from paddlenlp_ext.data.dataset import TokenizedDataset
-from paddlenlp_ext.data.sampler import DataOrder, StepBatch, build_data_order, data_order_settings
+from paddlenlp_ext.data.sampler import build_data_order, data_order_settings
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.data.streaming.step_order import StreamOrder
 from paddlenlp_ext.data.training_rows import TrainingRows
 from paddlenlp_ext.nn.trainable_model import TrainableModel

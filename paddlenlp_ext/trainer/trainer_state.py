@@ -6,7 +6,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale
 
 _Part = TypeVar("_Part", "Interval", LossScale)

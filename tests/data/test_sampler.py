@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paddlenlp_ext.data.data_order import DataOrder
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.sampler import DataOrder, build_data_order, check_same_data_order, data_order_settings
+from paddlenlp_ext.data.sampler import build_data_order, check_same_data_order, data_order_settings
 from tests.common.training import Rows, make_config
 
 

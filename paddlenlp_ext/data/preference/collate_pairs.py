@@ -92,14 +92,14 @@ def collate_pairs(
         )
     return PreferenceBatch(
         **vars(batch),
-        answer_index=_answer_index(batch_rows_of(packs, pad_to_length), batch),
+        answer_index=answer_index_of(batch_rows_of(packs, pad_to_length), batch),
         is_desirable=np.array([flag for row in rows for flag in row.is_desirable], dtype=bool),
         reference_logps=known,
         mismatched=mismatched,
     )
 
 
-def _answer_index(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBatch) -> np.ndarray:
+def answer_index_of(batch_rows: Sequence[Sequence[TokenizedPair]], batch: PackedBatch) -> np.ndarray:
     """Return `PreferenceBatch.answer_index` of the batch that collates `batch_rows`."""
     index = np.full(batch.labels.shape, -1, dtype=np.int64)
     first = 0

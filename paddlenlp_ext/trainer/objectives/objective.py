@@ -15,6 +15,7 @@ import numpy as np
 import paddle
 
 from paddlenlp_ext.data.collate import Collate
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 
 
@@ -59,6 +60,14 @@ class Objective:
     # -- hooks of the training loop -----------------------------------------------------------------------------------
     def begin(self) -> None:
         """Prepare for the first step of a run; called before a checkpoint is restored."""
+
+    def before_step(self, step_batch: StepBatch, collate_rows: Collate) -> None:
+        """Prepare the rows of a global batch before they are collated; called on all ranks.
+
+        Args:
+            step_batch: the global batch.
+            collate_rows: result of `build_collate`.
+        """
 
     def prepare(self, batches: Sequence[Any]) -> Sequence[Any]:
         """Return the batches, completed with values that `measure` reads, such as reference log-probabilities.

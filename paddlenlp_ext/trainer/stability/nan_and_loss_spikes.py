@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from paddlenlp_ext.config.sections.safety import SafetyConfig
-from paddlenlp_ext.data.sampler import StepBatch
+from paddlenlp_ext.data.step_batch import StepBatch
 from paddlenlp_ext.trainer.checkpoints.output_dir import BAD_STEPS_FILE
 from paddlenlp_ext.trainer.stability.loss_scale import LossScale
 from paddlenlp_ext.trainer.train_step import NonFiniteError, OptimizerStep

@@ -11,7 +11,8 @@ import math
 import numpy as np
 import pytest
 
-from paddlenlp_ext.data.sampler import DataOrder, build_data_order
+from paddlenlp_ext.data.data_order import DataOrder
+from paddlenlp_ext.data.sampler import build_data_order
 from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.checkpoints.output_dir import list_checkpoints
 from paddlenlp_ext.trainer.objectives.sft_objective import CrossEntropy

@@ -1,0 +1,1 @@
+"""Prompts, sampled groups of completions, and their batches."""

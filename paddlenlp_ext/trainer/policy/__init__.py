@@ -1,0 +1,1 @@
+"""Sampled and stored rollouts of a GRPO run."""
