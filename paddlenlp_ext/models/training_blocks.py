@@ -8,9 +8,9 @@ layer then runs op by op, and the reason is logged once at DEBUG.
 | pass | with gradients, in float32 on the CPU; no cache, key-value prefix, shared prompt or inputs of adapters |
 | recomputation | whole layers, or none |
 | attention | grouped-query attention, with QK norms per head and gates of `q_proj`; no ALiBi and no sinks |
-| gated delta nets | separate projections, frozen convolution, norm and decays; no tensor parallelism |
+| gated delta nets | separate projections, frozen convolution, decays and norm of heads; no tensor parallelism |
 | feed-forward | SwiGLU and GeGLU |
-| linear layers | frozen or quantized, with LoRA or without an adapter |
+| linear layers | trained, frozen or quantized, with LoRA or without an adapter |
 
 Shapes: B batch, S sequence, D hidden.
 """
@@ -18,7 +18,7 @@ Shapes: B batch, S sequence, D hidden.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import paddle
@@ -31,8 +31,8 @@ from paddlenlp_ext.nn.recompute import is_recomputed, selects_regions
 from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.bf16 import uses_bf16
-from paddlenlp_ext.ops.frozen_linear import FrozenDense, FrozenQuantized
 from paddlenlp_ext.ops.gates import geglu, swiglu
+from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.rms_norm.reference import scale_of
 from paddlenlp_ext.ops.tensor_utils import needs_grad
 from paddlenlp_ext.ops.training_blocks import (
@@ -61,7 +61,7 @@ def run_mixer_block(layer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -
     reason = _pass_reason(layer, norm, x_BSD, inputs)
     reason = reason or (_delta_net_reason(mixer) if is_delta_net else _attention_reason(mixer, norm.epsilon))
     linears: dict[str, AdaptedLinear] = {}
-    reason = reason or _take_linears(mixer, names, linears) or _gradient_reason(x_BSD, linears)
+    reason = reason or _take_linears(mixer, names, linears) or _gradient_reason((x_BSD,), norm, linears)
     if reason is not None:
         _log("gated delta net" if is_delta_net else "attention", reason)
         return None
@@ -86,7 +86,7 @@ def run_feed_forward_block(
     linears: dict[str, AdaptedLinear] = {}
     reason = reason or _take_linears(mlp, _FEED_FORWARD_LINEARS, linears)
     summands = (x_BSD,) if addend_BSD is None else (x_BSD, addend_BSD)
-    reason = reason or next(filter(None, (_gradient_reason(each, linears) for each in reversed(summands))), None)
+    reason = reason or _gradient_reason(summands, norm, linears)
     if reason is not None:
         _log("feed-forward", reason)
         return None
@@ -129,25 +129,21 @@ def _take_linears(block: Any, names: Mapping[str, str], linears: dict[str, Adapt
         hooked = (layer, layer.base) if hasattr(layer, "base") else (layer,)
         linear = layer.as_adapted_linear() if hasattr(layer, "as_adapted_linear") else None
         if linear is None or any(map(has_forward_hooks, hooked)):
-            return f"{name} is trained, or has hooks, dropout or an adapter other than LoRA"
+            return f"{name} has hooks, dropout, 8-bit products or an adapter other than LoRA"
         reason = _linear_reason(linear)
         if reason is not None:
             return f"{name}: {reason}"
         linears[field] = linear
-    return (
-        "products have different dtypes"
-        if len({uses_bf16(each.base.weight) for each in linears.values()}) > 1
-        else None
-    )
+    return "products have different dtypes" if len({uses_bf16(each.weight) for each in linears.values()}) > 1 else None
 
 
-def _gradient_reason(x_BSD: paddle.Tensor, linears: Mapping[str, AdaptedLinear]) -> str | None:
+def _gradient_reason(summands: Sequence[paddle.Tensor], norm: Any, linears: Mapping[str, AdaptedLinear]) -> str | None:
     """Return a reason if the pass needs no gradients.
 
     Without gradients, every model runs op by op, so that frozen weights give the same bits as trained weights.
     """
-    factors = [factor for each in linears.values() for factor in each.factors]
-    return None if is_recomputed() or needs_grad(x_BSD, *factors) else "the pass needs no gradients"
+    tensors = [norm.weight, *(tensor for each in linears.values() for tensor in each.tensors)]
+    return None if is_recomputed() or needs_grad(*summands, *tensors) else "the pass needs no gradients"
 
 
 def _pass_reason(layer: Any, norm: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> str | None:
@@ -184,8 +180,8 @@ def _delta_net_reason(net: GatedDeltaNet) -> str | None:
     weights = net.conv1d.weight, net.A_log, net.dt_bias
     if net.conv1d.channels is not None:
         return "the gated delta net is sharded"
-    if any(not each.stop_gradient for each in weights):
-        return "the convolution or the decays are trained"
+    if any(not each.stop_gradient for each in (*weights, net.head_norm.weight)):
+        return "the convolution, the decays or the norm of heads are trained"
     if any(each.dtype != paddle.float32 for each in weights):
         return "the convolution or the decays are not float32"
     return "the convolution has hooks" if has_forward_hooks(net.conv1d) else _norm_reason(net.head_norm)
@@ -199,22 +195,19 @@ def _feed_forward_reason(mlp: Any) -> str | None:
 def _norm_reason(norm: Any) -> str | None:
     if type(norm) is not RMSNorm or norm.shards is not None or norm.weight.dtype != paddle.float32:
         return "a norm is not an RMSNorm, or is sharded or not float32"
-    if not norm.weight.stop_gradient:
-        return "a norm is trained"
     return "a norm has hooks" if has_forward_hooks(norm) else None
 
 
 def _linear_reason(linear: AdaptedLinear) -> str | None:
-    base = linear.base
-    if type(base) not in (FrozenDense, FrozenQuantized):
-        return f"the C++ block does not support {type(base).__name__}"
-    if type(base) is FrozenQuantized and not base.weight.is_plain:
-        return "the weight has zero points or reordered columns"
-    floats = [*linear.factors, *([] if base.bias is None else [base.bias])]
-    if any(each.dtype != paddle.float32 or not each.is_contiguous() for each in floats):
+    weight = linear.weight
+    if isinstance(weight, QuantizedWeight):
+        if not weight.is_plain:
+            return "the weight has zero points or reordered columns"
+    elif not (weight.dtype == paddle.float32 or uses_bf16(weight)):
+        return f"the weight is in {weight.dtype}, which matrix products do not support on this processor"
+    others = [each for each in linear.tensors if each is not weight]
+    if any(each.dtype != paddle.float32 or not each.is_contiguous() for each in others):
         return "a bias or a factor is not float32"
-    if type(base) is FrozenDense and not (base.weight.dtype == paddle.float32 or uses_bf16(base.weight)):
-        return f"the weight is in {base.weight.dtype}, which matrix products do not support on this processor"
     return None
 
 

@@ -47,10 +47,9 @@ class Linear(nn.Layer):
         is_frozen = self.weight.stop_gradient and (self.bias is None or self.bias.stop_gradient)
         return FrozenDense(self.weight, self.bias) if is_frozen else None
 
-    def as_adapted_linear(self) -> AdaptedLinear | None:
-        """Return the layer as an operand of a training block, or None if its weight or bias is trained."""
-        base = self.as_frozen_linear()
-        return None if base is None else AdaptedLinear(base)
+    def as_adapted_linear(self) -> AdaptedLinear:
+        """Return the layer as an operand of a training block."""
+        return AdaptedLinear(self.weight, self.bias)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"

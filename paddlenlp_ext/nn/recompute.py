@@ -1,7 +1,8 @@
 """Activation recomputation (gradient checkpointing): which activations are saved, and which are recomputed.
 
 Layers mark regions (`recompute_region("flash_attn", function, tensors)`) and contain no other recompute logic. A
-`RecomputePlan` decides which regions are recomputed. All plans give the same results, including dropout.
+`RecomputePlan` decides which regions are recomputed. All plans give the same results up to rounding, including dropout.
+In training blocks (models/training_blocks.py), only whole layers can be recomputed.
 
 | granularity | recomputed | saved |
 |---|---|---|

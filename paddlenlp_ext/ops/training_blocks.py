@@ -5,7 +5,7 @@
     feed-forward        y = x + down(activation(gate(n)) * up(n))
 
 A block is one autograd node with one C++ call per direction. It replaces about ten ops and their autograd nodes. The
-base layers and the norm are frozen; x and the low-rank factors get gradients.
+backward pass computes the gradients of x and of all trained parameters: weights, biases, low-rank factors and norms.
 
 Shapes: B batch, S sequence, D hidden, H head dimension, R rotated channels of a head, N value
 heads, C channels and L taps of a convolution.
@@ -14,7 +14,7 @@ heads, C channels and L taps of a convolution.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,33 +26,37 @@ from paddlenlp_ext.ops.attention.cpp import attention_sizes
 from paddlenlp_ext.ops.cpp import library
 from paddlenlp_ext.ops.cpp.api_header import struct
 from paddlenlp_ext.ops.cpp.bf16 import as_bf16, bf16_matmuls_enabled, uses_bf16
-from paddlenlp_ext.ops.frozen_linear import FrozenLinear
 from paddlenlp_ext.ops.gated_delta_rule.cpp import DELTA_RULE
 from paddlenlp_ext.ops.quantized_weight import QuantizedWeight
 from paddlenlp_ext.ops.quantized_weight.cpp import packed_struct
 from paddlenlp_ext.ops.tensor_utils import contiguous, needs_grad
 
+_NORMS = ("norm", "q_norm", "k_norm")
+"""Fields of the C++ structs for the scales of norms that can be trained."""
+
 
 @dataclass(frozen=True)
 class AdaptedLinear:
-    """Frozen linear layer with an optional low-rank update, x W^T + bias + s (x A^T) B^T.
+    """Linear layer with an optional low-rank update, x W^T + bias + s (x A^T) B^T.
 
     Attributes:
-        base: frozen layer x W^T + bias.
+        weight: W [out, in].
+        bias: [out], or None.
         a: A [r, in], or None without an update.
         b: B [out, r], or None without an update.
         scaling: factor s of the update.
     """
 
-    base: FrozenLinear
+    weight: paddle.Tensor | QuantizedWeight
+    bias: paddle.Tensor | None
     a: paddle.Tensor | None = None
     b: paddle.Tensor | None = None
     scaling: float = 0.0
 
     @property
-    def factors(self) -> list[paddle.Tensor]:
-        """A and B, or an empty list."""
-        return [each for each in (self.a, self.b) if each is not None]
+    def tensors(self) -> list[paddle.Tensor]:
+        """The unquantized tensors of the layer."""
+        return [each for each in (self.weight, self.bias, self.a, self.b) if isinstance(each, paddle.Tensor)]
 
 
 @dataclass(frozen=True)
@@ -123,8 +127,8 @@ def attention_block(
     x_BSD: paddle.Tensor, norm: BlockNorm, linears: Mapping[str, AdaptedLinear], options: BlockAttention
 ) -> paddle.Tensor:
     """Return `x + o(attention(...))` [B, S, D] for float32 x [B, S, D] on the CPU; `linears` are q, k, v and o."""
-    kv_heads = linears["k"].base.weight.shape[0] // options.head_dim
-    heads = linears["o"].base.weight.shape[1] // options.head_dim
+    kv_heads = linears["k"].weight.shape[0] // options.head_dim
+    heads = linears["o"].weight.shape[1] // options.head_dim
     shape = heads, kv_heads, options.head_dim, options.head_dim, 0
     fields = {
         "sizes": attention_sizes(options.layout, *shape, options.softcap, None),
@@ -158,7 +162,7 @@ def delta_net_block(
     positions = x_BSD.shape[0] * x_BSD.shape[1]
     assert options.layout.num_positions == positions, f"{x_BSD.shape} does not match the layout"
     kernel = contiguous(options.kernel.transpose([1, 0]))
-    assert kernel.shape[1] == linears["qkv"].base.weight.shape[0], "kernel and projection do not match"
+    assert kernel.shape[1] == linears["qkv"].weight.shape[0], "kernel and projection do not match"
     fields = {
         "sizes": DELTA_RULE.sizes_of_documents(options.layout, (*options.heads, *options.head_dims)),
         "head_norm": options.head_norm.scale,
@@ -192,6 +196,9 @@ class _Block:
 
     Each call reads the addresses of the tensors again, because a layer may release its weights between the forward and
     the backward pass (ZeRO stage 3).
+
+    Attributes:
+        trained: tensors that get gradients.
     """
 
     def __init__(
@@ -202,21 +209,23 @@ class _Block:
         linears: Mapping[str, AdaptedLinear],
         fields: Mapping[str, Any],
     ) -> None:
-        in_bf16 = {uses_bf16(each.base.weight) for each in linears.values()}
+        in_bf16 = {uses_bf16(each.weight) for each in linears.values()}
         assert len(in_bf16) == 1, "the products of a block have one dtype"
         self._name, self._struct_name, self._linears = name, struct_name, linears
-        self._fields = {**fields, "norm": norm.scale, "epsilon": norm.epsilon, "is_bf16": in_bf16.pop()}
-        self.factors = [factor for each in linears.values() for factor in each.factors]
+        self._fields: dict[str, Any] = {**fields, "norm": norm.scale, "epsilon": norm.epsilon, "is_bf16": in_bf16.pop()}
+        norms = [self._fields[each] for each in _NORMS if each in self._fields]
+        tensors = [*norms, *(tensor for each in linears.values() for tensor in each.tensors)]
+        self.trained = [each for each in tensors if not each.stop_gradient]
 
     def run(self, x: paddle.Tensor) -> paddle.Tensor:
         """Run the forward pass, with autograd if a gradient is needed."""
         x = contiguous(x)
-        return _Node.apply(x, self, *self.factors) if needs_grad(x, *self.factors) else self.forward(x)[0]
+        return _Node.apply(x, self, *self.trained) if needs_grad(x, *self.trained) else self.forward(x)[0]
 
     def forward(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         """Return the output, and the tensors for the backward pass as bytes."""
         kept: list[Any] = []
-        block, size = self._struct(x, [None] * len(self.factors), kept), ctypes.c_int64()
+        block, size = self._struct(x, {}, kept), ctypes.c_int64()
         library.function(f"{self._name}_saved")(block, ctypes.byref(size))
         y, saved = library.empty(x.shape), library.empty([size.value], "uint8")
         library.function(f"{self._name}_forward")(block, *map(library.pointer, (x, y, saved)))
@@ -228,54 +237,63 @@ class _Block:
         saved: paddle.Tensor,
         y_gradient: paddle.Tensor,
         x_gradient: paddle.Tensor | None,
-        factor_gradients: Sequence[paddle.Tensor | None],
-    ) -> None:
-        """Write the gradients of x and of the factors; None: not needed."""
+    ) -> list[paddle.Tensor]:
+        """Write the gradient of x unless it is None; return the gradients of the trained tensors."""
         kept: list[Any] = []
-        block = self._struct(x, factor_gradients, kept)
+        gradients = {id(each): library.empty(each.shape) for each in self.trained}
+        block = self._struct(x, gradients, kept)
         library.function(f"{self._name}_backward")(block, *map(_as_field, (x, saved, y_gradient, x_gradient)))
+        # Sums are float32, and the gradient of a bfloat16 weight is rounded once.
+        return [
+            as_bf16(gradients[id(each)]) if each.dtype == paddle.bfloat16 else gradients[id(each)]
+            for each in self.trained
+        ]
 
-    def _struct(self, x: paddle.Tensor, factor_gradients: Sequence[paddle.Tensor | None], kept: list[Any]) -> object:
-        """Return a pointer to the struct of the block; `kept` receives the objects that must outlive the call."""
-        gradients = iter(factor_gradients)
+    def _struct(self, x: paddle.Tensor, gradients: Mapping[int, paddle.Tensor], kept: list[Any]) -> object:
+        """Return a pointer to the struct of the block.
+
+        Args:
+            x: input of the block.
+            gradients: float32 tensors for the gradients, by the identity of the trained tensor.
+            kept: receives the objects that must outlive the call.
+        """
         fields = {**self._fields, "hidden": x.shape[-1]}
+        fields |= {f"{each}_gradient": gradients.get(id(fields[each])) for each in _NORMS if each in fields}
         for name, linear in self._linears.items():
-            of_factors = [next(gradients) for _ in linear.factors]
-            fields[name] = self._linear_struct(linear, of_factors or [None, None], kept)
+            fields[name] = self._linear_struct(linear, gradients, kept)
         kept.append(fields)
         return ctypes.byref(struct(self._struct_name)(**{name: _as_field(value) for name, value in fields.items()}))
 
     def _linear_struct(
-        self, linear: AdaptedLinear, gradients: Sequence[paddle.Tensor | None], kept: list[Any]
+        self, linear: AdaptedLinear, gradients: Mapping[int, paddle.Tensor], kept: list[Any]
     ) -> ctypes.Structure:
-        weight = linear.base.weight
+        weight, is_trained = linear.weight, False
         stored: list[Any]
         if isinstance(weight, QuantizedWeight):
             stored = [None, packed_struct(weight)]
         else:
-            operand = contiguous(weight)
+            operand, is_trained = contiguous(weight), not weight.stop_gradient
             stored = [as_bf16(operand) if self._fields["is_bf16"] else operand, None]
         kept += stored
         rank = 0 if linear.a is None else linear.a.shape[0]
-        pointers = map(_as_field, (*stored, linear.base.bias, linear.a, linear.b, *gradients))
-        return struct("BlockLinear")(*pointers, *reversed(weight.shape), rank, linear.scaling)
+        parameters = weight, linear.bias, linear.a, linear.b
+        pointers = map(_as_field, (*stored, *parameters[1:], *(gradients.get(id(each)) for each in parameters)))
+        return struct("BlockLinear")(*pointers, *reversed(weight.shape), rank, linear.scaling, is_trained)
 
 
 class _Node(PyLayer):
     @staticmethod
-    def forward(ctx, x, block, *factors):
+    def forward(ctx, x, block, *trained):
         y, saved = block.forward(x)
-        ctx.block, ctx.grads_needed = block, [not each.stop_gradient for each in (x, *factors)]
-        ctx.save_for_backward(x, saved, *factors)
+        ctx.block, ctx.needs_x = block, not x.stop_gradient
+        ctx.save_for_backward(x, saved, *trained)
         return y
 
     @staticmethod
     def backward(ctx, y_gradient):
-        x, saved, *factors = ctx.saved_tensor()
-        pairs = zip((x, *factors), ctx.grads_needed, strict=True)
-        x_gradient, *gradients = [library.empty(each.shape) if needed else None for each, needed in pairs]
-        ctx.block.backward(x, saved, contiguous(y_gradient), x_gradient, gradients)
-        return x_gradient, *gradients
+        x, saved, *_ = ctx.saved_tensor()
+        x_gradient = library.empty(x.shape) if ctx.needs_x else None
+        return x_gradient, *ctx.block.backward(x, saved, contiguous(y_gradient), x_gradient)
 
 
 def _as_field(value: Any) -> Any:

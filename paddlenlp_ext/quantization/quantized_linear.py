@@ -152,9 +152,8 @@ class QuantizedLinear(QuantizedLayer):
         return self._frozen(self.bias) if is_frozen else None
 
     def as_adapted_linear(self) -> AdaptedLinear | None:
-        """Return the layer as an operand of a training block; None if the bias is trained."""
-        base = self.as_frozen_linear()
-        return None if base is None else AdaptedLinear(base)
+        """Return the layer as an operand of a training block; None if it multiplies 8-bit integers."""
+        return None if self.multiplies_in_int8 else AdaptedLinear(self.stored, self.bias)
 
     def _frozen(self, bias: paddle.Tensor | None) -> FrozenLinear:
         if self.multiplies_in_int8:

@@ -46,22 +46,36 @@ def make_model(config: dict[str, Any], rank: int = 3, quantized: bool = False, d
     model = AutoModelForCausalLM.from_config(config, seed=1, dtype=dtype)
     if quantized:
         quantize_linears(model, QuantizationConfig(algo="nf4"))
-    model = get_peft_model(model, LoRAConfig(rank=rank, lora_alpha=2 * rank, **options))
+    return with_random_values(get_peft_model(model, LoRAConfig(rank=rank, lora_alpha=2 * rank, **options)))
+
+
+def with_random_values(model):
+    """Set all trained parameters to random values, and return the model in training mode."""
     draw = np.random.default_rng(5)
     for _, parameter in model.named_parameters():
         if not parameter.stop_gradient:
-            parameter.set_value(draw.normal(0, 0.1, parameter.shape).astype("float32"))
+            values = draw.normal(0, 0.1, parameter.shape) + (parameter.ndim == 1)
+            parameter.set_value(paddle.to_tensor(values.astype("float32")).astype(parameter.dtype))
     model.train()
     return model
 
 
+def make_trained_model(config: dict[str, Any], dtype: str = "float32", names: Sequence[str] = ("",)):
+    """Return a model that trains the parameters of the decoder layers whose names contain one of `names`."""
+    model = with_random_values(AutoModelForCausalLM.from_config(config, seed=1, dtype=dtype))
+    for name, parameter in model.named_parameters():
+        parameter.stop_gradient = ".layers." not in name or not any(each in name for each in names)
+    return model
+
+
 def outputs_and_gradients(model, in_bf16: bool = False, ids=IDS, documents=DOCUMENTS, parents=None) -> list[np.ndarray]:
-    """Return the logits and the gradients of the factors."""
+    """Return the logits and the gradients of the trained parameters."""
+    families = {} if parents is None else {"document_parents": parents}
     with bf16.bf16_matmuls() if in_bf16 else nullcontext():
-        logits = model(paddle.to_tensor(ids), document_lengths=documents, document_parents=parents)
+        logits = model(paddle.to_tensor(ids), document_lengths=documents, **families)
     logits.square().mean().backward()
     trained = [each for _, each in sorted(model.named_parameters()) if not each.stop_gradient]
-    gradients = [each.grad.numpy() for each in trained]
+    gradients = [each.grad.astype("float32").numpy() for each in trained]
     for each in trained:
         each.clear_gradient(set_to_zero=False)
     return [logits.numpy(), *gradients]
@@ -111,6 +125,26 @@ def test_blocks_equal_layers_op_by_op(config, monkeypatch, ran):
     check_equal(make_model(CONFIGS[config]), monkeypatch, ran)
 
 
+@pytest.mark.parametrize("config", CONFIGS)
+def test_blocks_with_trained_weights_equal_layers_op_by_op(config, monkeypatch, ran):
+    check_equal(make_trained_model(CONFIGS[config]), monkeypatch, ran)
+
+
+@pytest.mark.parametrize("names", [["norm"], ["bias"], ["up_proj", "o_proj"], ["k_proj", "k_norm", "down_proj"]])
+def test_blocks_with_some_trained_parameters_equal_layers_op_by_op(names, monkeypatch, ran):
+    """Gradients of QK norms and key biases are small differences of large terms."""
+    model = make_trained_model({**CONFIGS["QK norms"], "attention_bias": True}, names=names)
+    check_equal(model, monkeypatch, ran, tolerance=2e-5)
+
+
+def test_blocks_with_low_rank_updates_of_trained_weights_equal_layers_op_by_op(monkeypatch, ran):
+    model = make_model(CONFIGS["odd sizes, biases"])
+    for name, parameter in model.named_parameters():
+        if any(each in name for each in ("q_proj", "down_proj", "input_layernorm")):
+            parameter.stop_gradient = False
+    check_equal(model, monkeypatch, ran)
+
+
 @pytest.mark.parametrize("changes", [{}, {"linear_num_value_heads": 2, "linear_conv_kernel_dim": 2}])
 def test_blocks_of_gated_delta_nets_and_gated_attention_equal_layers_op_by_op(changes, monkeypatch, ran):
     """Decays are slow, so that a state which leaks into the next document changes all of its positions."""
@@ -119,10 +153,17 @@ def test_blocks_of_gated_delta_nets_and_gated_attention_equal_layers_op_by_op(ch
     check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=LONG_IDS, documents=[[250, 1, 350]])
 
 
+def test_blocks_of_a_gated_delta_net_with_trained_linear_layers_equal_layers_op_by_op(monkeypatch, ran):
+    names = "in_proj", "out_proj", "self_attn", "mlp", "layernorm"
+    model = slow_decays(make_trained_model(DELTA, names=names))
+    check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5)
+    check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=LONG_IDS, documents=[[250, 1, 350]])
+
+
 def test_block_of_a_gated_delta_net_with_child_documents_equals_layers_op_by_op(monkeypatch, ran):
     model = slow_decays(make_model(DELTA))
-    families = {"documents": [[2, 15, 5, 1, 14]], "parents": [[None, 0, 0, None, 3]]}
-    check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=IDS[:1], **families)
+    parents = {"documents": [[2, 15, 5, 1, 14]], "parents": [[None, 0, 0, None, 3]]}
+    check_equal(model, monkeypatch, ran, blocks=DELTA_BLOCKS, tolerance=2e-5, ids=IDS[:1], **parents)
 
 
 def test_documents_in_one_pack_return_the_bits_of_separate_passes(ran):
@@ -146,13 +187,14 @@ def test_blocks_of_a_gated_delta_net_return_equal_bits_with_any_number_of_thread
         np.testing.assert_array_equal(other, found[0])
 
 
+@pytest.mark.parametrize("make", [make_model, make_trained_model])
 @pytest.mark.parametrize("threads", [1, 2, 3])
-def test_blocks_of_many_positions_equal_layers_op_by_op(threads, monkeypatch, ran):
+def test_blocks_of_many_positions_equal_layers_op_by_op(threads, make, monkeypatch, ran):
     """With one thread, a thread computes several chunks of positions."""
     before = library.threads()
     library.set_threads(threads)
     try:
-        check_equal(make_model(CONFIGS["llama"]), monkeypatch, ran, ids=LONG_IDS, documents=[[250, 351]])
+        check_equal(make(CONFIGS["QK norms"]), monkeypatch, ran, ids=LONG_IDS, documents=[[250, 351]])
     finally:
         library.set_threads(before)
 
@@ -190,24 +232,46 @@ def test_blocks_over_quantized_weights_equal_layers_op_by_op(monkeypatch, ran):
 @pytest.mark.parametrize("quantized", [False, True])
 @pytest.mark.parametrize("rank", [8, 40])
 def test_blocks_in_bf16_are_as_close_to_float32_as_layers_op_by_op(config, quantized, rank, monkeypatch, ran):
-    model = make_model(config, rank, quantized)
+    check_distance(make_model(config, rank, quantized), monkeypatch, ran, DELTA_BLOCKS if config is DELTA else BLOCKS)
+
+
+@needs_bf16
+@pytest.mark.parametrize("config", ["odd sizes, biases", "QK norms", "geglu, offset"])
+def test_blocks_with_trained_weights_in_bf16_are_as_close_to_float32_as_layers_op_by_op(config, monkeypatch, ran):
+    check_distance(make_trained_model(CONFIGS[config]), monkeypatch, ran, BLOCKS)
+
+
+def check_distance(model, monkeypatch, ran, blocks: Sequence[str]) -> None:
     exact = op_by_op(monkeypatch, lambda: outputs_and_gradients(model))
     separate = op_by_op(monkeypatch, lambda: outputs_and_gradients(model, in_bf16=True))
     found = outputs_and_gradients(model, in_bf16=True)
-    assert ran == [*(DELTA_BLOCKS if config is DELTA else BLOCKS)]
+    assert ran == [*blocks]
     for one, other, true in zip(found, separate, exact, strict=True):
         assert 0 < np.linalg.norm(one - true) <= 1.3 * np.linalg.norm(other - true)
 
 
 @needs_bf16
-def test_blocks_over_bf16_weights_equal_layers_op_by_op_within_rounding(monkeypatch, ran):
+@pytest.mark.parametrize("make", [make_model, make_trained_model])
+def test_blocks_over_bf16_weights_equal_layers_op_by_op_within_rounding(make, monkeypatch, ran):
     """Several roundings by 2^-9 in other places."""
-    check_equal(make_model(CONFIGS["llama"], dtype="bfloat16"), monkeypatch, ran, tolerance=2.0**-5)
+    check_equal(make(CONFIGS["llama"], dtype="bfloat16"), monkeypatch, ran, tolerance=2.0**-5)
 
 
+def test_gradients_of_two_passes_add_up(ran):
+    """The second pass adds to gradients in memory that the first pass wrote."""
+    model = make_trained_model(CONFIGS["odd sizes, biases"])
+    _, *expected = outputs_and_gradients(model)
+    model(paddle.to_tensor(IDS), document_lengths=DOCUMENTS).square().mean().backward()
+    _, *found = outputs_and_gradients(model)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(one, 2 * other)
+
+
+@pytest.mark.parametrize("make", [make_model, make_trained_model])
 @pytest.mark.parametrize("in_bf16", [False, pytest.param(True, marks=needs_bf16)])
-def test_blocks_in_recomputed_layers_return_the_same_bits(in_bf16, monkeypatch, ran):
-    model = make_model(CONFIGS["llama"])
+def test_blocks_in_recomputed_layers_return_the_same_bits(in_bf16, make, monkeypatch, ran):
+    model = make(CONFIGS["llama"])
+    next(each for name, each in model.named_parameters() if "embed_tokens" in name).stop_gradient = False
     expected = outputs_and_gradients(model, in_bf16)
     model.enable_recompute(RecomputePlan())
     ran.clear()

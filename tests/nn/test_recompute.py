@@ -66,11 +66,11 @@ def plain(request):
 def test_recompute_gives_same_loss_and_gradients(plain, name):
     adapter, want_loss, want = plain
     loss, gradients = run(adapter, PLANS[name])
-    assert loss == want_loss
+    assert loss == pytest.approx(want_loss, rel=1e-6)
     assert gradients.keys() == want.keys() and want
     for key, gradient in want.items():
-        # A saved region has a graph of its own: three gradients may be summed in another order.
-        np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=1e-6 * np.abs(gradient).max(), err_msg=key)
+        # Layers with selected regions run op by op, not in training blocks: sums have another order.
+        np.testing.assert_allclose(gradients[key], gradient, rtol=0, atol=3e-6 * np.abs(gradient).max(), err_msg=key)
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS)

@@ -8,19 +8,23 @@
 namespace plx {
 
 // Linear layer of a training block: y = x W^T + bias + scaling (x A^T) B^T with W [out, in], A [rank, in] and
-// B [out, rank]. Exactly one of `dense` and `quantized` is not null. The rank is 0 without a low-rank update.
+// B [out, rank]. Exactly one of `dense` and `quantized` is not null. The rank is 0 without a low-rank update. The
+// backward pass writes each gradient whose pointer is not null.
 struct BlockLinear {
     const void* dense;  // in the dtype of the products
     const QuantizedWeight* quantized;
     const float* bias;  // [out], or null
     const float* a;
     const float* b;
-    float* a_gradient;  // written by the backward pass; may be null
+    float* weight_gradient;
+    float* bias_gradient;
+    float* a_gradient;
     float* b_gradient;
     i64 in;
     i64 out;
     i64 rank;
     float scaling;
+    bool is_trained;  // whether W is trained: the forward pass then saves x
 };
 
 // Attention with its norm and its residual connection: y = x + o(attention(rotate(q(n)), rotate(k(n)), v(n))) with
@@ -32,6 +36,9 @@ struct AttentionBlock {
     const float* norm;    // [hidden]
     const float* q_norm;  // [head_dim], shared by all heads, or null without QK norms
     const float* k_norm;
+    float* norm_gradient;  // each may be null
+    float* q_norm_gradient;
+    float* k_norm_gradient;
     const BlockLinear* q;
     const BlockLinear* k;
     const BlockLinear* v;
@@ -52,7 +59,8 @@ struct AttentionBlock {
 // Feed-forward with its norm and its residual connection: y = x + down(activation(gate(n)) * up(n)) with n = norm(x),
 // for x [positions, hidden].
 struct FeedForwardBlock {
-    const float* norm;  // [hidden]
+    const float* norm;     // [hidden]
+    float* norm_gradient;  // may be null
     const BlockLinear* gate;
     const BlockLinear* up;
     const BlockLinear* down;
@@ -68,6 +76,7 @@ struct FeedForwardBlock {
 struct DeltaNetBlock {
     const DeltaRuleSizes* sizes;
     const float* norm;       // [hidden], before the layer
+    float* norm_gradient;    // may be null
     const float* head_norm;  // [value_dim], shared by all value heads
     const float* kernel;     // [num_taps, channels]
     const float* rates;      // [heads], -exp(A_log)
@@ -89,8 +98,8 @@ struct DeltaNetBlock {
 extern "C" {
 
 // The forward pass writes y [positions, hidden], and saves tensors for the backward pass in `saved`. The size of
-// `saved` in bytes depends only on the sizes of the block. The backward pass writes x_gradient, which may be null, and
-// the gradients of the linear layers.
+// `saved` in bytes depends only on the sizes of the block and on which weights are trained. The backward pass writes
+// x_gradient, which may be null, and the gradients of the weights.
 Status attention_block_saved(const AttentionBlock* block, i64* bytes);
 Status attention_block_forward(const AttentionBlock* block, const float* x, float* y, void* saved);
 Status attention_block_backward(const AttentionBlock* block, const float* x, void* saved, const float* y_gradient,

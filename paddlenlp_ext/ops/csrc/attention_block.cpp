@@ -30,8 +30,8 @@ struct Heads {
 i64 query_width(const AttentionBlock& block) { return block.o->in; }
 
 // Tensors saved for the backward pass. `attended` is the output of attention, `rounded` the input of o in the type of
-// the products. `gates` is null without gates; `normed` and `rounded` are null if no layer that reads them has an
-// update.
+// the products. `gates` is null without gates; `normed` and `rounded` are null if no layer needs them in the backward
+// pass.
 template <class Value>
 struct Saved {
     Heads q, k;
@@ -47,10 +47,10 @@ struct Saved {
         log_sums = arrays.take<float>(rows * block.sizes->heads);
         inverse_rms = arrays.take<float>(rows);
         const i64 rank = block.q->rank + block.k->rank + block.v->rank;
-        normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
+        normed = save_input({block.q, block.k, block.v}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
         rounded = nullptr;
         const bool reads_attended = std::is_same_v<Value, float> && !block.has_gates;
-        if (!reads_attended && block.o->rank > 0) rounded = arrays.take<Value>(rows * block.o->in);
+        if (!reads_attended && save_input({block.o})) rounded = arrays.take<Value>(rows * block.o->in);
         if constexpr (std::is_same_v<Value, float>)
             if (reads_attended) rounded = attended;
         inner = arrays.take<Value>(rows * rank);
@@ -90,14 +90,18 @@ void norm_and_rotate(const AttentionBlock& block, const Heads& heads, i64 row) {
     if (heads.norm != nullptr && block.norms_after_rotation) norm();
 }
 
-// Turns the gradient of queries or keys into the gradient of their projections, in place.
-void norm_and_rotate_backward(const AttentionBlock& block, const Heads& heads, i64 row, float* gradient) {
+// Turns the gradient of queries or keys into the gradient of their projections, in place. Adds the gradient of the QK
+// norm to `norm_sums`, which may be null.
+void norm_and_rotate_backward(const AttentionBlock& block, const Heads& heads, i64 row, float* gradient,
+                              float* norm_sums) {
     const i64 size = block.sizes->head_dim, count = heads.width / size;
     auto norm = [&] {
         for (i64 head = 0; head < count; ++head) {
             float* const own = gradient + head * size;
-            norm_row_gradient(own, heads.before_norm + row * heads.width + head * size, heads.norm,
-                              heads.inverse_rms[row * count + head], nullptr, size, own);
+            const float* const x = heads.before_norm + row * heads.width + head * size;
+            const float inverse = heads.inverse_rms[row * count + head];
+            if (norm_sums != nullptr) add_norm_weight_gradient(own, x, inverse, size, norm_sums);
+            norm_row_gradient(own, x, heads.norm, inverse, nullptr, size, own);
         }
     };
     if (heads.norm != nullptr && block.norms_after_rotation) norm();
@@ -154,7 +158,7 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
     {
         const LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
         chunks.run([&](const Chunk& chunk) {
-            const GroupInput<Value> normed(saved.normed, chunk.row * hidden, chunk.rows * hidden);
+            const ChunkRows<Value> normed(saved.normed, chunk.row * hidden, chunk.rows * hidden);
             norm_rows(x + chunk.row * hidden, block.norm, block.epsilon, chunk.rows, hidden,
                       saved.inverse_rms + chunk.row, normed.data());
             float* const queries = saved.q.values + chunk.row * q_width;
@@ -174,7 +178,7 @@ void forward(const AttentionBlock& block, const float* x, float* y, void* memory
     require_ok(attention_forward(block.sizes, block.scale, &tensors, block.attends_in_bf16));
     const LinearGroup<Value> o({block.o}, chunks, rows);
     chunks.run([&](const Chunk& chunk) {
-        const GroupInput<Value> rounded(saved.rounded, chunk.row * inner, chunk.rows * inner);
+        const ChunkRows<Value> rounded(saved.rounded, chunk.row * inner, chunk.rows * inner);
         const float* const attended = saved.attended + chunk.row * inner;
         if (block.has_gates)
             multiply_gates(attended, saved.gates + chunk.row * inner, chunk.rows * inner, rounded.data());
@@ -196,10 +200,11 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
         const PooledArray<float> attended(rows * inner);
         LinearGroup<Value> o({block.o}, chunks, rows);
         o.begin_backward();
+        const Converted<Value> all_y(y_gradient, o.has_weight_gradients() ? rows * hidden : 0);
         chunks.run([&](const Chunk& chunk) {
-            const float* const exact = y_gradient + chunk.row * hidden;
-            const Converted<Value> gradient(exact, chunk.rows * hidden);
-            convert(exact, gradient.data(), chunk.rows * hidden);
+            const i64 at = chunk.row * hidden, size = chunk.rows * hidden;
+            const ChunkRows<Value> gradient(all_y.data(), at, size);
+            convert(y_gradient + at, gradient.data(), size);
             const auto of_u = o.inner_gradient(chunk, saved.o_inner, {gradient.data()});
             o.multiply_inputs(chunk, of_u, saved.rounded, chunk.row);
             float* const of_input = attended.data() + chunk.row * inner;
@@ -209,6 +214,8 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
                                         chunk.rows * inner, of_input, gates.data() + chunk.row * inner);
         });
         o.end_backward();
+        o.write_weight_gradients(saved.rounded, {all_y.data()});
+        o.template write_bias_gradients<float>({y_gradient});
         AttentionTensors tensors = attention_tensors(saved.q, saved.k, saved.v, saved.attended, saved.log_sums);
         tensors.out_gradient = attended.data();
         tensors.q_gradient = q.data(), tensors.k_gradient = k.data(), tensors.v_gradient = v.data();
@@ -216,32 +223,47 @@ void backward(const AttentionBlock& block, const float* x, void* memory, const f
     }
     LinearGroup<Value> qkv({block.q, block.k, block.v}, chunks, rows);
     qkv.begin_backward();
+    const NormWeightGradient of_norm(block.norm_gradient, chunks, hidden),
+        of_q_norm(block.q_norm_gradient, chunks, block.sizes->head_dim),
+        of_k_norm(block.k_norm_gradient, chunks, block.sizes->head_dim);
+    const bool is_trained = qkv.has_weight_gradients();
+    const i64 q_out = block.q->out;
+    const PooledArray<float> all_joined(block.has_gates && is_trained ? rows * q_out : 0);
+    const float* const of_q = block.has_gates ? all_joined.data() : q.data();
+    const Converted<Value> all_q(of_q, is_trained ? rows * q_out : 0),
+        all_k(k.data(), is_trained ? rows * kv_width : 0), all_v(v.data(), is_trained ? rows * kv_width : 0);
     chunks.run([&](const Chunk& chunk) {
         float *const own_q = q.data() + chunk.row * q_width, *const own_k = k.data() + chunk.row * kv_width,
                      *const own_v = v.data() + chunk.row * kv_width;
         for (i64 row = 0; row < chunk.rows; ++row) {
-            norm_and_rotate_backward(block, saved.q, chunk.row + row, own_q + row * q_width);
-            norm_and_rotate_backward(block, saved.k, chunk.row + row, own_k + row * kv_width);
+            norm_and_rotate_backward(block, saved.q, chunk.row + row, own_q + row * q_width, of_q_norm.of(chunk));
+            norm_and_rotate_backward(block, saved.k, chunk.row + row, own_k + row * kv_width, of_k_norm.of(chunk));
         }
-        const PooledArray<float> with_gates(block.has_gates ? chunk.rows * 2 * q_width : 0);
-        float* const of_q = block.has_gates ? with_gates.data() : own_q;
-        if (block.has_gates) join_gates(block, own_q, gates.data() + chunk.row * q_width, chunk.rows, of_q);
-        const Converted<Value> q_in(of_q, chunk.rows * block.q->out), k_in(own_k, chunk.rows * kv_width),
-            v_in(own_v, chunk.rows * kv_width);
-        convert(of_q, q_in.data(), chunk.rows * block.q->out);
+        const ChunkRows<float> joined(all_joined.data(), chunk.row * q_out, block.has_gates ? chunk.rows * q_out : 0);
+        const float* const own_joined = block.has_gates ? joined.data() : own_q;
+        if (block.has_gates) join_gates(block, own_q, gates.data() + chunk.row * q_width, chunk.rows, joined.data());
+        const ChunkRows<Value> q_in(all_q.data(), chunk.row * q_out, chunk.rows * q_out),
+            k_in(all_k.data(), chunk.row * kv_width, chunk.rows * kv_width),
+            v_in(all_v.data(), chunk.row * kv_width, chunk.rows * kv_width);
+        convert(own_joined, q_in.data(), chunk.rows * q_out);
         convert(own_k, k_in.data(), chunk.rows * kv_width);
         convert(own_v, v_in.data(), chunk.rows * kv_width);
         const std::vector<const Value*> gradients = {q_in.data(), k_in.data(), v_in.data()};
         const auto of_u = qkv.inner_gradient(chunk, saved.inner, gradients);
         qkv.multiply_inputs(chunk, of_u, saved.normed, chunk.row);
-        if (x_gradient == nullptr) return;
+        if (x_gradient == nullptr && block.norm_gradient == nullptr) return;
         const i64 at = chunk.row * hidden;
         const PooledArray<float> normed(chunk.rows * hidden);
         qkv.x_gradient(chunk, of_u, gradients, normed.data());
         norm_rows_backward(normed.data(), x + at, block.norm, saved.inverse_rms + chunk.row, y_gradient + at,
-                           chunk.rows, hidden, x_gradient + at);
+                           chunk.rows, hidden, x_gradient == nullptr ? nullptr : x_gradient + at, of_norm.of(chunk));
     });
     qkv.end_backward();
+    of_norm.end();
+    of_q_norm.end();
+    of_k_norm.end();
+    qkv.write_weight_gradients(saved.normed, {all_q.data(), all_k.data(), all_v.data()});
+    qkv.template write_bias_gradients<float>({of_q, k.data(), v.data()});
 }
 
 }  // namespace

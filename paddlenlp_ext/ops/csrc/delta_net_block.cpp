@@ -17,7 +17,7 @@ namespace plx {
 namespace {
 
 // Tensors saved for the backward pass. `final` is null if no document continues another document; `normed` is null if
-// no layer that reads it has an update.
+// no layer needs it in the backward pass.
 template <class Value>
 struct Saved {
     float *inverse_rms, *channels, *z, *a, *b, *o, *final;
@@ -31,7 +31,8 @@ struct Saved {
         b = arrays.take<float>(rows * sizes.heads);
         o = arrays.take<float>(rows * block.o->in);
         final = has_parents(sizes) ? arrays.take<float>(final_size(sizes)) : nullptr;
-        normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
+        const bool saves_normed = save_input({block.qkv, block.z, block.a, block.b});
+        normed = saves_normed ? arrays.take<Value>(rows * block.hidden) : nullptr;
         channels = arrays.take<float>(rows * block.qkv->out);
         z = arrays.take<float>(rows * block.z->out);
         inner = arrays.take<Value>(rows * rank);
@@ -122,7 +123,7 @@ class Net {
         const i64 hidden = block_.hidden, channels = block_.qkv->out, heads = sizes_.heads;
         const LinearGroup<Value> group = projections();
         chunks_.run([&](const Chunk& chunk) {
-            const GroupInput<Value> normed(saved_.normed, chunk.row * hidden, chunk.rows * hidden);
+            const ChunkRows<Value> normed(saved_.normed, chunk.row * hidden, chunk.rows * hidden);
             norm_rows(x + chunk.row * hidden, block_.norm, block_.epsilon, chunk.rows, hidden,
                       saved_.inverse_rms + chunk.row, normed.data());
             group.forward(chunk, normed.data(), saved_.inner,
@@ -201,18 +202,23 @@ class Net {
         const i64 hidden = block_.hidden;
         LinearGroup<Value> o({block_.o}, chunks_, rows_);
         o.begin_backward();
+        const bool is_trained = o.has_weight_gradients();
+        const PooledArray<Value> all_gated(is_trained ? rows_ * width_ : 0);
+        const Converted<Value> all_y(y_gradient, is_trained ? rows_ * hidden : 0);
         chunks_.run([&](const Chunk& chunk) {
-            const float* const exact = y_gradient + chunk.row * hidden;
-            const Converted<Value> gradient(exact, chunk.rows * hidden);
-            convert(exact, gradient.data(), chunk.rows * hidden);
+            const i64 at = chunk.row * hidden, size = chunk.rows * hidden;
+            const ChunkRows<Value> gradient(all_y.data(), at, size);
+            convert(y_gradient + at, gradient.data(), size);
             const auto of_u = o.inner_gradient(chunk, saved_.o_inner, {gradient.data()});
             float* const of_gated = of_o + chunk.row * width_;
             o.x_gradient(chunk, of_u, {gradient.data()}, of_gated);
-            const PooledArray<Value> gated(chunk.rows * width_);
+            const ChunkRows<Value> gated(all_gated.data(), chunk.row * width_, chunk.rows * width_);
             for_each_head(chunk, [&](i64 at, i64 local) { gate_head_backward(at, of_o, of_z, gated.data() + local); });
             o.multiply_inputs(chunk, of_u, gated.data(), 0);
         });
         o.end_backward();
+        o.write_weight_gradients(all_gated.data(), {all_y.data()});
+        o.template write_bias_gradients<float>({y_gradient});
     }
 
     // Replaces the gradient of a gated head with the gradient of the output of the recurrence.
@@ -234,9 +240,13 @@ class Net {
         const i64 hidden = block_.hidden, channels = block_.qkv->out, heads = sizes_.heads;
         LinearGroup<Value> group = projections();
         group.begin_backward();
+        const NormWeightGradient of_norm(block_.norm_gradient, chunks_, hidden);
+        const i64 all_rows = group.has_weight_gradients() ? rows_ : 0;
+        const PooledArray<Value> all_channels(all_rows * channels), all_a(all_rows * heads), all_b(all_rows * heads);
         chunks_.run([&](const Chunk& chunk) {
-            const PooledArray<Value> of_channels(chunk.rows * channels), of_a(chunk.rows * heads),
-                of_b(chunk.rows * heads);
+            const ChunkRows<Value> of_channels(all_channels.data(), chunk.row * channels, chunk.rows * channels),
+                of_a(all_a.data(), chunk.row * heads, chunk.rows * heads),
+                of_b(all_b.data(), chunk.row * heads, chunk.rows * heads);
             for (const Recurrent::Part* part : {&of_inputs.q, &of_inputs.k, &of_inputs.v})
                 convolution_.input_gradient(part->values.data(), chunk.row, chunk.rows, part->first, part->width,
                                             of_channels.data());
@@ -245,14 +255,19 @@ class Net {
                                                          of_b.data()};
             const auto of_u = group.inner_gradient(chunk, saved_.inner, gradients);
             group.multiply_inputs(chunk, of_u, saved_.normed, chunk.row);
-            if (x_gradient == nullptr) return;
+            if (x_gradient == nullptr && block_.norm_gradient == nullptr) return;
             const i64 at = chunk.row * hidden;
             const PooledArray<float> normed(chunk.rows * hidden);
             group.x_gradient(chunk, of_u, gradients, normed.data());
             norm_rows_backward(normed.data(), x + at, block_.norm, saved_.inverse_rms + chunk.row, y_gradient + at,
-                               chunk.rows, hidden, x_gradient + at);
+                               chunk.rows, hidden, x_gradient == nullptr ? nullptr : x_gradient + at,
+                               of_norm.of(chunk));
         });
         group.end_backward();
+        of_norm.end();
+        const std::vector<const Value*> of_outputs = {all_channels.data(), of_z, all_a.data(), all_b.data()};
+        group.write_weight_gradients(saved_.normed, of_outputs);
+        group.write_bias_gradients(of_outputs);
     }
 
     // Gradients of the outputs a and b of the projections.

@@ -10,7 +10,7 @@
 namespace plx {
 namespace {
 
-// Tensors saved for the backward pass; `normed` is null if neither gate nor up has an update.
+// Tensors saved for the backward pass; `normed` is null if neither gate nor up needs its input.
 template <class Value>
 struct Saved {
     float* inverse_rms;
@@ -19,7 +19,7 @@ struct Saved {
     Saved(const FeedForwardBlock& block, Arrays& arrays) {
         const i64 rows = block.positions, rank = block.gate->rank + block.up->rank;
         inverse_rms = arrays.take<float>(rows);
-        normed = rank == 0 ? nullptr : arrays.take<Value>(rows * block.hidden);
+        normed = save_input({block.gate, block.up}) ? arrays.take<Value>(rows * block.hidden) : nullptr;
         gate = arrays.take<Value>(rows * block.gate->out);
         up = arrays.take<Value>(rows * block.up->out);
         inner = arrays.take<Value>(rows * rank);
@@ -41,7 +41,7 @@ void forward(const FeedForwardBlock& block, const float* x, float* y, void* memo
     const LinearGroup<Value> columns({block.gate, block.up}, chunks, rows), down({block.down}, chunks, rows);
     chunks.run([&](const Chunk& chunk) {
         const i64 at = chunk.row * hidden, size = chunk.rows * width;
-        const GroupInput<Value> normed(saved.normed, at, chunk.rows * hidden);
+        const ChunkRows<Value> normed(saved.normed, at, chunk.rows * hidden);
         norm_rows(x + at, block.norm, block.epsilon, chunk.rows, hidden, saved.inverse_rms + chunk.row, normed.data());
         const PooledArray<float> gate(size), up(size);
         columns.forward(chunk, normed.data(), saved.inner, {gate.data(), up.data()});
@@ -65,12 +65,19 @@ void backward(const FeedForwardBlock& block, const float* x, void* memory, const
     LinearGroup<Value> columns({block.gate, block.up}, chunks, rows), down({block.down}, chunks, rows);
     columns.begin_backward();
     down.begin_backward();
+    const NormWeightGradient of_norm(block.norm_gradient, chunks, hidden);
+    const i64 column_values = columns.has_weight_gradients() ? rows * width : 0;
+    const bool trains_down = down.has_weight_gradients();
+    const PooledArray<Value> all_gates(column_values), all_ups(column_values),
+        all_products(trains_down ? rows * width : 0);
+    const Converted<Value> all_y(y_gradient, trains_down ? rows * hidden : 0);
     chunks.run([&](const Chunk& chunk) {
-        const i64 at = chunk.row * hidden, size = chunk.rows * width;
-        const Value *const own_gate = saved.gate + chunk.row * width, *const own_up = saved.up + chunk.row * width;
-        const PooledArray<Value> product(size), gate(size), up(size);
+        const i64 at = chunk.row * hidden, first = chunk.row * width, size = chunk.rows * width;
+        const Value *const own_gate = saved.gate + first, *const own_up = saved.up + first;
+        const ChunkRows<Value> gate(all_gates.data(), first, size), up(all_ups.data(), first, size);
         {
-            const Converted<Value> gradient(y_gradient + at, chunk.rows * hidden);
+            const ChunkRows<Value> product(all_products.data(), first, size),
+                gradient(all_y.data(), at, chunk.rows * hidden);
             convert(y_gradient + at, gradient.data(), chunk.rows * hidden);
             const auto of_u = down.inner_gradient(chunk, saved.down_inner, {gradient.data()});
             const PooledArray<float> incoming(size);
@@ -87,14 +94,20 @@ void backward(const FeedForwardBlock& block, const float* x, void* memory, const
         const std::vector<const Value*> gradients = {gate.data(), up.data()};
         const auto of_u = columns.inner_gradient(chunk, saved.inner, gradients);
         columns.multiply_inputs(chunk, of_u, saved.normed, chunk.row);
-        if (x_gradient == nullptr) return;
+        if (x_gradient == nullptr && block.norm_gradient == nullptr) return;
         const PooledArray<float> normed(chunk.rows * hidden);
         columns.x_gradient(chunk, of_u, gradients, normed.data());
         norm_rows_backward(normed.data(), x + at, block.norm, saved.inverse_rms + chunk.row, y_gradient + at,
-                           chunk.rows, hidden, x_gradient + at);
+                           chunk.rows, hidden, x_gradient == nullptr ? nullptr : x_gradient + at, of_norm.of(chunk));
     });
     columns.end_backward();
     down.end_backward();
+    of_norm.end();
+    const std::vector<const Value*> of_columns = {all_gates.data(), all_ups.data()};
+    columns.write_weight_gradients(saved.normed, of_columns);
+    columns.write_bias_gradients(of_columns);
+    down.write_weight_gradients(all_products.data(), {all_y.data()});
+    down.template write_bias_gradients<float>({y_gradient});
 }
 
 // Calls run with the activation and a value of the dtype: Silu{} or Gelu{}, bf16{} or 0.0f.

@@ -21,6 +21,15 @@ static inline void scale_row(const float* row, const float* weight, float scale,
     });
 }
 
+// Adds the gradient of the weight to `sums`.
+static inline void add_norm_weight_gradient(const float* gradient, const float* x, float inverse, i64 size,
+                                            float* sums) {
+    for_each_vector(size, [&](i64 start, i64 count) {
+        const f32x16 products = load_part(gradient + start, count) * load_part(x + start, count);
+        store_part(sums + start, load_part(sums + start, count) + products * inverse, count);
+    });
+}
+
 // `residual` is another gradient of x, which is added to the result; it may be null.
 static inline void norm_row_gradient(const float* gradient, const float* x, const float* weight, float inverse,
                                      const float* residual, i64 size, float* out) {

@@ -10,6 +10,7 @@
 namespace plx {
 
 struct Chunk {
+    i64 number;
     i64 lane;
     bool is_first;  // whether it is the first chunk of its lane
     i64 row;        // first row
@@ -27,6 +28,7 @@ class Chunks {
         count_ = (rows + size_ - 1) / size_;
         lanes_ = std::min(threads, count_);
     }
+    i64 count() const { return count_; }
     i64 lanes() const { return lanes_; }
 
     template <class Body>
@@ -36,7 +38,7 @@ class Chunks {
                 const i64 first = lane * count_ / lanes_, last = (lane + 1) * count_ / lanes_;
                 for (i64 number = first; number < last; ++number) {
                     const i64 row = number * size_;
-                    body(Chunk{lane, number == first, row, std::min(size_, rows_ - row)});
+                    body(Chunk{number, lane, number == first, row, std::min(size_, rows_ - row)});
                 }
             }
         });

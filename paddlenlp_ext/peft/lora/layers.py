@@ -13,6 +13,7 @@ Shapes: r rank, in/out features of the adapted linear, V vocabulary, D hidden.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TypeVar
 
 import numpy as np
@@ -109,10 +110,12 @@ class LoRALinear(LinearAdapter):
         """
         if not self.enabled:
             return self.base.as_adapted_linear()
-        base = self.fusable_base()
-        if type(self) is not LoRALinear or base is None or self.lora_bias() is not None or self.shard_group is not None:
+        has_dropout = self.dropout and self.training
+        if type(self) is not LoRALinear or has_dropout or self.lora_bias() is not None or self.shard_group is not None:
             return None
-        return AdaptedLinear(base, self.lora_A.weight, self.lora_B.weight, self.scaling)
+        base = self.base.as_adapted_linear()
+        factors = {"a": self.lora_A.weight, "b": self.lora_B.weight, "scaling": self.scaling}
+        return None if base is None else dataclasses.replace(base, **factors)
 
     def lora_update(self, x: paddle.Tensor) -> paddle.Tensor:
         """Return s dropout(x) A^T B^T for x [..., in]."""

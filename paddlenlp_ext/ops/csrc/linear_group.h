@@ -1,9 +1,10 @@
-// Linear layers of a training block that read the same x [rows, in], with frozen weights and LoRA updates.
+// Linear layers of a training block that read the same x [rows, in], with LoRA updates.
 //
 //     u = [A_1; A_2; ...] x^T            one product for all layers: x is read once
 //     y_i = residual + bias + scaling B_i u_i, then += x W_i^T
 //
-// Value is the type of the inputs of all products. Quantized weights are dequantized once per call.
+// Value is the type of the inputs of all products. Quantized weights are dequantized once per call. The gradients of W
+// are products over all rows: in sums over chunks, each chunk would read and write the gradient.
 #pragma once
 
 #include <algorithm>
@@ -16,10 +17,17 @@
 #include "pooled_array.h"
 #include "quantized_weight.h"
 #include "row_chunks.h"
+#include "row_sums.h"
 
 namespace plx {
 
 using BlockLinears = std::vector<const BlockLinear*>;
+
+// Returns whether the backward pass reads the input of the layers.
+static inline bool save_input(const BlockLinears& layers) {
+    return std::any_of(layers.begin(), layers.end(),
+                       [](const BlockLinear* layer) { return layer->rank > 0 || layer->is_trained; });
+}
 
 static inline void convert(const float* from, float* to, i64 count) {
     if (from != to) std::copy_n(from, count, to);
@@ -69,6 +77,35 @@ class LinearGroup {
             gemm(false, true, chunk.rows, layer.out, in_, 1.0f, x, in_, weights_[i], in_, has_start ? 1.0f : 0.0f, y[i],
                  layer.out);
             first += layer.rank, terms += layer.rank * layer.out;
+        }
+    }
+
+    // Returns whether the functions below read the gradients of the outputs of all rows.
+    bool has_weight_gradients() const {
+        return std::any_of(layers_.begin(), layers_.end(), [](const BlockLinear* layer) {
+            return layer->weight_gradient != nullptr || layer->bias_gradient != nullptr;
+        });
+    }
+
+    // Writes the gradients of W, on all threads, from x [all rows, in] and the gradients y of the outputs [all rows,
+    // out]. x and y are not read without trained weights.
+    void write_weight_gradients(const Value* x, const std::vector<const Value*>& y) const {
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const i64 out = layers_[i]->out;
+            float* const to = layers_[i]->weight_gradient;
+            if (to != nullptr) gemm(true, false, out, in_, rows_, 1.0f, y[i], out, x, in_, 0.0f, to, in_);
+        }
+    }
+
+    // Writes the gradients of the biases, on all threads. y holds the gradients of the outputs, if possible as floats:
+    // most of the error of a sum of rounded values is the error of the values.
+    template <class Gradient>
+    void write_bias_gradients(const std::vector<const Gradient*>& y) const {
+        for (size_t i = 0; i < layers_.size(); ++i) {
+            const i64 out = layers_[i]->out;
+            const Gradient* const own = y[i];
+            auto value = [=](i64 row, i64 start, i64 count) { return load_part(own + row * out + start, count); };
+            if (layers_[i]->bias_gradient != nullptr) sum_rows(rows_, out, layers_[i]->bias_gradient, value);
         }
     }
 
