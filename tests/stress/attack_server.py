@@ -237,10 +237,11 @@ class Latencies:
 
 
 def run(target: Target, pid: int, names: list[str], num_requests: int, num_rounds: int) -> Latencies:
-    """Alternate idle and attacked rounds, and print the server's resources after each round."""
+    """Alternate idle and attacked rounds; print the server's resources before the first and after each round."""
     if "wide" in names:
         _wide_bodies(target.model, target.num_entries)  # inherited by the attackers
     found, expected = Latencies([], [], []), ask(target)[1]
+    print("before: {:.0f} MiB, {} descriptors".format(*resources(pid)))
     for number in range(num_rounds):
         for _ in range(num_requests // num_rounds):
             found.idle.append(ask(target)[0])
