@@ -41,6 +41,7 @@ CASES = {
     "LFM2": "lfm2_convolutions",
     "Granite 4 H": "granite_4_mamba2",
     "Granite 4 without Mamba": "granite_4_without_rope",
+    "Falcon H1": "falcon_h1_two_mixers",
     "Nemotron H": "nemotron_h_single_blocks",
     "Gemma 4": "gemma4_keys_as_values",
     "Gemma 4 E": "gemma4_e_shared_keys",

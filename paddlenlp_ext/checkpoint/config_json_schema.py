@@ -91,7 +91,7 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "kv_channels global_head_dim num_global_key_value_heads top_k_experts hidden_size_per_layer_input "
         "linear_num_key_heads linear_num_value_heads linear_key_head_dim linear_value_head_dim "
         "mamba_n_heads mamba_n_groups mamba_d_state mamba_expand "
-        "mamba_num_heads mamba_head_dim n_groups ssm_state_size rotary_dim",
+        "mamba_num_heads mamba_head_dim n_groups ssm_state_size rotary_dim mamba_d_ssm",
     ),
     (either(_COUNT, list_of(_COUNT)).or_null(), "num_experts moe_topk num_shared_expert"),
     (whole(0, 2**31).or_null(), "max_position_embeddings sliding_window seq_length"),
@@ -125,9 +125,12 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
     (
         _POSITIVE,
         "attention_multiplier embedding_multiplier residual_multiplier logits_scaling logit_scale "
-        "query_pre_attn_scalar scale_emb routed_scaling_factor swiglu_alpha swiglu_limit route_scale",
+        "query_pre_attn_scalar scale_emb routed_scaling_factor swiglu_alpha swiglu_limit route_scale "
+        "lm_head_multiplier key_multiplier attention_in_multiplier attention_out_multiplier ssm_in_multiplier "
+        "ssm_out_multiplier",
     ),
     (_POSITIVE.or_null(), "scale_depth dim_model_base"),
+    (list_of(_POSITIVE).or_null(), "mlp_multipliers ssm_multipliers"),
     (number().or_null(), "attn_logit_softcapping final_logit_softcapping"),
     (
         number(minimum=0, maximum=1e3).or_null(),
@@ -141,7 +144,8 @@ KEYS: Mapping[str, Kind] = kinds_by_key(
         "use_qk_norm rope_interleave mup_enabled has_rope conv_bias use_expert_bias block_auto_adjust_ff_dim "
         "tie_embedding route_norm "
         "norm_topk_prob output_router_logits no_bias use_logn_attn use_dynamic_ntk attention_k_eq_v enable_moe_block "
-        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval use_conv_bias",
+        "use_double_wide_mlp mamba_conv_bias mamba_proj_bias linear_allow_neg_eigval use_conv_bias projectors_bias "
+        "mamba_rms_norm mamba_norm_before_gate",
     ),
     (either(FLAG, TEXT).or_null(), "use_bidirectional_attention"),
     (

@@ -18,7 +18,7 @@ from paddlenlp_ext.models.layer_shape import LayerEmbeddingShape, LayerShape, at
 from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
-from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
+from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer, ScaledFeedForward
 from paddlenlp_ext.nn.gated_attention import GATED_ATTENTION
 from paddlenlp_ext.nn.latent_attention import LatentAttention, LatentShape
 from paddlenlp_ext.nn.load_balancing_loss import LoadBalance
@@ -28,7 +28,7 @@ from paddlenlp_ext.nn.rms_norm import RMSNorm
 from paddlenlp_ext.nn.rope import ALIBI, RopeSettings, rope_by_layer
 from paddlenlp_ext.nn.shared_key_attention import SharedKeyAttention
 from paddlenlp_ext.nn.short_convolution import ShortConvolution
-from paddlenlp_ext.nn.token_mixer import MixerShape, TokenMixer
+from paddlenlp_ext.nn.token_mixer import MixerShape, SideMixer, TokenMixer
 from paddlenlp_ext.nn.ungated_feed_forward import UNGATED, UngatedFeedForward
 from paddlenlp_ext.sharding_spec import TensorPlan
 
@@ -49,6 +49,7 @@ class DecoderConfig:
         interleaved_rope: whether RoPE rotates pairs of neighbouring channels (2i, 2i + 1), instead of pairs
             (i, i + R / 2) of R channels.
         mixers: token mixer of each layer, with None for layers with attention; None: all layers have attention.
+        side_mixer: token mixer beside attention in every layer; None: one token mixer per layer.
         latent: sizes of latent attention; None: grouped-query attention. With latent attention, `head_dim` is the size
             of queries and keys.
         attention_scale: factor of the attention scores; None: 1 / sqrt(head_dim).
@@ -59,6 +60,7 @@ class DecoderConfig:
         norms_values: whether values are normalized (nn/normed_value_attention.py).
         query_scale: factor of the queries, which depends on the position; None: no factor.
         gated: whether the feed-forward has a gate; False: nn/ungated_feed_forward.py.
+        feed_forward_scales: factors of the gate and of the output of the feed-forward; None: no factors.
         activation: activation of the feed-forward gate, "silu" or "gelu_tanh"; without a gate, "relu2" or "xielu".
         experts: experts of each layer, with None for dense layers; None: all layers are dense.
         router_loss: coefficient of the routers' auxiliary loss (nn/load_balancing_loss.py); 0: no loss.
@@ -103,6 +105,7 @@ class DecoderConfig:
     qk_norm: QKNorm | None = None
     latent: LatentShape | None = None
     mixers: tuple[MixerShape | None, ...] | None = None
+    side_mixer: SideMixer | None = None
     shapes: tuple[LayerShape, ...] | None = None
     layer_embeddings: LayerEmbeddingShape | None = None
     windows: tuple[int | None, ...]
@@ -115,6 +118,7 @@ class DecoderConfig:
     norms_values: bool = False
     query_scale: QueryScale | None = None
     gated: bool = True
+    feed_forward_scales: tuple[float, float] | None = None
     activation: str = "silu"
     experts: tuple[ExpertShape | None, ...] | None = None
     router_loss: float = 0.0
@@ -287,17 +291,18 @@ class DecoderConfig:
 
     @property
     def other_mixers(self) -> list[MixerShape]:
-        """Token mixers of the layers without attention."""
-        return [mixer for mixer in self.mixers or () if mixer is not None]
+        """Token mixers other than attention, of all layers."""
+        side = [] if self.side_mixer is None else [self.side_mixer.shape] * self.num_hidden_layers
+        return [mixer for mixer in self.mixers or () if mixer is not None] + side
 
     @property
     def attention_share(self) -> float:
-        """Fraction of the layers whose token mixer is attention."""
-        return 1.0 - len(self.other_mixers) / self.num_hidden_layers
+        """Fraction of the layers with attention."""
+        return 1.0 - sum(mixer is not None for mixer in self.mixers or ()) / self.num_hidden_layers
 
     @property
     def mixer_weights(self) -> float:
-        """Number of weights in the linear layers of a token mixer, averaged over the layers."""
+        """Number of weights in the linear layers of the token mixers of a layer, averaged over the layers."""
         others = sum(mixer.num_weights for mixer in self.other_mixers)
         return self.attention_share * attention_weights(self) + others / self.num_hidden_layers
 
@@ -323,9 +328,13 @@ class DecoderConfig:
         shape = self.expert_shape(layer_index)
         if shape is not None and shape.shared_name is not None:
             return MixtureOfExperts(self.hidden_size, shape)
-        feed_forward = FeedForward if self.gated else UngatedFeedForward
         inner = self.layer_shapes[layer_index].intermediate_size
-        return feed_forward(self.hidden_size, inner, self.mlp_bias, self.activation) if inner else None
+        if not inner:
+            return None
+        sizes = self.hidden_size, inner, self.mlp_bias, self.activation
+        if self.feed_forward_scales is not None:
+            return ScaledFeedForward(*sizes, scales=self.feed_forward_scales)
+        return FeedForward(*sizes) if self.gated else UngatedFeedForward(*sizes)
 
     def expert_shape(self, layer_index: int) -> ExpertShape | None:
         """Return the sizes of the experts of one layer; None for a dense layer."""

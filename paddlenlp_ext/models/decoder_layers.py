@@ -13,6 +13,7 @@ token mixer.
 | scaled sandwich with a layer embedding e | the same, after x = x + norm(projection(gelu(gate(x)) * e)) | Gemma 4 E |
 | expert sandwich | the same with norm(mlp(norm(x))) + norm(experts(x)) in place of mlp(norm(x)) | Gemma 4 26B-A4B |
 | parallel | n = norm(x); x = x + attention(n) + mlp(n) | Cohere 2 |
+| two mixers | n = norm(x); x = x + attention(n) + mixer(n); x = x + mlp(norm(x)), with factors | Falcon H1 |
 | single block | x = x + attention(norm(x)), or x = x + mlp(norm(x)) | Nemotron H |
 
 Shapes: B batch, S sequence, D hidden.
@@ -85,6 +86,11 @@ class DecoderLayer(nn.Layer):
         """Token mixer of the layer, or the adapter around the token mixer; None without a token mixer."""
         return None if self.mixer_name is None else getattr(self, self.mixer_name)
 
+    @property
+    def mixers(self) -> list[Any]:
+        """Token mixers of the layer, or the adapters around them."""
+        return [] if self.mixer_name is None else [self.mixer]
+
     def norms_by_role(self) -> dict[str, Any]:
         """Return the norms, or the adapters that replaced them, by role."""
         return {role: getattr(self, name) for role, name in self.norm_names.items()}
@@ -98,7 +104,10 @@ class DecoderLayer(nn.Layer):
         return x_BSD if self.residual_multiplier == 1.0 else x_BSD * self.residual_multiplier
 
     def _attend(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
-        return self.scaled(call_with_tensors(partial(recompute_region, "full_attn"), self.mixer, x_BSD, inputs))
+        return self.scaled(self._mix(self.mixer, x_BSD, inputs))
+
+    def _mix(self, mixer: Any, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        return call_with_tensors(partial(recompute_region, "full_attn"), mixer, x_BSD, inputs)
 
     def _feed_forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Return the scaled output of the feed-forward; 0 at the positions that the layer skips."""
@@ -182,6 +191,36 @@ class ExpertPreNormLayer(PreNormLayer):
     @property
     def mixture(self) -> MixtureOfExperts | None:
         return getattr(self, "moe", None)
+
+
+class TwoMixerLayer(PreNormLayer):
+    """Pre-norm layer with another token mixer beside attention; both read one norm (Falcon H1, arXiv:2507.22448)."""
+
+    def __init__(self, config: DecoderConfig, layer_index: int) -> None:
+        super().__init__(config, layer_index)
+        assert config.side_mixer is not None, "the layer must have a side mixer"
+        self.side, side_mixer = config.side_mixer, config.side_mixer.shape.build(layer_index)
+        assert side_mixer is not None, "the side mixer must mix positions"
+        self.side_name = side_mixer.attribute
+        self.add_sublayer(self.side_name, side_mixer)
+
+    @property
+    def mixers(self) -> list[Any]:
+        return [self.mixer, getattr(self, self.side_name)]
+
+    @property
+    def scales_inputs(self) -> bool:
+        """True if the mixers read scaled copies of the output of the norm."""
+        return (self.side.scales[0], self.side.attention_scales[0]) != (1.0, 1.0)
+
+    def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
+        before_attention, before_mlp = self.norms_by_role().values()
+        normed_BSD, mixed = before_attention(x_BSD), []
+        for mixer, scales in zip(self.mixers, (self.side.attention_scales, self.side.scales), strict=True):
+            input_BSD = normed_BSD if scales[0] == 1.0 else normed_BSD * scales[0]
+            mixed.append(self._mix(mixer, input_BSD, inputs) * scales[1])
+        total_BSD, normed_BSD = before_mlp.forward_add(x_BSD, mixed[0] + mixed[1])
+        return total_BSD + self._feed_forward(normed_BSD, inputs)
 
 
 class PostNormLayer(DecoderLayer):
@@ -303,4 +342,5 @@ DECODER_LAYERS: dict[str, type[DecoderLayer]] = {
     "expert_sandwich": ExpertSandwichLayer,
     "parallel": ParallelLayer,
     "single_block": SingleBlockLayer,
+    "two_mixers": TwoMixerLayer,
 }

@@ -7,6 +7,7 @@
 | `mamba_n_groups` | 1 | groups of heads that share B and C |
 | `mamba_d_state`, `mamba_d_conv` | 256, 4 | state dimension, taps of the convolution |
 | `mamba_expand` | 2 | channels divided by the hidden size |
+| `mamba_d_ssm` | none | channels; null: `mamba_expand` times the hidden size |
 | `time_step_limit` | none | smallest and largest step size |
 """
 
@@ -68,19 +69,25 @@ def mamba_mixers(config: ConfigReader) -> tuple[Mamba2Shape | None, ...] | None:
     return tuple(shape if kind == _MAMBA else None for kind in types)
 
 
-def mamba_shape(config: ConfigReader) -> Mamba2Shape:
+def mamba_shape(config: ConfigReader, **options: Any) -> Mamba2Shape:
     """Return the sizes of the Mamba-2 layers.
+
+    Args:
+        config: config of the model.
+        options: further attributes of the shape.
 
     Raises:
         ValueError: the counts of heads, groups and channels do not match, or `time_step_limit` is not an interval.
     """
     heads, groups = config.size("mamba_n_heads"), config.size("mamba_n_groups")
-    inner, head_dim = config.size("mamba_expand") * config.size("hidden_size"), config.value("mamba_d_head")
+    inner = config.size("mamba_d_ssm", config.size("mamba_expand") * config.size("hidden_size"))
+    head_dim = config.value("mamba_d_head")
     head_dim = inner // heads if head_dim in (None, "auto") else config.size("mamba_d_head")
     if heads * head_dim != inner or heads % groups:
+        key = "mamba_expand * hidden_size" if config.value("mamba_d_ssm") is None else "mamba_d_ssm"
         raise ValueError(
-            f"config.json: mamba_n_heads {heads} heads with {head_dim} channels must have mamba_expand * hidden_size = "
-            f"{inner} channels, and mamba_n_groups {groups} must divide the number of heads"
+            f"config.json: mamba_n_heads {heads} heads with {head_dim} channels must have {key} = {inner} channels, "
+            f"and mamba_n_groups {groups} must divide the number of heads"
         )
     limits = config.value("time_step_limit") or (0.0, math.inf)
     numbers = [float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits]
@@ -97,4 +104,5 @@ def mamba_shape(config: ConfigReader) -> Mamba2Shape:
         bias=bool(config.value("mamba_proj_bias")),
         step_limits=(numbers[0], numbers[1]),
         norm_epsilon=float(config.value("rms_norm_eps")),
+        **options,
     )

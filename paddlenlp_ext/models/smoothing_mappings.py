@@ -41,7 +41,7 @@ _MLP = "mlp"
 def smoothing_mappings(layer: DecoderLayer) -> list[SmoothingMapping]:
     """Return the smoothing mappings of a decoder layer."""
     mixer, name, mlp = layer.mixer, layer.mixer_name, layer.mlp
-    readers = () if mixer is None else tuple(f"{name}.{reader}" for reader in mixer.input_names)
+    readers = tuple(f"{each.attribute}.{reader}" for each in layer.mixers for reader in each.input_names)
     has_experts = mlp is None or isinstance(mlp, MixtureOfExperts) or isinstance(layer, ExpertPreNormLayer)
     inner = () if has_experts else tuple(f"{_MLP}.{reader}" for reader in mlp.input_names)
     mappings = []

@@ -56,3 +56,22 @@ class FeedForward(FeedForwardLayer):
 
     def _gate_and_up(self, x: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
         return self.gate_proj(x), self.up_proj(x)
+
+
+class ScaledFeedForward(FeedForward):
+    """Gated feed-forward block with two factors: `s * down(activation(g * gate(x)) * up(x))`, as in Falcon H1.
+
+    Args:
+        hidden_size, intermediate_size, bias, activation: see `FeedForward`.
+        scales: factors g of the gate and s of the output.
+    """
+
+    def __init__(
+        self, hidden_size: int, intermediate_size: int, bias: bool, activation: str, scales: tuple[float, float]
+    ) -> None:
+        super().__init__(hidden_size, intermediate_size, bias, activation)
+        self.scales = scales
+
+    def from_projections(self, projected: Sequence[paddle.Tensor]) -> paddle.Tensor:
+        gate, up = projected
+        return super().from_projections((gate * self.scales[0], up)) * self.scales[1]

@@ -1,10 +1,12 @@
-"""Mamba-2: the token mixer of most layers of Granite 4 H (Dao and Gu 2024, arXiv:2405.21060).
+"""Mamba-2: a token mixer of Granite 4 H, Nemotron H and Falcon H1 (Dao and Gu 2024, arXiv:2405.21060).
 
-    z, xbc, dt = in_proj(u)
+    z, xbc, dt = in_proj(u)                             times a factor per section in Falcon H1
     x, B, C = silu(convolution(xbc))                    causal, depthwise, over the last L positions of the document
     d = softplus(dt + dt_bias)                          step size, clipped to the limits of the model
     y = state_space_duality(C, B, d x, -exp(A_log) d) + D x
     out = out_proj(norm(y * silu(z)))                   RMS norm of each group
+
+In Falcon H1, the norm comes before the gate, `norm(y) * silu(z)`, or is absent.
 
 The step sizes, the recurrence and the norm are computed in float32 in models of any dtype.
 
@@ -53,6 +55,8 @@ class Mamba2Shape(MixerShape):
         bias: whether the linear layers have biases.
         step_limits: smallest and largest step size.
         norm_epsilon: epsilon of the norm.
+        norm: "gate_first", "norm_first", or None without a norm.
+        section_scales: factors of z, x, B, C and dt; None: no factors.
     """
 
     kind = "Mamba-2"
@@ -68,6 +72,8 @@ class Mamba2Shape(MixerShape):
     bias: bool = False
     step_limits: tuple[float, float] = (0.0, math.inf)
     norm_epsilon: float = 1e-6
+    norm: str | None = "gate_first"
+    section_scales: tuple[float, ...] | None = None
 
     def build(self, layer_index: int) -> Mamba2:
         return Mamba2(self, layer_index)
@@ -96,13 +102,13 @@ class Mamba2Shape(MixerShape):
         return self.inner_size
 
     def saved_size(self, in_cpp: bool) -> float:
-        """Count the channels at three points, B and C per group, and seven tensors [T, F].
+        """Count the channels at three points, B and C per group, and seven tensors [T, F], or five without a norm.
 
         The three points are the inputs of the convolution, of its activation and of the split. The tensors are x, d x,
         y, z before and after its activation, and the input of the norm before and after the normalization. The
         reference also saves B and C per head, and states of chunks.
         """
-        saved = 3 * self.num_channels + 2 * self.group_size + 7 * self.inner_size
+        saved = 3 * self.num_channels + 2 * self.group_size + (7 if self.norm else 5) * self.inner_size
         if in_cpp:
             return saved
         states = self.num_heads * self.state_dim * self.head_dim / CHUNK  # one state per chunk
@@ -161,7 +167,7 @@ class Mamba2(RecurrentMixer):
         ones = nn.initializer.Constant(1.0)
         self.D = self.create_parameter([heads], dtype="float32", default_initializer=ones)
         self.dt_bias = self.create_parameter([heads], dtype="float32", default_initializer=ones)
-        self.norm = GroupedRMSNorm(inner, shape.norm_epsilon, shape.num_groups)
+        self.norm = GroupedRMSNorm(inner, shape.norm_epsilon, shape.num_groups) if shape.norm else None
         self.out_proj = Linear(inner, shape.hidden_size, shape.bias)
 
     def keep_heads(self, index: int, num_parts: int) -> None:
@@ -181,16 +187,28 @@ class Mamba2(RecurrentMixer):
         """Return z, x, B, C and dt of the heads on this rank."""
         return select(self.in_proj(x_BSD), self.outputs, axis=2)
 
+    def _sections(self, projected: paddle.Tensor) -> Sequence[paddle.Tensor]:
+        """Split the output of `_project` into z, the input of the convolution, and dt, and scale the sections."""
+        shape = self.shape
+        if shape.section_scales is None:
+            return paddle.split(projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1)
+        sizes = [shape.inner_size, shape.inner_size, shape.group_size, shape.group_size, shape.num_heads]
+        parts = zip(paddle.split(projected, sizes, axis=-1), shape.section_scales, strict=True)
+        z_BSF, *xbc, dt_BSN = (part * scale for part, scale in parts)
+        return z_BSF, paddle.concat(xbc, axis=-1), dt_BSN
+
     def forward(self, x_BSD: paddle.Tensor, inputs: AttentionInputs) -> paddle.Tensor:
         """Mix the positions of each document; map [B, S, D] to [B, S, D]."""
-        shape = self.shape
-        projected = recompute_region("attention_column_ln", self._project, x_BSD)
-        z_BSF, xbc_BSC, dt_BSN = paddle.split(
-            projected, [shape.inner_size, shape.num_channels, shape.num_heads], axis=-1
-        )
+        z_BSF, xbc_BSC, dt_BSN = self._sections(recompute_region("attention_column_ln", self._project, x_BSD))
         y_TNE = self.mix((xbc_BSC, dt_BSN), inputs)
-        gated_BSF = y_TNE.reshape(axis_sizes(z_BSF)) * F.silu(z_BSF.astype("float32"))
-        return recompute_region("attention_row_ln", self.out_proj, self.norm(gated_BSF).astype(x_BSD.dtype))
+        y_BSF, gate_BSF = y_TNE.reshape(axis_sizes(z_BSF)), F.silu(z_BSF.astype("float32"))
+        if self.norm is None:
+            gated_BSF = y_BSF * gate_BSF
+        elif self.shape.norm == "norm_first":
+            gated_BSF = self.norm(y_BSF) * gate_BSF
+        else:
+            gated_BSF = self.norm(y_BSF * gate_BSF)
+        return recompute_region("attention_row_ln", self.out_proj, gated_BSF.astype(x_BSD.dtype))
 
     @property
     def matrix_shape(self) -> tuple[int, int, int]:

@@ -93,6 +93,21 @@ class MixerShape(ABC):
         return {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class SideMixer:
+    """Token mixer beside attention in every layer, as in Falcon H1; both read the same norm.
+
+    Attributes:
+        shape: sizes of the mixer.
+        scales: factors of the input and of the output of the mixer.
+        attention_scales: factors of the input and of the output of attention.
+    """
+
+    shape: MixerShape
+    scales: tuple[float, float] = (1.0, 1.0)
+    attention_scales: tuple[float, float] = (1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class NoMixer(MixerShape):
     """Sizes of a layer without a token mixer."""

@@ -73,8 +73,7 @@ def _run(
 def cache_shapes(model: TrainableModel) -> CacheShapes:
     """Return (heads, channels) of each tensor in the key-value cache of a model."""
     shapes = []
-    for layer in model.model.layers:
-        attention = layer.mixer
+    for attention in _mixers(model):
         if not isinstance(attention, AttentionLayer) or isinstance(attention, SharedKeyAttention):
             continue
         empty = paddle.zeros([1, *attention.prefix_shape])
@@ -85,9 +84,12 @@ def cache_shapes(model: TrainableModel) -> CacheShapes:
 def state_shapes(model: Any) -> GraphStates:
     """Return the shapes and dtypes of the states of a model."""
     dtype = activation_dtype(model.dtype_name)
-    mixers = [layer.mixer for layer in model.model.layers if layer.mixer is not None]
-    states = [part for mixer in mixers for part in mixer.state_shapes(dtype)]
+    states = [part for mixer in _mixers(model) for part in mixer.state_shapes(dtype)]
     return tuple((tuple(shape), _name(dtype)) for shape, dtype in states)
+
+
+def _mixers(model: Any) -> list[Any]:
+    return [mixer for layer in model.model.layers for mixer in layer.mixers]
 
 
 def cache_dtype(model: Any) -> str:

@@ -14,7 +14,15 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.peft.config import PeftConfig
 from paddlenlp_ext.peft.registry import PEFT_METHODS
 from paddlenlp_ext.trainer.optimizers.build_optimizer import build_optimizer
-from tests.common.models import ODD_SIZES, TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
+from tests.common.models import (
+    ODD_SIZES,
+    TINY_DELTA,
+    TINY_LATENT,
+    TINY_MAMBA,
+    TINY_SINGLE_BLOCKS,
+    TINY_SPLIT_DELTA,
+    TINY_TWO_MIXERS,
+)
 
 _SIZES = {
     **ODD_SIZES,
@@ -107,6 +115,7 @@ MORE_FAMILIES: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
     "mamba2": {**_SIZES, **TINY_MAMBA, "mamba_n_heads": 6, "tie_word_embeddings": True},
+    "two_mixers": {**_SIZES, **TINY_TWO_MIXERS, "mamba_n_heads": 6, "mamba_d_ssm": 36, "tie_word_embeddings": True},
     "single_blocks": {
         **_SIZES,
         **TINY_SINGLE_BLOCKS,

@@ -77,6 +77,21 @@ TINY_MAMBA: dict[str, Any] = {
     "mamba_d_state": 6,
 }
 """Differences of a tiny model with Mamba-2 in its first layer from other tiny models."""
+TINY_TWO_MIXERS: dict[str, Any] = {
+    "model_type": "falcon_h1",
+    "mamba_d_ssm": 24,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 6,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.35, 0.6, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 0.45],
+}
+"""Differences of a tiny model with attention and Mamba-2 in each layer from other tiny models."""
 TINY_SINGLE_BLOCKS: dict[str, Any] = {
     "model_type": "nemotron_h",
     "hybrid_override_pattern": "ME*-",

@@ -63,6 +63,7 @@ def test_shipped_files_exist_for_every_family():
         "cohere2",
         "ernie",
         "exaone4",
+        "falcon_h1",
         "gemma",
         "gemma2",
         "gemma3",

@@ -19,6 +19,7 @@ from tests.common.models import (
     TINY_SINGLE_BLOCKS,
     TINY_SIZES,
     TINY_SPLIT_DELTA,
+    TINY_TWO_MIXERS,
     slow_decays,
 )
 from tests.golden.cases.model_cases import CASES, make_weight
@@ -119,6 +120,7 @@ FAMILIES = {
     "qwen3_next_fused_delta": {**TINY_DELTA, "model_type": "qwen3_next", "num_experts": 5, "num_experts_per_tok": 2},
     "olmo_hybrid_split_delta": TINY_SPLIT_DELTA,
     "granite_4_mamba2": TINY_MAMBA,
+    "falcon_h1_two_mixers": TINY_TWO_MIXERS,
     "nemotron_h_single_blocks": TINY_SINGLE_BLOCKS,
     "granite_4_mamba2_experts": {**TINY_MAMBA, "num_local_experts": 5},
     "lfm2_without_attention": {"model_type": "lfm2", "full_attn_idxs": [], "block_auto_adjust_ff_dim": False},

@@ -11,7 +11,14 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.nn.recompute import RecomputePlan
 from paddlenlp_ext.ops.linear_cross_entropy import linear_cross_entropy
 from tests.common.arrays import FLOAT32_ROUNDING
-from tests.common.models import TINY_DELTA, TINY_LATENT, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
+from tests.common.models import (
+    TINY_DELTA,
+    TINY_LATENT,
+    TINY_MAMBA,
+    TINY_SINGLE_BLOCKS,
+    TINY_SPLIT_DELTA,
+    TINY_TWO_MIXERS,
+)
 from tests.models.tiny_model import TINY, make_model, make_model_with_sinks, make_model_with_slow_decays
 
 LENGTHS = [17, 5, 30, 26, 1, 40]
@@ -93,11 +100,13 @@ def loss_sum(model: CausalLM, ids: paddle.Tensor, labels: paddle.Tensor, documen
         (make_model_with_small_scores, GEMMA_4_E),
         (make_model_with_slow_decays, TINY_DELTA),
         (make_model_with_slow_decays, {**TINY_MAMBA, "num_local_experts": 5}),
+        (make_model_with_slow_decays, TINY_TWO_MIXERS),
         (make_model_with_slow_decays, TINY_SINGLE_BLOCKS),
     ],
     ids=[
         *("full", "window", "experts", "partial", "softcap", "sinks"),
-        *("convolutions", "scaled_queries", "scaled_latents", "gemma4", "gemma4_e", "delta", "mamba2", "single_blocks"),
+        *("convolutions", "scaled_queries", "scaled_latents", "gemma4", "gemma4_e", "delta", "mamba2"),
+        *("two_mixers", "single_blocks"),
     ],
 )
 def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
@@ -131,6 +140,7 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
         TINY_DELTA,
         TINY_SPLIT_DELTA,
         TINY_MAMBA,
+        TINY_TWO_MIXERS,
         {**TINY_SINGLE_BLOCKS, "hybrid_override_pattern": "M*-M"},
     ],
     ids=[
@@ -143,6 +153,7 @@ def test_decoder_pack_matches_loss_and_gradients_of_documents(make, changes):
         "delta",
         "split_delta",
         "mamba2",
+        "two_mixers",
         "single_blocks",
     ],
 )

@@ -19,6 +19,7 @@ from tests.golden.cases.model_cases import CASES
 from tests.models.tiny_model import TINY, make_model
 
 LAYER_KINDS = {
+    "falcon_h1": {"mamba_d_ssm": None, "mamba_n_heads": 4, "mamba_d_state": 6},
     "gemma4_text": {"hidden_size_per_layer_input": 0, "layer_types": ["sliding_attention", "full_attention"]},
     "granitemoehybrid": {"layer_types": ["mamba", "attention"], "mamba_n_heads": 4, "mamba_d_state": 6},
     "lfm2": {"full_attn_idxs": [1]},
@@ -60,6 +61,9 @@ def test_unsupported_families_are_not_supported():
             {"model_type": "nemotron_h", "mamba_num_heads": 4, "n_groups": 3},
             r"3 groups of Mamba-2 \(n_groups\) must divide the 4 heads",
         ),
+        ({"model_type": "falcon_h1", "mamba_d_ssm": 30, "mamba_n_heads": 4}, "must have mamba_d_ssm = 30 channels"),
+        ({"model_type": "falcon_h1", "ssm_multipliers": [1.0] * 4}, "ssm_multipliers .* must have 5 numbers, got 4"),
+        ({"model_type": "falcon_h1", "projectors_bias": True}, "projectors_bias True in config.json is not supported"),
         ({"model_type": "nemotron_h", "mlp_bias": True}, "mlp_bias True in config.json is not supported"),
         ({"model_type": "nemotron_h", "mlp_hidden_act": "xielu"}, "mlp_hidden_act 'xielu' in config.json is not supp"),
         (

@@ -18,6 +18,7 @@ MIXERS = {
     "qwen3_5_gated_delta": "linear_attn",
     "olmo_hybrid_split_delta": "linear_attn",
     "granite_4_mamba2": "mamba",
+    "falcon_h1_two_mixers": "mamba",
     "nemotron_h_single_blocks": "mamba",
 }
 """Family of a model -> name of the mixer in its first layer."""

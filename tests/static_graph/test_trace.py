@@ -25,6 +25,7 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts, tiny_m
 DIFFERENT = (
     "cohere2_parallel",
     "deepseek_v2_experts",
+    "falcon_h1_two_mixers",
     "gemma2_softcaps",
     "gemma4_keys_as_values",
     "gemma4_e_shared_keys",
@@ -40,7 +41,13 @@ DIFFERENT = (
     "qwen3_qk_norm",
 )
 """Families with different operators; `make check-exports` runs all."""
-RECURRENT = ("lfm2_convolutions", "qwen3_5_gated_delta", "granite_4_mamba2", "nemotron_h_single_blocks")
+RECURRENT = (
+    "lfm2_convolutions",
+    "qwen3_5_gated_delta",
+    "granite_4_mamba2",
+    "falcon_h1_two_mixers",
+    "nemotron_h_single_blocks",
+)
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0] * 4,

@@ -14,7 +14,14 @@ from paddlenlp_ext.peft.methods.loftq import LoftQConfig
 from paddlenlp_ext.trainer import build_model as build_model_module
 from paddlenlp_ext.trainer.build_model import build_model, check_float16
 from paddlenlp_ext.trainer.load_data import load_data
-from tests.common.models import TINY_DELTA, TINY_LLAMA, TINY_MAMBA, TINY_SINGLE_BLOCKS, TINY_SPLIT_DELTA
+from tests.common.models import (
+    TINY_DELTA,
+    TINY_LLAMA,
+    TINY_MAMBA,
+    TINY_SINGLE_BLOCKS,
+    TINY_SPLIT_DELTA,
+    TINY_TWO_MIXERS,
+)
 from tests.common.training import make_config
 
 
@@ -42,6 +49,7 @@ def test_build_model_on_one_process_has_no_stage_and_reads_full_tensors(run_fold
         (TINY_DELTA, "float16"),
         (TINY_SPLIT_DELTA, "float16"),
         (TINY_MAMBA, "float16"),
+        (TINY_TWO_MIXERS, "float16"),
         (TINY_SINGLE_BLOCKS, "float16"),
         (TINY_DELTA, "bfloat16"),
         ({}, "float16"),

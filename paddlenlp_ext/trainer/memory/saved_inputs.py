@@ -13,7 +13,7 @@ from typing import Any
 
 from paddle import nn
 
-from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, ScaledSandwichLayer
+from paddlenlp_ext.models.decoder_layers import DecoderLayer, ParallelLayer, ScaledSandwichLayer, TwoMixerLayer
 from paddlenlp_ext.nn.experts import MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer
 from paddlenlp_ext.nn.layer_norm import LayerNorm
@@ -54,16 +54,20 @@ def has_separate_adapters(model: Any) -> bool:
 
 def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) -> SavedInputs:
     parts = list(layer.sublayers())
-    mixer = next((part for part in parts if isinstance(part, TokenMixer)), None)
+    mixers = [part for part in parts if isinstance(part, TokenMixer)]
     adapters = [part for part in parts if isinstance(part, AdapterLayer)]
-    into_attention = [] if mixer is None else _readers(mixer)
-    of_latents = [] if mixer is None else [getattr(mixer, name) for name in mixer.latent_names]
-    out_of_attention = [] if mixer is None else [mixer.output_layer]
+    into_attention = [_readers(mixer) for mixer in mixers]
+    if not (isinstance(layer, TwoMixerLayer) and layer.scales_inputs):
+        into_attention = [[reader for readers in into_attention for reader in readers]]
+    of_latents = [getattr(mixer, name) for mixer in mixers for name in mixer.latent_names]
+    out_of_attention = [mixer.output_layer for mixer in mixers]
     experts = next((part for part in parts if isinstance(part, MixtureOfExperts)), None)
     feed_forward = next((part for part in parts if isinstance(part, FeedForwardLayer)), None)
     into_feed_forward = () if feed_forward is None else _readers(feed_forward)
     out_of_feed_forward = () if feed_forward is None else (feed_forward.down_proj,)
     shares_norm = isinstance(layer, ParallelLayer)
+    if shares_norm:
+        into_attention[0] += into_feed_forward
     normed = 0.0 if shares_norm else _bytes_of_normed(into_feed_forward, numerics)
     if isinstance(experts, NormedMixture):
         normed += 2 * numerics.attention  # the normalized inputs of router and experts
@@ -78,7 +82,7 @@ def _inputs_of_layer(layer: DecoderLayer, hidden_size: int, numerics: Numerics) 
         normed += _bytes_of_input([gate], numerics, numerics.attention, numerics.product)
         of_embedding = _bytes_of_input([projection], numerics, numerics.attention, numerics.gated)
     return SavedInputs(
-        attention=_bytes_of_normed([*into_attention, *into_feed_forward] if shares_norm else into_attention, numerics),
+        attention=sum(_bytes_of_normed(readers, numerics) for readers in into_attention),
         result=_bytes_of_input(out_of_attention, numerics, 0.0, numerics.result),
         latents=_bytes_of_input(of_latents, numerics, numerics.attention, numerics.product),
         feed_forward=normed,

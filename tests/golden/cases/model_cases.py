@@ -48,6 +48,23 @@ _GRANITE_4_H = {
     "mamba_d_state": 10,
     "mamba_chunk_size": 16,
 }
+_FALCON_H1 = {
+    "model_type": "falcon_h1",
+    "mamba_d_ssm": 84,
+    "mamba_n_heads": 6,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 10,
+    "mamba_chunk_size": 16,
+    "embedding_multiplier": 3.0,
+    "lm_head_multiplier": 0.4,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 0.8,
+    "attention_out_multiplier": 1.3,
+    "ssm_in_multiplier": 1.25,
+    "ssm_out_multiplier": 0.6,
+    "ssm_multipliers": [0.35, 0.6, 0.8, 1.2, 0.7],
+    "mlp_multipliers": [0.9, 0.45],
+}
 _NEMOTRON_H = {
     **{key: value for key, value in _SMALL.items() if key not in ("num_hidden_layers", "rms_norm_eps", "hidden_act")},
     **_NO_PADDING,
@@ -105,7 +122,9 @@ _GEMMA_4 = {
     "sliding_window": 7,
     "tie_word_embeddings": True,
 }
-_LENGTHS = dict.fromkeys(("qwen3_5", "granite_4_h", "olmo_hybrid", "nemotron_h"), 131)  # more than two chunks
+_LENGTHS = dict.fromkeys(
+    ("qwen3_5", "granite_4_h", "falcon_h1", "falcon_h1_norm", "olmo_hybrid", "nemotron_h"), 131
+)  # more than two chunks
 _DELTA_HEADS = {
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
@@ -283,6 +302,35 @@ CASES: dict[str, dict[str, Any]] = {
         "mamba_n_groups": 1,
         "output_router_logits": True,
         "router_aux_loss_coef": 0.2,
+    },
+    "falcon_h1": {**_SMALL, **_NO_PADDING, **_FALCON_H1},
+    "falcon_h1_norm": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_FALCON_H1,
+        "mamba_rms_norm": True,
+        "mamba_norm_before_gate": False,
+        "mamba_n_groups": 3,
+        "head_dim": 14,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+    },
+    "falcon_h1_norm_before_gate": {
+        **_SMALL,
+        **_NO_PADDING,
+        **_FALCON_H1,
+        "mamba_rms_norm": True,
+        "mamba_d_ssm": None,
+        "mamba_n_heads": 4,
+        "mamba_d_conv": 3,
+        "mamba_conv_bias": False,
+        "mamba_proj_bias": True,
+        "projectors_bias": True,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "mlp_multipliers": None,
+        "ssm_multipliers": None,
+        "time_step_limit": [0.1, 1.5],
+        "tie_word_embeddings": True,
     },
     "exaone4_window": {
         **_SMALL,

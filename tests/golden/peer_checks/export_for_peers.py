@@ -171,7 +171,7 @@ def main() -> None:
         model = CausalLM(DecoderConfig.from_dict(CASES[case]))
         set_golden_weights(model, case)
         chosen = {**EVERYWHERE, **(of_fused_layers(model) if model.config.fused_layers else {})}
-        if case.startswith("nemotron_h"):  # PEFT refuses LoRA on this layer of Mamba-2
+        if case.startswith(("falcon_h1", "nemotron_h")):  # PEFT refuses LoRA on this layer of Mamba-2
             chosen = {"without_out_proj": LoRAConfig(rank=4, exclude_modules=["out_proj"])}
         if model.config.experts is not None:
             shape = next(filter(None, model.config.experts), None)

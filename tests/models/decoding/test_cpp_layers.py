@@ -35,6 +35,7 @@ OP_BY_OP |= {
     "qwen3_next_fused_delta",
     "olmo_hybrid_split_delta",
     "granite_4_mamba2",
+    "falcon_h1_two_mixers",
     "granite_4_mamba2_experts",
     "minimax_m2_partial_rotation",
     "nemotron_h_single_blocks",

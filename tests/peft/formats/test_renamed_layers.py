@@ -17,6 +17,7 @@ from tests.generation.tiny_models import FAMILIES, SIZES, random_prompts
 FEED_FORWARD = {
     "granite_4_without_rope": {"shared_mlp.input_linear", "shared_mlp.output_linear"},
     "lfm2_convolutions": {"feed_forward.w1", "feed_forward.w2", "feed_forward.w3"},
+    "falcon_h1_two_mixers": {f"feed_forward.{name}_proj" for name in ("gate", "up", "down")},
 }
 MIXERS = {
     "granite_4_without_rope": {f"self_attn.{name}_proj" for name in "qkvo"},
@@ -24,6 +25,7 @@ MIXERS = {
         *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "out")),
         *("conv.in_proj", "conv.out_proj"),
     },
+    "falcon_h1_two_mixers": {*(f"self_attn.{name}_proj" for name in "qkvo"), "mamba.in_proj", "mamba.out_proj"},
 }
 
 

@@ -57,6 +57,13 @@ _MAMBA = {
     "num_local_experts": 0,
     "shared_intermediate_size": 160,
 }
+_BESIDE_ATTENTION = {
+    "model_type": "falcon_h1",
+    "mamba_d_ssm": 96,
+    "mamba_n_heads": 4,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 16,
+}
 
 
 def delta(key_heads: int, value_heads: int, key_dim: int, value_dim: int) -> dict[str, Any]:
@@ -71,6 +78,17 @@ OTHER_MIXERS = {
     "gated delta nets with more keys": delta(4, 4, 32, 16),
     "Mamba-2": {**_MAMBA, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_d_state": 16},
     "Mamba-2 with one group": {**_MAMBA, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 32},
+    "Mamba-2 beside attention": _BESIDE_ATTENTION,
+    "Mamba-2 with multipliers": {
+        **_BESIDE_ATTENTION,
+        "mamba_rms_norm": True,
+        "attention_in_multiplier": 0.7,
+        "attention_out_multiplier": 1.2,
+        "ssm_in_multiplier": 0.8,
+        "ssm_out_multiplier": 1.1,
+        "ssm_multipliers": [0.7, 0.8, 0.9, 1.1, 1.2],
+        "mlp_multipliers": [0.9, 0.8],
+    },
 }
 ON_EXPERTS = LoRAConfig(rank=8, target_parameters=["experts.gate_up_proj", "experts.down_proj", "mlp.gate.weight"])
 OPS = CPU_PADDLE if library.unavailable_reason() else CPU_CPP

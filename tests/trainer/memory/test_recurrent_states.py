@@ -20,7 +20,13 @@ from paddlenlp_ext.trainer.memory.recurrent_states import decoding_state_bytes, 
 from tests.common.marks import needs_cpp
 from tests.generation.tiny_models import FAMILIES, SIZES, tiny_model
 
-RECURRENT = ("qwen3_5_gated_delta", "olmo_hybrid_split_delta", "granite_4_mamba2", "nemotron_h_single_blocks")
+RECURRENT = (
+    "qwen3_5_gated_delta",
+    "olmo_hybrid_split_delta",
+    "granite_4_mamba2",
+    "falcon_h1_two_mixers",
+    "nemotron_h_single_blocks",
+)
 LENGTH, NUM_DOCUMENTS = 64, 16
 WIDE = {
     "qwen3_5_text": {"linear_key_head_dim": 32, "linear_value_head_dim": 32},
