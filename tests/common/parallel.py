@@ -168,12 +168,14 @@ def outcome(case: Case, folder: Path) -> Outcome:
     )
 
 
-def launch(processes: int, cases: list[Case], folder: Path, timeout: float = 300.0) -> dict[str, Outcome]:
-    """Run the cases in sequence on several processes, in a single launch."""
+def launch(
+    processes: int, cases: list[Case], folder: Path, timeout: float = 300.0, plugin: dict[str, str] | None = None
+) -> dict[str, Outcome]:
+    """Run the cases in sequence on several processes, in a single launch; see `launch_arguments`."""
     for case in cases:
         write_model(case, folder)
     (folder / "cases.json").write_text(json.dumps([dataclasses.asdict(case) for case in cases]))
-    result = start(processes, [str(WORKER), str(folder)], folder, timeout)
+    result = start(processes, [str(WORKER), str(folder)], folder, timeout, plugin)
     assert result.returncode == 0, logs(folder)
     return {case.name: outcome(case, folder) for case in cases}
 
@@ -185,19 +187,33 @@ def selected_cases(request: pytest.FixtureRequest) -> list[Case]:
     return list({case.name: case for case in found}.values())
 
 
-def start(processes: int, command: list[str], folder: Path, timeout: float = 300.0) -> subprocess.CompletedProcess[str]:
+def start(
+    processes: int, command: list[str], folder: Path, timeout: float = 300.0, plugin: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run `python -m paddle.distributed.launch` with one thread per process; logs go to `folder/log`."""
-    arguments = launch_arguments(processes, command, folder)
+    arguments = launch_arguments(processes, command, folder, plugin)
     return subprocess.run(**arguments, capture_output=True, text=True, timeout=timeout, check=False)
 
 
-def launch_arguments(processes: int, command: list[str], folder: Path) -> dict[str, Any]:
-    """Return the keyword arguments of `subprocess.run` for `start`."""
+def launch_arguments(
+    processes: int, command: list[str], folder: Path, plugin: dict[str, str] | None = None
+) -> dict[str, Any]:
+    """Return the keyword arguments of `subprocess.run` for `start`.
+
+    Args:
+        processes: number of processes.
+        command: script and its arguments.
+        folder: working directory; logs go to `folder/log`.
+        plugin: environment variables of a plug-in with two devices, which the processes share and which connects them;
+            None: the processes run on the CPU over gloo.
+    """
     launcher = [sys.executable, "-m", "paddle.distributed.launch", "--nproc_per_node", str(processes)]
+    devices = ",".join(str(process % 2) for process in range(processes))
+    where = ["--backend", "gloo"] if plugin is None else ["--devices", devices]
     return {
-        "args": [*launcher, "--backend", "gloo", "--log_dir", str(folder / "log"), *command],
+        "args": [*launcher, *where, "--log_dir", str(folder / "log"), *command],
         "cwd": folder,
-        "env": script_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1"),
+        "env": script_environment(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", **(plugin or {})),
     }
 
 

@@ -10,6 +10,8 @@
 //
 // STUB_DEVICE_BYTES limits the memory of a device. If STUB_DEVICE_LACKS_DRIVER
 // is set, the plug-in does not start.
+#include "plugin.h"
+
 #include <dlfcn.h>
 #include <execinfo.h>
 #include <signal.h>
@@ -21,8 +23,6 @@
 #include <cstring>
 #include <iterator>
 #include <mutex>
-
-#include "paddle/phi/backends/device_ext.h"
 
 namespace {
 
@@ -53,7 +53,8 @@ Memory* owner(const void* address) {
     return nullptr;
 }
 
-// Returns the accessible address of an address of a tensor.
+}  // namespace
+
 char* real(const void* address) {
     auto* memory = owner(address);
     if (!memory) {
@@ -62,6 +63,13 @@ char* real(const void* address) {
     }
     return memory->copies + (static_cast<const char*>(address) - memory->tensors);
 }
+
+void close_pages() {
+    std::lock_guard<std::mutex> guard(lock);
+    for (; num_opened > 0; --num_opened) mprotect(opened[num_opened - 1], kPage, PROT_NONE);
+}
+
+namespace {
 
 bool is_foreign(void* frame) {
     Dl_info info;
@@ -83,11 +91,6 @@ void on_fault(int number, siginfo_t* info, void*) {
     char* page = reinterpret_cast<char*>(reinterpret_cast<size_t>(info->si_addr) / kPage * kPage);
     opened[__atomic_fetch_add(&num_opened, 1, __ATOMIC_RELAXED)] = page;
     mprotect(page, kPage, PROT_READ | PROT_WRITE);
-}
-
-void close_pages() {
-    std::lock_guard<std::mutex> guard(lock);
-    for (; num_opened > 0; --num_opened) mprotect(opened[num_opened - 1], kPage, PROT_NONE);
 }
 
 C_Status initialize() { return std::getenv("STUB_DEVICE_LACKS_DRIVER") ? C_FAILED : C_SUCCESS; }
@@ -237,4 +240,5 @@ extern "C" void InitPlugin(CustomRuntimeParams* params) {
     api.memory_copy_p2p = between, api.async_memory_copy_p2p = between_later;
     api.get_device_count = get_count, api.get_device_list = get_list;
     api.device_memory_stats = get_memory, api.device_min_chunk_size = get_chunk;
+    set_collectives(api);
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import paddle
 
-SOURCE = Path(__file__).with_name("plugin.cc")
+SOURCES = sorted(Path(__file__).parent.glob("*.cc"))
 COMPILER = shutil.which("g++")
 DEVICES = ("stub:0", "stub:1")
 
@@ -21,7 +21,7 @@ def build(folder: Path) -> Path:
     headers = Path(paddle.__file__).parent / "include"
     options = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-std=c++17", f"-I{headers}"]
     library = folder / "libpaddle-stub.so"
-    subprocess.run([COMPILER, *options, str(SOURCE), "-o", str(library)], check=True)
+    subprocess.run([COMPILER, *options, *map(str, SOURCES), "-o", str(library)], check=True)
     return folder
 
 
@@ -29,12 +29,11 @@ def run_with_stub(
     folder: Path, *words: str | Path, timeout: float = 300, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run `python WORDS` in a process with the plug-in; `variables` are environment variables of the plug-in."""
-    environment = {
-        **os.environ,
-        "CUSTOM_DEVICE_ROOT": str(folder),
-        "FLAGS_use_stride_kernel": "0",
-        "GLOG_minloglevel": "2",
-        **variables,
-    }
+    environment = {**os.environ, **variables_of(folder), **variables}
     command = [sys.executable, "-W", "ignore", *map(str, words)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, check=False)
+
+
+def variables_of(folder: Path) -> dict[str, str]:
+    """Return the environment variables with which Paddle loads the plug-in of a folder."""
+    return {"CUSTOM_DEVICE_ROOT": str(folder), "FLAGS_use_stride_kernel": "0", "GLOG_minloglevel": "2"}
