@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import numpy as np
 import paddle
 import paddle.distributed as dist
 
@@ -42,7 +43,7 @@ class DistributedProcesses:
         """Return the sum of each value over the replicas, computed in double precision."""
         if self.size == 1:
             return values
-        return _reduced(values, self.mesh.replicas.group, dist.ReduceOp.SUM)
+        return _sums(values, self.mesh.replicas.group)
 
     def norm(self, parameters: Iterable[paddle.Tensor]) -> float:
         """Return the L2 norm of all gradients over all processes.
@@ -59,15 +60,15 @@ class DistributedProcesses:
         sharded = sum_of_squares(gradient for p, gradient in counted if p.is_distributed)
         full = sum_of_squares(gradient for p, gradient in counted if not p.is_distributed)
         if self.sharding is not None:
-            sharded, full = _reduced([sharded, full], self.mesh.sharding.group, dist.ReduceOp.SUM)
+            sharded, full = _sums([sharded, full], self.mesh.sharding.group)
         if self.experts is not None:
             of_experts = sum_of_squares(p.grad for p in experts if p.grad is not None)
-            sharded += _reduced([of_experts], self.mesh.experts.group, dist.ReduceOp.SUM)[0]
+            sharded += _sums([of_experts], self.mesh.experts.group)[0]
         if self.mesh.tensor.size > 1:
-            sharded = _reduced([sharded], self.mesh.tensor.group, dist.ReduceOp.SUM)[0]
+            sharded = _sums([sharded], self.mesh.tensor.group)[0]
         total = sharded + full
         if self.mesh.pipeline.size > 1:
-            total = _reduced([total], self.mesh.pipeline.group, dist.ReduceOp.SUM)[0]
+            total = _sums([total], self.mesh.pipeline.group)[0]
         return math.sqrt(total)
 
     def _counts(self, parameter: paddle.Tensor) -> bool:
@@ -78,7 +79,7 @@ class DistributedProcesses:
         """Return the sum of each value over the pipeline stages of this replica, computed in double precision."""
         if self.mesh.pipeline.size == 1:
             return values
-        return _reduced(values, self.mesh.pipeline.group, dist.ReduceOp.SUM)
+        return _sums(values, self.mesh.pipeline.group)
 
     def gather_objects(self, value: Any) -> list[Any]:
         """Return the `value` of every replica, in the order of the replicas."""
@@ -91,7 +92,7 @@ class DistributedProcesses:
 
     def max_over_processes(self, value: float) -> float:
         """Return the maximum of `value` over all processes."""
-        return _reduced([value], self.mesh.world.group, dist.ReduceOp.MAX)[0]
+        return float(_gathered([value], self.mesh.world.group).max())
 
     def union(self, names: set[str]) -> set[str]:
         """Return the union of `names` over all processes."""
@@ -178,8 +179,17 @@ def _split_experts(parameters: Iterable[paddle.Tensor]) -> tuple[list[paddle.Ten
     return [p for p in every if not is_expert_parallel(p)], [p for p in every if is_expert_parallel(p)]
 
 
-def _reduced(values: list[float], group: Any, op: Any) -> list[float]:
-    """Return each value reduced by `op` over `group`, in double precision."""
-    tensor = paddle.to_tensor(values, dtype="float64")
-    dist.all_reduce(tensor, op=op, group=group)
-    return [float(value) for value in tensor.numpy()]
+def _gathered(values: list[float], group: Any) -> np.ndarray:
+    """Return the values of all processes of `group` in double precision, one row per process.
+
+    The bits of the values are sent as integers, because the communication libraries of some accelerators do not reduce
+    float64.
+    """
+    rows: list[paddle.Tensor] = []
+    dist.all_gather(rows, paddle.to_tensor(np.array(values, np.float64).view(np.int64)), group=group)
+    return np.stack([row.numpy() for row in rows]).view(np.float64)
+
+
+def _sums(values: list[float], group: Any) -> list[float]:
+    """Return the sum of each value over the processes of `group`, in double precision."""
+    return _gathered(values, group).sum(axis=0).tolist()
