@@ -28,6 +28,7 @@ from typing import Any
 
 import paddle
 
+from paddlenlp_ext.devices import device_type
 from paddlenlp_ext.paddle_compat import gloo_group_class, launcher_store, set_missing_device_id, tcp_store
 from paddlenlp_ext.parallel.gloo_timeout import Arrivals, WaitingLog, connect_arrivals
 from paddlenlp_ext.utils.distributed_env import uses_gloo, world_size
@@ -234,15 +235,36 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1e-4, 0.05  # seconds
 _barrier_numbers = itertools.count()
 
 
-def connect_processes() -> None:
+def connect_processes(device: str) -> None:
     """Connect to the launcher's store at the start of a run, before slow work such as reading data.
 
     Paddle waits at most 15 minutes for late processes. A stop signal during the wait ends this process without a
     message.
+
+    Raises:
+        ValueError: the processes were started for the CPU, and `device` is another device, or the other way round.
+            Paddle would run on the device of the launcher.
     """
-    if world_size() > 1 and uses_gloo():
+    if world_size() == 1:
+        return
+    _check_backend(device)
+    if uses_gloo():
         with default_stop_signals():
             launcher_store()
+
+
+def _check_backend(device: str) -> None:
+    is_cpu = device_type(device) == "cpu"
+    if is_cpu and not uses_gloo():
+        raise ValueError(
+            f"device {device}: the processes were started for accelerators; start them with --backend gloo, or with "
+            "`pnx COMMAND --nproc N --device cpu`"
+        )
+    if uses_gloo() and not is_cpu:
+        raise ValueError(
+            f"device {device}: the processes were started with gloo, which connects CPUs; start them without --backend "
+            f"gloo, or with `pnx COMMAND --nproc N --device {device}`"
+        )
 
 
 def gloo_barrier() -> None:

@@ -168,7 +168,7 @@ def run_training(
             message names the problem.
     """
     started = time.monotonic()
-    connect_processes()
+    connect_processes(config.precision.device)
     with locked_output_dir(config):
         if is_main_rank():
             check_output_dir(config)

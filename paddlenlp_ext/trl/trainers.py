@@ -87,7 +87,7 @@ class _TaskTrainer:
         check_push(config.train)
         import_dotted_paths(config)
         train_rows, eval_rows = rows_in_memory(train_dataset), rows_in_memory(eval_dataset)
-        connect_processes()
+        connect_processes(config.precision.device)
         if isinstance(model, str | os.PathLike):
             data = load_data(config, train_rows, eval_rows, processing_class)
             check_training_rows(config, data.train_rows, data.eval_rows, data.max_context)

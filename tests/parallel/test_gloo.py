@@ -54,7 +54,7 @@ from paddlenlp_ext.utils.distributed_env import rank
 from paddlenlp_ext.utils.run_command import run_command
 
 def connect_processes():
-    gloo.connect_processes()
+    gloo.connect_processes("cpu")
 
 def create_group():
     gloo.create_group(gloo._store_at(gloo._free_address(), serves=True), rank(), 2)
@@ -66,6 +66,21 @@ def wait(argv):
 signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a job in the background inherits ignored signals
 run_command(wait, [])
 """
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "message"),
+    [
+        ("npu", "gloo", "device npu: the processes were started with gloo"),
+        ("cpu", "xccl", "device cpu: the processes were started for accelerators"),
+        ("cpu", "", "device cpu: the processes were started for accelerators"),
+    ],
+)
+def test_processes_started_for_another_device_raise(monkeypatch, device, backend, message):
+    monkeypatch.setattr(gloo, "world_size", lambda: 2)
+    monkeypatch.setenv("PADDLE_DISTRI_BACKEND", backend)
+    with pytest.raises(ValueError, match=message):
+        gloo.connect_processes(device)
 
 
 @pytest.mark.parametrize("wait", ["connect_processes", "create_group"])
