@@ -21,6 +21,7 @@ import paddle
 import paddle.distributed as dist
 from paddle.autograd import PyLayer
 
+from paddlenlp_ext.devices import place_of
 from paddlenlp_ext.sharding_spec import placement_of
 
 BUCKET_BYTES = 64 << 20
@@ -43,17 +44,27 @@ def buckets(tensors: list[paddle.Tensor]) -> list[list[paddle.Tensor]]:
 
 @paddle.no_grad()
 def fill_missing_gradients(parameters: list[paddle.Tensor], group: Any) -> list[paddle.Tensor]:
-    """Return the parameters that have a gradient on at least one rank.
-
-    A gradient that exists on other ranks but not on this rank is set to 0.
-    """
+    """Return the parameters that have a gradient on at least one rank, and call `complete_gradient` for them."""
     has_gradient = paddle.to_tensor([float(parameter.grad is not None) for parameter in parameters])
     dist.all_reduce(has_gradient, op=dist.ReduceOp.MAX, group=group)
     present = [parameter for parameter, flag in zip(parameters, has_gradient.numpy(), strict=True) if flag]
     for parameter in present:
-        if parameter.grad is None:
-            parameter.grad = zero_gradient(parameter)
+        complete_gradient(parameter)
     return present
+
+
+def complete_gradient(parameter: paddle.Tensor) -> None:
+    """Set a missing gradient to 0, and move a gradient to the device of this process.
+
+    Paddle leaves a gradient on the CPU if the device has no kernel that computes it.
+    """
+    gradient, place = parameter.grad, place_of(paddle.get_device())
+    if gradient is None:
+        parameter.grad = zero_gradient(parameter)
+    elif gradient.place != place:
+        moved = gradient.to(place)
+        parameter.grad = None  # Paddle does not replace a gradient by a gradient on another device
+        parameter.grad = moved
 
 
 def zero_gradient(parameter: paddle.Tensor) -> paddle.Tensor:

@@ -19,7 +19,7 @@ from paddle import nn
 
 from paddlenlp_ext.models.layer_shape import exchanged_tensors
 from paddlenlp_ext.paddle_compat import free_storage, has_storage
-from paddlenlp_ext.parallel.collectives import sum_gradients, zero_gradient
+from paddlenlp_ext.parallel.collectives import complete_gradient, sum_gradients
 from paddlenlp_ext.parallel.mesh import ProcessAxis
 from paddlenlp_ext.parallel.pipeline.cost_model import FlopEstimate
 from paddlenlp_ext.peft.layers import adapter_layers
@@ -168,8 +168,7 @@ def sum_shared_gradients(parameters: Iterable[paddle.Tensor], axis: ProcessAxis)
 def _sum_at_ends(parameter: paddle.Tensor, axis: ProcessAxis) -> None:
     """Add the gradient of the last stage to the gradient of the first stage, and send the sum to the last stage."""
     first, last = placement_of(parameter).stages
-    if parameter.grad is None:
-        parameter.grad = zero_gradient(parameter)
+    complete_gradient(parameter)
     summed = parameter.grad
     assert summed is not None
     gradient, group = summed.contiguous(), axis.pairs[last if axis.index == first else first]
