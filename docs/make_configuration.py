@@ -1,4 +1,4 @@
-"""Update the tables of keys in docs/configuration.md and docs/reference/preference.md, and the schemas in the package.
+"""Update the tables of keys in docs/configuration.md and docs/reference, and the schemas in the package.
 
 python docs/make_configuration.py
 """
@@ -15,12 +15,13 @@ from paddlenlp_ext.config.key_schema import program_schema, schema_text
 from paddlenlp_ext.config.key_tables import markdown_tables
 from paddlenlp_ext.config.known_keys import KnownKeys, known_keys, program_options
 from paddlenlp_ext.config.programs import PROGRAMS
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.config.toolkit_keys import TOOLKIT_GROUPS
 from paddlenlp_ext.peft.registry import peft_methods
 
 PAGE = Path(__file__).with_name("configuration.md")
 PREFERENCE_PAGE = Path(__file__).parent / "reference" / "preference.md"
+GRPO_PAGE = PREFERENCE_PAGE.with_name("grpo.md")
 KEYS = ("<!-- keys: made by docs/make_configuration.py -->\n", "<!-- end of keys -->\n")
 REWARD_KEYS = (
     "<!-- keys of reward models: made by docs/make_configuration.py -->\n",
@@ -57,6 +58,11 @@ def renew_preference(page: str) -> str:
     """Return docs/reference/preference.md with its tables generated from the code: keys that fine-tuning lacks."""
     page = _replace(page, KEYS, _own_keys(PREFERENCE_SECTIONS))
     return _replace(page, REWARD_KEYS, _own_keys({"reward": REWARD_SECTIONS["reward"]}))
+
+
+def renew_grpo(page: str) -> str:
+    """Return docs/reference/grpo.md with its table generated from the code: keys that fine-tuning lacks."""
+    return _replace(page, KEYS, _own_keys(GRPO_SECTIONS))
 
 
 def _own_keys(sections: Mapping[str, type]) -> str:
@@ -134,7 +140,7 @@ def _replace(page: str, markers: tuple[str, str], text: str) -> str:
 
 
 if __name__ == "__main__":
-    for path, make in ((PAGE, renew), (PREFERENCE_PAGE, renew_preference)):
+    for path, make in ((PAGE, renew), (PREFERENCE_PAGE, renew_preference), (GRPO_PAGE, renew_grpo)):
         path.write_text(make(path.read_text(encoding="utf-8")), encoding="utf-8")
     for path, text in schemas().items():
         path.write_text(text, encoding="utf-8")

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from paddlenlp_ext.trainer.finetune import FinetuneResult as FinetuneResult
     from paddlenlp_ext.trainer.finetune import dpo as dpo
     from paddlenlp_ext.trainer.finetune import finetune as finetune
+    from paddlenlp_ext.trainer.finetune import grpo as grpo
     from paddlenlp_ext.trainer.finetune import load_config as load_config
     from paddlenlp_ext.trainer.finetune import reward as reward
     from paddlenlp_ext.trainer.finetune import train_reward_model as train_reward_model

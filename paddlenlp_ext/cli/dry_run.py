@@ -103,6 +103,8 @@ def _plan_table(
         table.add_row("test rows", f"{len(data.test_rows):,}")
     if config.preference is not None:
         table.add_row("loss", f"{config.preference.loss_type}; reference: {_reference(config.preference)}")
+    if config.grpo is not None:
+        table.add_row("loss", f"{config.grpo.loss_type}; {config.grpo.num_generations} completions of each prompt")
     if config.reward is not None:
         table.add_row("loss", "Bradley-Terry, on the scores of pairs")
     in_int8 = "; frozen weights are multiplied in 8 bits" if config.model.int8_training else ""
@@ -156,6 +158,7 @@ def _memory_table(config: RunConfig, data: RunData, outline: ModelOutline, order
     micro_batches = [micro_batch for step_batch in steps for micro_batch in step_batch.micro_batches]
     largest = max(micro_batches, key=lambda packs: _num_positions(config, rows, packs))
     target_tokens = sum(int(rows[index].loss_mask.sum()) for pack in largest for index in pack)
+    target_tokens += _num_sampled(config, largest)
     state = estimate_decoding_state(config, outline)  # before `estimate_run`, which may shard the model
     num_states = _num_states(config, rows, largest)
     estimate = estimate_run(config, outline, _num_positions(config, rows, largest), target_tokens, num_states)
@@ -180,11 +183,18 @@ def _num_positions(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:
     """Return the number of token positions of a micro-batch, including padding."""
     if config.data.pad_to_max_length:
         return len(packs) * config.data.max_length
-    total = sum(rows[index].length for pack in packs for index in pack)
+    total = sum(rows[index].length for pack in packs for index in pack) + _num_sampled(config, packs)
     if config.data.share_prefix:
         total -= int(rows.prefixes.repeated(packs).sum())
     multiple = config.data.pad_to_multiple_of or 1
     return -(-total // multiple) * multiple
+
+
+def _num_sampled(config: RunConfig, packs: list[list[int]]) -> int:
+    """Return the maximum number of sampled tokens of a micro-batch with GRPO, else 0."""
+    if config.grpo is None:
+        return 0
+    return len(packs) * config.grpo.num_generations * (config.generation.max_new_tokens or 0)
 
 
 def _num_states(config: RunConfig, rows: Any, packs: list[list[int]]) -> int:

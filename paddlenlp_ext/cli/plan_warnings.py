@@ -50,7 +50,7 @@ def plan_warnings(config: RunConfig, total_steps: int) -> list[str]:
 def prefix_warning(config: RunConfig, rows: TrainingRows | None, model: CausalLM | PeftModel) -> str | None:
     """Return a recommendation to set `share_prefix`; None if sharing saves few positions or cannot be used."""
     data = config.data
-    if rows is None or isinstance(rows, TokenStream) or config.preference is not None or config.reward is not None:
+    if rows is None or isinstance(rows, TokenStream) or config.sections.keys() & {"preference", "reward", "grpo"}:
         return None
     if data.share_prefix or data.autoregressive or data.use_pose_convert or unshareable(model) is not None:
         return None

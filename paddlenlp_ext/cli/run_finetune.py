@@ -1,4 +1,4 @@
-"""Programs llm/run_finetune.py, run_dpo.py and run_reward.py: preview or audit rows, do a dry run, or train."""
+"""Training programs of llm/, such as run_finetune.py and run_grpo.py: preview or audit rows, do a dry run, or train."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def run_finetune(
 
     Args:
         argv: the command line without the program's name.
-        sections: sections of the configuration: `SECTIONS`, `PREFERENCE_SECTIONS` or `REWARD_SECTIONS`.
+        sections: sections of the configuration: `SECTIONS`, `PREFERENCE_SECTIONS`, `REWARD_SECTIONS` or
+            `GRPO_SECTIONS`.
         program: name of the program, for its help text.
         defaults: keys and values that files and arguments override.
 

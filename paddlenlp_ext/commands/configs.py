@@ -24,7 +24,7 @@ settings that differ between them.
 
 examples: pnx configs dpo lora; pnx configs smollm2/lora_argument --copy run.json
 """
-_PROGRAMS = {"dpo": "dpo", "reward": "reward", "ptq": "quantize", "gptq": "quantize", "awq": "quantize"}
+_PROGRAMS = {"dpo": "dpo", "reward": "reward", "grpo": "grpo", "ptq": "quantize", "gptq": "quantize", "awq": "quantize"}
 """First word of a file name -> command that reads the file; `pnx sft` reads all other files."""
 _MOST_COMPARED = 60
 _NOT_COMPARED = (

@@ -19,7 +19,13 @@ from paddlenlp_ext.config.help_text import (
 )
 from paddlenlp_ext.utils.suggest import nearest
 
-PROGRAMS = {"sft": "run_finetune", "dpo": "run_dpo", "reward": "run_reward", "quantize": "run_quantization"}
+PROGRAMS = {
+    "sft": "run_finetune",
+    "dpo": "run_dpo",
+    "reward": "run_reward",
+    "grpo": "run_grpo",
+    "quantize": "run_quantization",
+}
 """Command that reads a configuration -> its script in llm/."""
 _USAGE = """usage: pnx help KEY | WORDS | COMMAND [--all]
 
@@ -33,6 +39,8 @@ examples: pnx help lora_rank; pnx help cutoff_len; pnx help learning rate; pnx h
 _PAGES = {
     "preference": "docs/reference/preference.md#preference",
     "reward": "docs/reference/preference.md#reward",
+    "grpo": "docs/reference/grpo.md#grpo",
+    "rewards": "docs/reference/grpo.md#rewards",
     "ptq": "docs/reference/quantization.md",
 }
 """Section -> page with its keys; the keys of other sections are in docs/configuration.md."""

@@ -14,7 +14,7 @@ from paddlenlp_ext._runtime import configure_runtime
 from paddlenlp_ext.utils.run_command import run_command
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-TRAINING = ("sft", "dpo", "reward")
+TRAINING = ("sft", "dpo", "reward", "grpo")
 """Commands that run in several processes with `--nproc N`."""
 
 GROUPS: dict[str, dict[str, tuple[str, str]]] = {
@@ -22,10 +22,11 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
         "sft": ("fine-tune a model", "train:sft"),
         "dpo": ("train a model on preferences", "train:dpo"),
         "reward": ("train a reward model on preferences", "train:reward"),
+        "grpo": ("train a model on its own answers, scored by reward functions", "train:grpo"),
     },
     "Before training": {
         "init": ("ask for model and data, and write a configuration that fits", "init"),
-        "plan": ("print rows, steps, memory and warnings of a run: plan sft, dpo or reward", "train:plan"),
+        "plan": ("print rows, steps, memory and warnings of a run: plan sft, dpo, reward or grpo", "train:plan"),
         "data show": ("print rows as the model sees them", "train:data_show"),
         "data audit": ("check all rows for mistakes", "train:data_audit"),
     },

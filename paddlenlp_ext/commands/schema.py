@@ -9,7 +9,7 @@ from paddlenlp_ext.commands.help import PROGRAMS
 from paddlenlp_ext.config.help_text import schema_file
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-_USAGE = """usage: pnx schema [sft|dpo|reward|quantize] [--path]
+_USAGE = """usage: pnx schema [sft|dpo|reward|grpo|quantize] [--path]
 
 Print the JSON schema of configurations, by default of `pnx sft`. Editors complete and check the
 keys of a file that names the schema: "$schema": "PATH" (docs/configuration.md).

@@ -1,7 +1,7 @@
-"""Commands that read a training configuration: sft, dpo, reward, plan, data show and data audit.
+"""Commands that read a training configuration: sft, dpo, reward, grpo, plan, data show and data audit.
 
-The commands run the program of llm/run_finetune.py, run_dpo.py or run_reward.py. Files with rows may be passed without
-`--data`. The default of do_train is true.
+The commands run the program of llm/run_finetune.py, run_dpo.py, run_reward.py or run_grpo.py. Files with rows may be
+passed without `--data`. The default of do_train is true.
 """
 
 from __future__ import annotations
@@ -16,14 +16,26 @@ from paddlenlp_ext.commands.arguments import wants_all_keys, wants_help, with_lo
 from paddlenlp_ext.config.config_files import FILE_SUFFIXES
 from paddlenlp_ext.config.help_text import BASIC_KEYS, print_help, read_keys
 from paddlenlp_ext.config.requested_trackers import check_requested_trackers
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS, options_of
+from paddlenlp_ext.config.run_config import (
+    GRPO_SECTIONS,
+    PREFERENCE_SECTIONS,
+    REWARD_SECTIONS,
+    SECTIONS,
+    options_of,
+)
 from paddlenlp_ext.utils.suggest import did_you_mean
 
-_SECTIONS: dict[str, Mapping[str, type]] = {"sft": SECTIONS, "dpo": PREFERENCE_SECTIONS, "reward": REWARD_SECTIONS}
+_SECTIONS: dict[str, Mapping[str, type]] = {
+    "sft": SECTIONS,
+    "dpo": PREFERENCE_SECTIONS,
+    "reward": REWARD_SECTIONS,
+    "grpo": GRPO_SECTIONS,
+}
 _WHAT = {
     "sft": "Fine-tune a model on questions and answers, conversations or texts.",
     "dpo": "Train a model on preferences: pairs of a chosen and a rejected answer.",
     "reward": "Train a reward model, which scores answers, on preferences.",
+    "grpo": "Train a model with GRPO on its own answers, which reward functions score.",
 }
 _HELP = """{command} [FILE ...] [--key value ...]
 
@@ -58,6 +70,11 @@ def dpo(argv: Sequence[str]) -> None:
 def reward(argv: Sequence[str]) -> None:
     """Train a reward model."""
     _run("reward", argv, "pnx reward", _WHAT["reward"], _NPROC)
+
+
+def grpo(argv: Sequence[str]) -> None:
+    """Train a model with GRPO."""
+    _run("grpo", argv, "pnx grpo", _WHAT["grpo"], _NPROC)
 
 
 def plan(argv: Sequence[str]) -> None:

@@ -14,9 +14,10 @@ LABEL_METRICS = (
 )
 PREFERENCE_METRICS = ("rewards/accuracies", "rewards/margins", "rewards/chosen", "rewards/rejected", "nll_loss")
 REWARD_METRICS = ("accuracy", "margin", "mean_reward")
+POLICY_METRICS = ("reward",)
 METRICS = (
     *("loss", "accuracy", "perplexity", *GENERATION_METRICS, *LABEL_METRICS, *PREFERENCE_METRICS),
-    *REWARD_METRICS[1:],  # accuracy is listed above
+    *(*REWARD_METRICS[1:], *POLICY_METRICS),  # accuracy is listed above
 )
 _LOWER_IS_BETTER = ("loss", "perplexity", "unknown_labels")
 

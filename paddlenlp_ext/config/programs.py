@@ -6,7 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from paddlenlp_ext.config.dataclass_options import options_of
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, QUANTIZATION_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import (
+    GRPO_SECTIONS,
+    PREFERENCE_SECTIONS,
+    QUANTIZATION_SECTIONS,
+    REWARD_SECTIONS,
+    SECTIONS,
+)
+from paddlenlp_ext.config.validation.grpo import UNREAD_GRPO_KEYS
 from paddlenlp_ext.config.validation.preference import UNREAD_KEYS
 from paddlenlp_ext.config.validation.ptq import QUANTIZATION_KEYS
 
@@ -40,6 +47,7 @@ PROGRAMS = (
     Program("sft", "run_finetune.py", SECTIONS),
     Program("dpo", "run_dpo.py", PREFERENCE_SECTIONS, unread=UNREAD_KEYS),
     Program("reward", "run_reward.py", REWARD_SECTIONS, unread=UNREAD_KEYS),
+    Program("grpo", "run_grpo.py", GRPO_SECTIONS, unread=frozenset(UNREAD_GRPO_KEYS)),
     Program("quantize", "run_quantization.py", QUANTIZATION_SECTIONS, False, _without(QUANTIZATION_KEYS)),
 )
 

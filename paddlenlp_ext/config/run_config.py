@@ -9,7 +9,7 @@ from paddlenlp_ext.config.dataclass_options import Option, options_of
 from paddlenlp_ext.config.sections.command import CommandConfig
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
-from paddlenlp_ext.config.sections.grpo import GRPOConfig, SamplingConfig
+from paddlenlp_ext.config.sections.grpo import GRPOConfig, PromptDataConfig, SamplingConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.optim import OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
@@ -39,7 +39,7 @@ REWARD_SECTIONS: dict[str, type] = {**SECTIONS, "data": PreferenceDataConfig, "r
 """Sections of `llm/run_reward.py`."""
 GRPO_SECTIONS: dict[str, type] = {
     **SECTIONS,
-    "data": PreferenceDataConfig,
+    "data": PromptDataConfig,
     "generation": SamplingConfig,
     "grpo": GRPOConfig,
     "rewards": RewardsConfig,

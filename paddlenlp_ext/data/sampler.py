@@ -106,7 +106,7 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
 def _policy_settings(config: RunConfig) -> dict[str, Any]:
     if config.grpo is None:
         return {}
-    names = ("num_generations", "num_iterations", "steps_per_generation", "rollouts_path")
+    names = ("num_generations", "num_iterations", "steps_per_generation")
     return {name: getattr(config.grpo, name) for name in names}
 
 

@@ -1,4 +1,4 @@
-"""Run training, from loading the data to evaluation: the functions `finetune`, `dpo` and `train_reward_model`."""
+"""Run training, from loading the data to evaluation: `finetune`, `dpo`, `grpo` and `train_reward_model`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from paddlenlp_ext.config import RunConfig
 from paddlenlp_ext.config.parser import run_config_from
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS, PREFERENCE_SECTIONS, REWARD_SECTIONS, SECTIONS
 from paddlenlp_ext.data.dataset import TokenizedDataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.parallel.gloo import connect_processes
@@ -115,6 +115,22 @@ def train_reward_model(
         >>> train_reward_model("reward.json", train_dataset_path="pairs.jsonl")  # doctest: +SKIP
     """
     return _run(config, train_dataset, eval_dataset, overrides, REWARD_SECTIONS)
+
+
+def grpo(
+    config: Mapping[str, Any] | str | os.PathLike[str],
+    train_dataset: Dataset | None = None,
+    eval_dataset: Dataset | Mapping[str, Dataset] | None = None,
+    **overrides: Any,
+) -> FinetuneResult:
+    """Train a model with GRPO on its own answers (docs/grpo.md). `llm/run_grpo.py` accepts the same keys.
+
+    Arguments and errors are the same as for `finetune`.
+
+    Examples:
+        >>> grpo("grpo.json", reward_funcs="my_rewards.correct")  # doctest: +SKIP
+    """
+    return _run(config, train_dataset, eval_dataset, overrides, GRPO_SECTIONS)
 
 
 reward = train_reward_model

@@ -1,8 +1,9 @@
-"""Import the user's functions and classes that the keys `compute_metrics` and `callbacks` name."""
+"""Import the user's functions and classes that the keys `compute_metrics`, `callbacks` and `reward_funcs` name."""
 
 from __future__ import annotations
 
 from paddlenlp_ext.config import RunConfig
+from paddlenlp_ext.rewards.load_rewards import load_rewards
 from paddlenlp_ext.trainer.callbacks.load_callbacks import load_callbacks
 from paddlenlp_ext.trainer.metrics.custom_metrics import load_compute_metrics
 
@@ -15,3 +16,5 @@ def import_dotted_paths(config: RunConfig) -> None:
     """
     load_compute_metrics(config.generation.compute_metrics)
     load_callbacks(config.train.callbacks)
+    if config.rewards is not None:
+        load_rewards(config.rewards)

@@ -193,7 +193,7 @@ def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Cal
     """
     load: Callable[..., Any] = load_rows
     if config.grpo is not None:
-        load = partial(load_policy_rows, rollouts_path=config.grpo.rollouts_path)
+        load = load_policy_rows
     elif config.reward is not None:
         load = partial(load_reward_dataset, reward=config.reward)
     elif config.preference is not None:

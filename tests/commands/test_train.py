@@ -83,7 +83,8 @@ def test_data_show_prints_three_rows_unless_an_argument_sets_the_number(called):
 
 
 def test_plan_of_a_mistyped_kind_names_the_nearest(called):
-    with pytest.raises(ValueError, match="'sfft' is neither one of sft, dpo, reward nor a file; did you mean 'sft'"):
+    message = "'sfft' is neither one of sft, dpo, reward, grpo nor a file; did you mean 'sft'"
+    with pytest.raises(ValueError, match=message):
         pnx.run(["plan", "sfft", "run.json"])
 
 

@@ -43,7 +43,9 @@ def test_help_text_with_idle_keys_lists_all_keys(program: Program):
     usage = USAGE.format(program.script)
     assert set(listed(help_text(keys, usage))) == keys.keys() - idle
     assert set(listed(help_text(keys, usage, with_idle=True))) == keys.keys()
-    assert {"dpo": "lazy", "reward": "top_k", "quantize": "neftune", "sft": "unified_checkpoint"}[program.name] in idle
+    assert {"dpo": "lazy", "reward": "top_k", "quantize": "neftune", "sft": "unified_checkpoint", "grpo": "lazy"}[
+        program.name
+    ] in idle
 
 
 def test_print_requested_help_needs_no_paddle():

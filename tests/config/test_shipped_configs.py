@@ -7,7 +7,12 @@ import json
 import pytest
 
 from paddlenlp_ext.config import load_run_config
-from paddlenlp_ext.config.run_config import PREFERENCE_SECTIONS, QUANTIZATION_SECTIONS, REWARD_SECTIONS
+from paddlenlp_ext.config.run_config import (
+    GRPO_SECTIONS,
+    PREFERENCE_SECTIONS,
+    QUANTIZATION_SECTIONS,
+    REWARD_SECTIONS,
+)
 from paddlenlp_ext.peft.registry import peft_methods
 from tests.common.scripts import LLM
 from tests.config.config_cases import SMALLEST, load, problems, write
@@ -16,7 +21,8 @@ ROOT = LLM / "config"
 PREFERENCE = sorted(ROOT.rglob("dpo_*.json"))
 REWARD = sorted(ROOT.rglob("reward_*.json"))
 QUANTIZATION = sorted(path for name in ("ptq", "gptq", "awq") for path in ROOT.rglob(f"{name}_*.json"))
-SHIPPED = sorted(set(ROOT.rglob("*.json")) - {*PREFERENCE, *REWARD, *QUANTIZATION})
+GRPO = sorted(ROOT.rglob("grpo_*.json"))
+SHIPPED = sorted(set(ROOT.rglob("*.json")) - {*PREFERENCE, *REWARD, *GRPO, *QUANTIZATION})
 BUILT = peft_methods()
 
 
@@ -42,6 +48,13 @@ def test_shipped_reward_file_loads(path):
     config = load_run_config([str(path)], BUILT, REWARD_SECTIONS)
     assert (config.peft is None) == (path.name == "reward_argument.json")
     assert config.train.metric_for_best_model == "accuracy" and config.data.zero_padding
+    assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
+
+
+@pytest.mark.parametrize("path", GRPO, ids=lambda path: str(path.relative_to(ROOT)))
+def test_shipped_grpo_file_loads(path):
+    config = load_run_config([str(path)], BUILT, GRPO_SECTIONS)
+    assert config.peft is not None and config.grpo.num_generations == config.train.per_device_train_batch_size
     assert [note for note in config.notes if "CPU" not in note and "flash_mask" not in note] == []
 
 

@@ -14,6 +14,7 @@ MERGE = ("--model_name_or_path", "m", "--output_path", "merged")
 PREDICT = ("--model_name_or_path", "m", "--data_file", "rows.json")
 ARGUMENTS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("finetune_generation.py", "run_dpo.py", "run_finetune.py", "run_quantization.py"), ()),
+    "run_grpo.py": (),
     **dict.fromkeys(("run_lm_eval.py", "run_reward.py", "predict/reward_predictor.py"), ()),
     **{f"merge_{name}_params.py": (f"--{name}_path", "a", *MERGE) for name in ("lokr", "lora", "peft", "vera")},
     "export_gguf.py": ("--model_name_or_path", "m", "--output_file", "m.gguf"),

@@ -23,7 +23,7 @@ CONFIGS = LLM / "config"
 METHODS = sorted(
     path.name.removesuffix("_argument.json")
     for path in (CONFIGS / "llama").glob("*.json")
-    if not path.name.startswith(("dpo", "reward", "ptq", "gptq", "awq"))  # of other programs
+    if not path.name.startswith(("dpo", "reward", "grpo", "ptq", "gptq", "awq"))  # of other programs
 )
 WORKER = str(Path(__file__).with_name("shipped_worker.py"))
 # Wide enough for the files' quantization blocks and ranks on each of two shards of a layer.

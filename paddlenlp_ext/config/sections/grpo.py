@@ -6,9 +6,11 @@ Names and defaults follow TRL's `GRPOConfig`; other names of the keys are from P
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from paddlenlp_ext.config.dataclass_options import OptionGroup, option
 from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 
 LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
 
@@ -17,9 +19,6 @@ LOSS_TYPES = ("grpo", "dr_grpo", "dapo", "bnpo")
 class GRPOConfig(OptionGroup):
     """`config.grpo`: groups of completions, and the loss."""
 
-    rollouts_path: str | None = option(
-        None, help="file with stored rollouts to train on instead of sampling completions (docs/grpo.md)"
-    )
     num_generations: int = option(
         8, minimum=2, aliases=("num_return_sequences", "rollout_n"), help="number of completions of a prompt (a group)"
     )
@@ -38,7 +37,7 @@ class GRPOConfig(OptionGroup):
     beta: float = option(
         0.0,
         minimum=0,
-        aliases=("kl_coeff", "kl_loss_coeff"),
+        aliases=("kl_loss_coeff",),
         help="weight of the KL divergence from the reference model",
     )
     use_bias_correction_kl: bool = option(True, help="multiply the KL divergence by the probability ratio")
@@ -92,7 +91,7 @@ class GRPOConfig(OptionGroup):
     share_prompt: bool = option(
         True, help="compute a prompt once for all its completions; false: once for each completion"
     )
-    max_rows: int = option(
+    sampling_batch_size: int = option(
         64, minimum=1, help="maximum number of completions that are sampled at the same time in each process"
     )
 
@@ -110,6 +109,19 @@ class GRPOConfig(OptionGroup):
     def has_reference(self) -> bool:
         """Return whether the loss uses a reference model."""
         return self.beta > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptDataConfig(PreferenceDataConfig):
+    """`config.data` of GRPO: files with rows of prompts, or stored rollouts."""
+
+    rollouts_path: str | None = option(
+        None, help="file with stored rollouts to train on instead of sampled completions (docs/grpo.md)"
+    )
+
+    def paths(self, train: bool, evaluate: bool) -> dict[str, Any]:
+        """Return the keys that name the data files of a run, with their values."""
+        return super().paths(train and self.rollouts_path is None, evaluate)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from paddlenlp_ext.config.errors import ConfigError, Report
 from paddlenlp_ext.config.paddlenlp_keys import SECTION_KEYS
 from paddlenlp_ext.config.run_config import RunConfig
 from paddlenlp_ext.config.validation import (
+    grpo,
     long_context,
     parallel,
     precision,
@@ -34,6 +35,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
         *(training.run_rules, training.rules, long_context.rules, precision.training_rules, precision.rules),
         *(safety.rules, parallel.rules, share_prefix.rules),
         *preference.rules_of(sections),
+        *((grpo.rules,) if "grpo" in sections else ()),
         training.idle_rules,
     ):
         rules.apply(arguments, report)
@@ -41,7 +43,7 @@ def check_run(sections: Mapping[str, Any], adapter: AdapterChoice, report: Repor
 
 def keys_of_rules() -> list[tuple[str, ...]]:
     """Return the keys of each rule of the training programs."""
-    modules = (training, long_context, precision, safety, parallel, share_prefix, preference)
+    modules = (training, long_context, precision, safety, parallel, share_prefix, preference, grpo)
     registries = (registry for module in modules for registry in vars(module).values() if isinstance(registry, Rules))
     return [keys for registry in registries for keys in registry.keys]
 
@@ -67,6 +69,7 @@ def check_trainer_config(config: RunConfig) -> None:
         precision.training_rules,
         share_prefix.rules,
         *preference.rules_of(arguments),
+        *((grpo.rules,) if "grpo" in arguments else ()),
     ):
         rules.apply(arguments, report)
     if report.problems:

@@ -44,6 +44,8 @@ def rules_of(sections: Collection[str]) -> tuple[Rules, ...]:
     """Return the rules for a program with the given sections."""
     if "preference" in sections:
         return row_rules, rules
+    if "grpo" in sections:
+        return (row_rules,)
     return (row_rules, reward_rules) if "reward" in sections else (other_rules,)
 
 

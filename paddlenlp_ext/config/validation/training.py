@@ -12,6 +12,7 @@ from paddlenlp_ext.config.metric_names import GENERATION_METRICS, LABEL_METRICS
 from paddlenlp_ext.config.recompute_options import parse_layers, parse_refined
 from paddlenlp_ext.config.sections.data import DataConfig
 from paddlenlp_ext.config.sections.generation import GenerationConfig
+from paddlenlp_ext.config.sections.grpo import SamplingConfig
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.config.sections.optim import SCHEDULES, OptimConfig
 from paddlenlp_ext.config.sections.parallel import ParallelConfig
@@ -355,6 +356,8 @@ def _note_idle_keys(
     written, defaults = _values_by_key(model, data, train, safety, optim, generation, parallel)
     noted: set[str] = set()
     for keys, switch, values, reason in _IDLE:
+        if switch == "eval_with_do_generation" and isinstance(generation, SamplingConfig):
+            continue  # GRPO samples in training
         for key in keys:
             is_changed = report.is_set(key) and written[key] != defaults[key]
             if is_changed and written[switch] in values and (noted | report.invalid_keys).isdisjoint((key, switch)):

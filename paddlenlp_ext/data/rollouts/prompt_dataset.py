@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from paddlenlp_ext.config.sections.grpo import PromptDataConfig
 from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
 from paddlenlp_ext.data.prediction_prompts import Prompt, encode_truncated_prompt, parse_prompt
 from paddlenlp_ext.data.readers.dataset_files import open_dataset, title_of
@@ -132,12 +133,10 @@ class StoredRollouts:
         return [self[index] for index in range(min(count, len(self)))]
 
 
-def load_policy_rows(
-    config: PreferenceDataConfig, *, split: str, rollouts_path: str | None, **inputs: Any
-) -> PromptDataset | StoredRollouts:
+def load_policy_rows(config: PromptDataConfig, *, split: str, **inputs: Any) -> PromptDataset | StoredRollouts:
     """Load the prompts of a split, or for training the groups of `rollouts_path`; see `load_prompts`."""
-    if split == "train" and rollouts_path is not None:
-        return StoredRollouts(read_rollouts(rollouts_path), rollouts_path)
+    if split == "train" and config.rollouts_path is not None:
+        return StoredRollouts(read_rollouts(config.rollouts_path), config.rollouts_path)
     return load_prompts(config, split, **inputs)
 
 

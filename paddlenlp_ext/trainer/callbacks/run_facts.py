@@ -31,9 +31,8 @@ def describe_run_start(config: RunConfig, rows: Any, total_steps: int, command: 
         total_steps: number of optimizer steps.
         command: program and arguments of the command that started the process.
     """
-    kind = "reward" if config.reward is not None else "dpo" if config.preference is not None else "sft"
     return {
-        "kind": kind,
+        "kind": kind_of_run(config),
         "total_steps": total_steps,
         "warmup_steps": num_warmup_steps(config.optim, total_steps),
         "command": command_without_secrets(command),
@@ -41,6 +40,12 @@ def describe_run_start(config: RunConfig, rows: Any, total_steps: int, command: 
         "environment": dict(_environment()),
         "data": without_secrets(_data_facts(rows)),
     }
+
+
+def kind_of_run(config: RunConfig) -> str:
+    """Return the command that starts a run with this configuration: sft, dpo, reward or grpo."""
+    kinds = {"reward": config.reward, "dpo": config.preference, "grpo": config.grpo}
+    return next((kind for kind, section in kinds.items() if section is not None), "sft")
 
 
 def changed_keys(config: RunConfig) -> dict[str, list[Any]]:

@@ -21,7 +21,7 @@ from paddlenlp_ext.utils.logging import get_logger
 
 logger = get_logger(__name__)
 
-_OBJECTIVE_SECTIONS = ("preference", "reward")
+_OBJECTIVE_SECTIONS = ("preference", "reward", "grpo", "rewards")
 _REPORTED_SECTIONS = ("optim", "precision")
 _WITHOUT_EFFECT = ("device", "scale_loss")  # a run may resume on another device, and restores the loss scale
 _MAX_PROBLEMS = 5
@@ -133,7 +133,7 @@ def checkpoint_damage(folder: Path) -> list[str]:
 
 
 def _check_same_objective(checkpoint: Path, config: RunConfig) -> None:
-    """Check that the options of the preference loss or the reward model have the values of the checkpoint.
+    """Check that the options of the preference loss, of the reward model or of GRPO have the values of the checkpoint.
 
     Raises:
         ValueError: an option has changed; the message gives the old and the new value.

@@ -137,7 +137,8 @@ def _estimate_process(
         packed=packed,
         share=share,
     )
-    if config.preference is None or not config.preference.keeps_reference:
+    keeps = config.preference is not None and config.preference.keeps_reference
+    if not keeps and (config.grpo is None or not config.grpo.has_reference):
         return estimate
     trained = sum(math.prod(parameter.shape) for parameter in trainable_parameters(model).values())
     copied = trained * (bytes_per_weight if config.peft is None else 4)  # adapter weights are float32

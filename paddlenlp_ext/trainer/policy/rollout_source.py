@@ -35,7 +35,7 @@ class RolloutSource:
         forward_backward: schedule of the model's forward passes.
 
     Attributes:
-        rewards: reward functions; empty with `rollouts_path`.
+        rewards: reward functions.
         seconds, num_tokens: time and tokens of sampling since `reset_timer`.
 
     Raises:
@@ -43,10 +43,10 @@ class RolloutSource:
     """
 
     def __init__(self, config: RunConfig, model: TrainableModel, forward_backward: ForwardBackward) -> None:
-        assert config.grpo is not None and config.rewards is not None, "a run of GRPO must have the sections"
+        assert config.grpo is not None and config.rewards is not None, "a run of GRPO must have grpo and rewards"
         self._config, self._options = config, config.grpo
         self._model, self._forward_backward = model, forward_backward
-        self.rewards = [] if config.grpo.rollouts_path else load_rewards(config.rewards)
+        self.rewards = load_rewards(config.rewards)
         self.reset_timer()
 
     def reset_timer(self) -> None:
@@ -84,7 +84,7 @@ class RolloutSource:
                 num_completions,
                 self._config.generation,
                 end_tokens=self.end_tokens,
-                max_rows=self._options.max_rows,
+                max_rows=self._options.sampling_batch_size,
                 seed=seed,
             )
         self.seconds += time.perf_counter() - started

@@ -1,0 +1,148 @@
+"""Program run_grpo.py: training on sampled and stored completions, evaluation, dry run, preview and errors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paddlenlp_ext.cli.run_finetune import run_finetune
+from paddlenlp_ext.config.errors import ConfigError
+from paddlenlp_ext.config.run_config import GRPO_SECTIONS
+from paddlenlp_ext.data.rollouts.rollout import read_rollouts
+
+PROMPTS = [{"src": f"{word} fig =", "answer": "fig"} for word in ("red", "blue", "lime", "plum")]
+REWARDS = """
+def even(prompts, completions, completion_ids, answer, **columns):
+    assert len(prompts) == len(completions) == len(answer) and set(answer) == {"fig"}
+    return [sum(token % 2 == 0 for token in ids) / len(ids) for ids in completion_ids]
+
+def short(completion_ids, **columns):
+    return [-0.01 * len(ids) for ids in completion_ids]
+"""
+
+
+@pytest.fixture
+def run(run_folders: Path):
+    """Return a function that runs the program with prompts, and further keys."""
+    (run_folders / "prompts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in 2 * PROMPTS))
+    (run_folders / "rewards.py").write_text(REWARDS)
+
+    def run_with(**more: Any) -> Path:
+        keys = {
+            "model_name_or_path": run_folders / "model",
+            "train_dataset_path": run_folders / "prompts.jsonl",
+            "output_dir": run_folders / "out",
+            "chat_template": "none",
+            **dict.fromkeys(("do_train", "disable_tqdm"), "true"),
+            "reward_funcs": f"{run_folders}/rewards.py:even,{run_folders}/rewards.py:short",
+            "reward_weights": "1,0.5",
+            "num_generations": 4,
+            "per_device_train_batch_size": 8,
+            "gradient_accumulation_steps": 2,
+            "max_completion_length": 6,
+            "num_train_epochs": 1,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "device": "cpu",
+            **more,
+        }
+        words = [word for key, value in keys.items() if value is not None for word in (f"--{key}", str(value))]
+        run_finetune(words, GRPO_SECTIONS, "run_grpo.py")
+        return Path(str(keys["output_dir"]))
+
+    return run_with
+
+
+def metrics(folder: Path) -> list[dict[str, float]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if "loss" in line]
+
+
+def test_run_grpo_raises_the_reward_and_writes_rollouts(run):
+    out = run(num_train_epochs=15, learning_rate=1e-2)
+    steps = metrics(out)
+    assert np.mean([step["reward"] for step in steps[-5:]]) > steps[0]["reward"] + 0.3
+    for step in steps:
+        assert step["sampling/sampling_logp_difference/max"] < 1e-5
+        assert step["reward"] == pytest.approx(step["rewards/even/mean"] + 0.5 * step["rewards/short/mean"])
+        assert 1 <= step["completions/min_length"] <= step["completions/max_length"] <= 6
+    files = sorted((out / "rollouts").iterdir())
+    assert len(files) == len(steps) == 30
+    assert files[0].name == "epoch-0-batch-000000.jsonl"
+    assert [len(rollout.completion_ids) for rollout in read_rollouts(files[0])] == [4] * 4
+
+
+@pytest.mark.parametrize("adapter", [{}, {"lora": "true", "lora_rank": 2}])
+def test_run_grpo_on_stored_rollouts_repeats_the_steps_of_the_run_that_wrote_them(run, run_folders, adapter):
+    options = {"beta": 0.1, "max_steps": 1, "learning_rate": 1e-2, **adapter}
+    first = run(**options, output_dir=run_folders / "first")
+    stored = first / "rollouts" / "epoch-0-batch-000000.jsonl"
+    second = run(
+        **options,
+        output_dir=run_folders / "second",
+        rollouts_path=stored,
+        train_dataset_path=None,
+        reward_funcs=None,
+        reward_weights=None,
+    )
+    one, other = metrics(first)[0], metrics(second)[0]
+    for name in ("loss", "grad_norm", "reward", "rewards/even/mean", "kl", "entropy"):
+        assert one[name] == pytest.approx(other[name], rel=1e-5, abs=1e-6), name
+
+
+def test_run_grpo_uses_a_sampled_batch_for_several_steps(run):
+    out = run(num_iterations=2, steps_per_generation=4, max_steps=-1, learning_rate=1e-2)
+    steps = metrics(out)
+    assert len(list((out / "rollouts").iterdir())) == 1
+    assert [("reward" in step) for step in steps] == [True, False, False, False]
+    assert steps[3]["clip_ratio/region_mean"] >= 0
+
+
+def test_run_grpo_evaluates_the_reward_of_sampled_completions(run, run_folders):
+    out = run(
+        do_eval="true",
+        dev_dataset_path=run_folders / "prompts.jsonl",
+        evaluation_strategy="epoch",
+        num_generations_eval=2,
+        metric_for_best_model="reward",
+        max_steps=2,
+    )
+    results = json.loads((out / "eval_results.json").read_text())
+    assert results["eval_num_rows"] == 8
+    assert results["eval_reward"] == pytest.approx(
+        results["eval_rewards/even/mean"] + 0.5 * results["eval_rewards/short/mean"]
+    )
+
+
+def test_run_grpo_dry_run_and_preview_train_nothing(run, run_folders, capsys):
+    run(dry_run="true")
+    assert "dapo; 4 completions of each prompt" in capsys.readouterr().out
+    run(preview_data=1)
+    assert "red fig =" in capsys.readouterr().out
+    assert not (run_folders / "out" / "rollouts").exists()
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"per_device_train_batch_size": 6}, "6 completions are not a multiple of num_generations: 4"),
+        ({"steps_per_generation": 3}, "not a multiple of gradient_accumulation_steps: 2"),
+        ({"reward_funcs": None}, "reward_funcs is not set"),
+        ({"sharding": "stage3"}, "stage3 shards the weights"),
+        ({"delta": 1.1}, "is below 1 \\+ epsilon_high"),
+    ],
+)
+def test_run_grpo_with_wrong_keys_is_an_error(run, keys, message):
+    with pytest.raises(ConfigError, match=message):
+        run(**keys)
+
+
+def test_run_grpo_with_invalid_rollouts_names_the_line(run, run_folders):
+    file = run_folders / "stored.jsonl"
+    file.write_text('{"prompt_ids": [1], "completion_ids": [[2], [3]], "old_logps": [[-1.0]], "rewards": [1, 0]}\n')
+    with pytest.raises(ValueError, match=r"stored\.jsonl:1: .*one number per token"):
+        run(rollouts_path=file)
