@@ -13,9 +13,8 @@ from paddlenlp_ext.checkpoint.config_json_schema import check_config_values
 from paddlenlp_ext.checkpoint.file_layouts.base import FileLayout
 from paddlenlp_ext.checkpoint.file_layouts.fused_projections import FusedLayers, join_fused, split_fused
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
-from paddlenlp_ext.models.config_json_defaults import ConfigJsonReader
 from paddlenlp_ext.models.layer_shape import LayerEmbeddingShape, LayerShape, attention_weights
-from paddlenlp_ext.models.registry import FAMILIES, unsupported_family
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader, unsupported_family
 from paddlenlp_ext.nn.attention import Attention, AttentionLayer, AttentionShape, QKNorm
 from paddlenlp_ext.nn.experts import ExpertShape, MixtureOfExperts
 from paddlenlp_ext.nn.feed_forward import FeedForward, FeedForwardLayer, ScaledFeedForward
@@ -183,9 +182,9 @@ class DecoderConfig:
         family = FAMILIES.get(source["model_type"])
         for key in _REQUIRED:
             if key not in family.derived:
-                ConfigJsonReader(source, family).size(key)
+                ConfigReader(source, family).size(key)
         completed = family.complete(source)
-        reader = ConfigJsonReader(completed, family)
+        reader = ConfigReader(completed, family)
         activation = reader.value(family.activation_key)
         activations = _ACTIVATIONS if family.gated else _UNGATED_ACTIVATIONS
         if activation not in activations:
@@ -247,7 +246,7 @@ class DecoderConfig:
     def value(self, key: str) -> Any:
         """Return the value of a key of config.json, or the family's default; None if the value is null or absent."""
         family = FAMILIES.get(self.model_type)
-        return ConfigJsonReader(family.complete(self.source), family).value(key)
+        return ConfigReader(family.complete(self.source), family).value(key)
 
     @property
     def max_context(self) -> int:

@@ -8,9 +8,8 @@ import pytest
 
 from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.config_json_schema import KEYS
-from paddlenlp_ext.models.config_json_defaults import ConfigJsonReader
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.registry import FAMILIES
+from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
 from paddlenlp_ext.nn.rope import RotaryEmbeddings
 from tests.generation.tiny_models import FAMILIES as MODELS
 from tests.generation.tiny_models import SIZES
@@ -40,8 +39,8 @@ def test_from_dict_value_of_another_type_raises_with_key_and_value(model):
 @pytest.mark.parametrize("model", MODELS)
 def test_keys_that_a_family_reads_are_declared(model, monkeypatch):
     read = set()
-    value = ConfigJsonReader.value
-    monkeypatch.setattr(ConfigJsonReader, "value", lambda self, key: (read.add(key), value(self, key))[1])
+    value = ConfigReader.value
+    monkeypatch.setattr(ConfigReader, "value", lambda self, key: (read.add(key), value(self, key))[1])
     DecoderConfig.from_dict({**SIZES, **MODELS[model]})
     assert len(read) > 8 and read <= KEYS.keys()
 
