@@ -33,17 +33,22 @@ def read_model_config(path: str | os.PathLike[str]) -> dict[str, Any]:
         from paddlenlp_ext.checkpoint.gguf.read_config import config_from_gguf
 
         config = config_from_gguf(open_gguf(path))
-        check_config_values(config, str(path))
-        return config
-    if not path.is_dir():
-        raise ValueError(f"{path}: no such directory")
-    if not (path / "config.json").is_file():
-        raise ValueError(f"{path}: config.json is missing; expected a Hugging Face model folder")
-    check_links(path)
-    config = text_config(read_json_object(path / "config.json"))
-    if not isinstance(config.get("model_type"), str):
-        raise ValueError(f'{path / "config.json"}: "model_type" is missing; copy config.json from the original model')
+    else:
+        config = _read_folder(path)
     check_config_values(config, str(path))
+    return config
+
+
+def _read_folder(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise ValueError(f"{folder}: no such directory")
+    file = folder / "config.json"
+    if not file.is_file():
+        raise ValueError(f"{folder}: config.json is missing; expected a Hugging Face model folder")
+    check_links(folder)
+    config = text_config(read_json_object(file))
+    if not isinstance(config.get("model_type"), str):
+        raise ValueError(f'{file}: "model_type" is missing; copy config.json from the original model')
     return config
 
 
