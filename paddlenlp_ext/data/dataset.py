@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
@@ -18,13 +17,12 @@ from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import choose_template
-from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.encoded_row import EncodedRow
 from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
-from paddlenlp_ext.data.tokenization.workers import tokenize
+from paddlenlp_ext.data.tokenization.token_cache import load_or_tokenize
 from paddlenlp_ext.utils.json_reader import Location
 
 
@@ -149,51 +147,38 @@ def load_dataset(
     """
     if isinstance(dataset_name_or_path, DataConfig):
         assert not keys, "data keys must be set in the configuration"
-        config = dataset_name_or_path
-        return load_split(config, split, open_dataset(config, split), tokenizer, template, fingerprint)
+        return load_split(dataset_name_or_path, split, tokenizer, template, fingerprint)
     if isinstance(dataset_name_or_path, str | os.PathLike):
         path = os.fspath(dataset_name_or_path)
         keys.setdefault("eval_dataset_path", (path,))
-        config = DataConfig(dataset_name_or_path=path, **keys)
-        readers = open_dataset(config, split)
-    else:
-        config = DataConfig(**keys)
-        readers = open_dataset(config, split, rows=dataset_name_or_path)
-    return load_split(config, split, readers, tokenizer, template, fingerprint)
+        return load_split(DataConfig(dataset_name_or_path=path, **keys), split, tokenizer, template, fingerprint)
+    return load_split(DataConfig(**keys), split, tokenizer, template, fingerprint, rows=dataset_name_or_path)
 
 
 def load_split(
     config: DataConfig,
     split: str,
-    readers: Sequence[Reader],
     tokenizer: Any,
     template: ChatTemplate | None = None,
     fingerprint: str | None = None,
+    rows: Rows | None = None,
 ) -> TokenizedDataset:
-    """Tokenize the rows of a list of readers, or memory-map their tokens from the cache; see `load_dataset`.
+    """Tokenize a split of the configured datasets, or of rows in memory; see `load_dataset`.
 
     With `share_prefix`, also find the prefixes that training rows share.
     """
+    readers = open_dataset(config, split, rows=rows)
     template = choose_template(config, tokenizer, template)
     encoder = RowEncoder.from_config(config, template, readers)
-    key = cache_key(
-        readers=readers,
-        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
-        template_text=template.identity,
-        # Earlier versions truncated plain text; the value "split" invalidates the caches of these versions.
-        options={
-            **vars(encoder.limits),
-            "bad_rows": config.bad_rows,
-            "autoregressive": config.autoregressive and "split",
-        },
+    _, arrays, stats = load_or_tokenize(
+        config,
+        split,
+        readers,
+        encoder,
+        fingerprint or tokenizer_fingerprint(tokenizer),
+        title=title_of(config, readers),
         reads_more=template.writes_messages and config.bad_rows == "drop",
     )
-
-    def build(folder: Path) -> DataStats:
-        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
-
-    arrays, stats = load_or_build(cache_dir(config) / f"{split}-{key[:32]}", build)
-    stats.log(f"{split} rows of {title_of(config, readers)}")
     dataset = TokenizedDataset(arrays, stats, readers, template, config.autoregressive)
     if config.share_prefix and split == "train":
         dataset.prefixes = find_prefixes([arrays], config.max_length)

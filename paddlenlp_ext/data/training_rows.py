@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data.dataset import TokenizedDataset, load_dataset, load_split
+from paddlenlp_ext.data.dataset import TokenizedDataset, load_split
 from paddlenlp_ext.data.mixture import MixedDataset, parse_weights
 from paddlenlp_ext.data.readers.dataset_files import dataset_names, open_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
@@ -45,31 +46,34 @@ def load_rows(
     Raises:
         ValueError: see `load_dataset`.
     """
-    if rows is not None:
-        return load_split(config, split, open_dataset(config, split, rows=rows), tokenizer, template, fingerprint)
     is_special = config.lazy or config.train_dataset_prob is not None
-    if split != "train" or config.dataset_name_or_path is None or not is_special:
-        return load_dataset(config, split, tokenizer, template, fingerprint)
+    if rows is not None or split != "train" or config.dataset_name_or_path is None or not is_special:
+        return load_split(config, split, tokenizer, template, fingerprint, rows)
     names = dataset_names(config.dataset_name_or_path)
+    weights = None if config.train_dataset_prob is None else parse_weights(config.train_dataset_prob, names)
     fingerprint = fingerprint or tokenizer_fingerprint(tokenizer)
     template = choose_template(config, tokenizer, template)
     if config.lazy:
-        return _open_stream(config, names, template, fingerprint)
-    assert config.train_dataset_prob is not None
-    weights = parse_weights(config.train_dataset_prob, names)
+        return _open_stream(config, names, weights, template, fingerprint)
+    assert weights is not None
     parts = [
-        load_dataset(replace(config, dataset_name_or_path=name), "train", tokenizer, template, fingerprint)
+        load_split(replace(config, dataset_name_or_path=name), "train", tokenizer, template, fingerprint)
         for name in names
     ]
     return MixedDataset(parts, names, weights)
 
 
-def _open_stream(config: DataConfig, names: tuple[str, ...], template: ChatTemplate, fingerprint: str) -> TokenStream:
+def _open_stream(
+    config: DataConfig,
+    names: Sequence[str],
+    weights: Sequence[float] | None,
+    template: ChatTemplate,
+    fingerprint: str,
+) -> TokenStream:
     opened = [open_dataset(replace(config, dataset_name_or_path=name), "train", is_stream=True) for name in names]
-    if config.train_dataset_prob is None:
+    if weights is None:
         sources = [Source(", ".join(names), [reader for readers in opened for reader in readers])]
     else:
-        weights = parse_weights(config.train_dataset_prob, names)
         sources = [Source(*each) for each in zip(names, opened, weights, strict=True)]
     readers = [reader for source in sources for reader in source.readers]
     encoder = RowEncoder.from_config(config, template, readers)

@@ -20,12 +20,11 @@ from paddlenlp_ext.data.readers.dataset_files import open_dataset
 from paddlenlp_ext.data.readers.in_memory import Rows
 from paddlenlp_ext.data.templates.base import ChatTemplate
 from paddlenlp_ext.data.templates.load import load_configured_template
-from paddlenlp_ext.data.tokenization.cache_key import cache_key, tokenizer_fingerprint
+from paddlenlp_ext.data.tokenization.cache_key import tokenizer_fingerprint
 from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenArrays
 from paddlenlp_ext.data.tokenization.statistics import DataStats
-from paddlenlp_ext.data.tokenization.token_cache import cache_dir, load_or_build
+from paddlenlp_ext.data.tokenization.token_cache import load_or_tokenize
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
-from paddlenlp_ext.data.tokenization.workers import tokenize
 
 
 class PairDataset(TokenizedDataset):
@@ -150,25 +149,9 @@ def load_pairs(
     """
     template = template or load_configured_template(config, tokenizer)
     readers, encoder = open_pairs(encoder_class, config, share_prompt, split, template, rows)
-    limits = encoder.limits
-    key = cache_key(
-        readers=readers,
-        tokenizer=fingerprint or tokenizer_fingerprint(tokenizer),
-        template_text=template.identity,
-        options={
-            **vars(limits),
-            "bad_rows": config.bad_rows,
-            "rows": encoder_class.rows_key,
-            "share_prompt": share_prompt,
-        },
-    )
-
-    def build(folder: Path) -> DataStats:
-        return tokenize(readers, encoder, folder, config.bad_rows, config.dataset_num_proc)
-
-    folder = cache_dir(config) / f"{split}-{key[:32]}"
-    arrays, stats = load_or_build(folder, build)
-    stats.log(f"{split} rows of {', '.join(encoder.files)}")
+    fingerprint = fingerprint or tokenizer_fingerprint(tokenizer)
+    title = ", ".join(encoder.files)
+    folder, arrays, stats = load_or_tokenize(config, split, readers, encoder, fingerprint, title)
     return PairDataset(arrays, stats, readers, template, encoder, folder)
 
 

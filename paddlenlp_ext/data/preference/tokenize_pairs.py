@@ -92,6 +92,11 @@ class PreferenceEncoder(RowEncoder):
     scores_last_tokens: ClassVar[bool] = False
     """`TokenizedPair.scores_last_tokens` of the rows."""
 
+    @property
+    def key_options(self) -> dict[str, Any]:
+        """Options of the encoder in the cache key, besides `limits`."""
+        return {"rows": self.rows_key, "share_prompt": self.share_prompt}
+
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[PairRow | InvalidRow]:
         """Parse, render, tokenize and truncate rows in order; an invalid row yields an `InvalidRow`."""
         return in_chunks(rows, self._encode_chunk)

@@ -249,6 +249,12 @@ class RowEncoder:
         limits = LengthLimits(config.src_length, config.max_length, config.truncation)
         return cls(template, limits, config.autoregressive, tuple(reader.name for reader in readers))
 
+    @property
+    def key_options(self) -> dict[str, Any]:
+        """Options of the encoder in the cache key, besides `limits`."""
+        # Earlier versions truncated plain text; the value "split" invalidates the caches of these versions.
+        return {"autoregressive": self.autoregressive and "split"}
+
     def encode_rows(self, rows: Iterable[SourceRow | InvalidRow]) -> Iterator[TokenizedRow | InvalidRow]:
         """Parse, render, tokenize and truncate rows in order; an invalid row yields one `InvalidRow`."""
         return encode_rows(rows, self.template, self.limits, self.autoregressive)

@@ -9,13 +9,17 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.config.sections.data import DataConfig
+from paddlenlp_ext.data.readers.base import Reader
+from paddlenlp_ext.data.tokenization.cache_key import cache_key
 from paddlenlp_ext.data.tokenization.memory_mapped_arrays import VALUES_FILE, TokenArrays, file_name_of
+from paddlenlp_ext.data.tokenization.row_encoder import RowEncoder
 from paddlenlp_ext.data.tokenization.statistics import DataStats
+from paddlenlp_ext.data.tokenization.workers import tokenize
 from paddlenlp_ext.utils.files import atomic_folder, read_json_object, sibling, write_json
 from paddlenlp_ext.utils.locks import waiting_lock
 from paddlenlp_ext.utils.logging import get_logger
@@ -28,9 +32,45 @@ _CHUNK_BYTES = 1 << 22
 DEFAULT_CACHE = Path("~/.cache/paddlenlp_ext/data")
 
 
-def cache_dir(config: DataConfig) -> Path:
-    """Return the directory that holds the cached tokens of all datasets, one subdirectory per tokenized split."""
-    return Path(config.data_cache_dir or DEFAULT_CACHE).expanduser()
+def load_or_tokenize(
+    config: DataConfig,
+    split: str,
+    readers: Sequence[Reader],
+    encoder: RowEncoder,
+    fingerprint: str,
+    title: str,
+    reads_more: bool = False,
+) -> tuple[Path, TokenArrays, DataStats]:
+    """Map the tokens of a split from the cache, and log their statistics; tokenize the split if it is not cached.
+
+    Args:
+        config: `config.data` of a run.
+        split: "train", "dev" or "test".
+        readers: readers of the split, in reading order.
+        encoder: encoder of the rows.
+        fingerprint: the result of `tokenizer_fingerprint`.
+        title: name of the data in the log.
+        reads_more: see `cache_key`.
+
+    Returns:
+        The directory of the split in the cache, the tokens and the statistics.
+
+    Raises:
+        ValueError: see `tokenize` and `load_or_build`.
+    """
+    key = cache_key(
+        readers=readers,
+        tokenizer=fingerprint,
+        template_text=encoder.template.identity,
+        options={**vars(encoder.limits), "bad_rows": config.bad_rows, **encoder.key_options},
+        reads_more=reads_more,
+    )
+    folder = Path(config.data_cache_dir or DEFAULT_CACHE).expanduser() / f"{split}-{key[:32]}"
+    arrays, stats = load_or_build(
+        folder, lambda draft: tokenize(readers, encoder, draft, config.bad_rows, config.dataset_num_proc)
+    )
+    stats.log(f"{split} rows of {title}")
+    return folder, arrays, stats
 
 
 def load_or_build(folder: Path, build: Callable[[Path], DataStats]) -> tuple[TokenArrays, DataStats]:

@@ -15,7 +15,6 @@ from rich.console import Console
 from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.packing import PackingPlan
-from paddlenlp_ext.data.preference import pair_dataset as dataset_module
 from paddlenlp_ext.data.preference.collate_pairs import collate_pairs
 from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset
 from paddlenlp_ext.data.preference.tokenize_pairs import PreferenceEncoder
@@ -26,6 +25,7 @@ from paddlenlp_ext.data.rows.errors import DataError
 from paddlenlp_ext.data.rows.source_row import SourceRow
 from paddlenlp_ext.data.templates.load import load_template
 from paddlenlp_ext.data.templates.plain import PlainTemplate
+from paddlenlp_ext.data.tokenization import token_cache as token_cache_module
 from paddlenlp_ext.data.tokenization.truncation import LengthLimits
 from paddlenlp_ext.utils.json_reader import Location
 from tests.data.tiny_tokenizers import TEMPLATES
@@ -114,8 +114,8 @@ def test_load_preference_dataset_reads_rated_answers_for_kto_only(load, tmp_path
 
 def test_load_preference_dataset_builds_once_and_keys_the_cache_by_its_options(load, monkeypatch):
     calls = []
-    real = dataset_module.tokenize
-    monkeypatch.setattr(dataset_module, "tokenize", lambda *a: calls.append(1) or real(*a))
+    real = token_cache_module.tokenize
+    monkeypatch.setattr(token_cache_module, "tokenize", lambda *a: calls.append(1) or real(*a))
     first, second = load(PAIR), load(PAIR)
     assert len(calls) == 1 and first[0].tokens.tolist() == second[0].tokens.tolist()
     assert first.cache_folder == second.cache_folder

@@ -15,11 +15,11 @@ import pytest
 from tokenizers import normalizers
 
 from paddlenlp_ext.config.sections.data import DataConfig
-from paddlenlp_ext.data import dataset as dataset_module
 from paddlenlp_ext.data.dataset import load_dataset
 from paddlenlp_ext.data.readers.dataset_files import open_reader
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.data.tokenization import cache_key as cache_key_module
+from paddlenlp_ext.data.tokenization import token_cache as token_cache_module
 from paddlenlp_ext.data.tokenization.memory_mapped_arrays import TokenWriter
 from paddlenlp_ext.data.tokenization.statistics import DataStats
 from paddlenlp_ext.data.tokenization.token_cache import load_or_build
@@ -46,7 +46,7 @@ def key_of(options, tmp_path, monkeypatch):
     names = []
     real = load_or_build
     monkeypatch.setattr(
-        dataset_module, "load_or_build", lambda folder, build: names.append(folder.name) or real(folder, build)
+        token_cache_module, "load_or_build", lambda folder, build: names.append(folder.name) or real(folder, build)
     )
 
     def load(tokenizer=None, split="train", folder=None, **changed):
@@ -216,7 +216,7 @@ def test_load_dataset_with_a_cache_of_an_older_commit_reads_it(tmp_path, monkeyp
     monkeypatch.chdir(folder)
     versions = json.loads((folder / "versions.json").read_text())
     monkeypatch.setattr(cache_key_module, "version", versions.__getitem__)
-    monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
+    monkeypatch.setattr(token_cache_module, "tokenize", must_not_run)
     dataset = load_dataset(DataConfig(**vars(data_config())), "train", make_words_tokenizer())
     account = DataStats(
         num_read=4,
@@ -287,7 +287,7 @@ def test_load_dataset_twice_tokenizes_once(options, tokenizer, tmp_path, monkeyp
     folder = write(tmp_path / "set")
     first = load_dataset(options(folder), "train", tokenizer)
 
-    monkeypatch.setattr(dataset_module, "tokenize", must_not_run)
+    monkeypatch.setattr(token_cache_module, "tokenize", must_not_run)
     second = load_dataset(options(folder), "train", tokenizer)
     assert second.stats == first.stats
     for index in range(len(first)):
