@@ -133,10 +133,7 @@ def load_data(
             invalid.
     """
     data = load_tokenizing(config, tokenizer)
-    train, dev = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
-    test = None
-    if config.train.do_predict:
-        test = row_loader(config, data.tokenizer, data.template)(config.data, split="test")
+    train, dev, test = load_splits(config, data.tokenizer, data.template, train_rows, eval_rows)
     return replace(data, train_rows=train, eval_rows=dev, test_rows=test)
 
 
@@ -146,12 +143,26 @@ def load_splits(
     template: ChatTemplate,
     train_rows: Rows | None = None,
     eval_rows: Rows | Mapping[str, Rows] | None = None,
-) -> tuple[TrainingRows | None, TokenizedDataset | Mapping[str, TokenizedDataset] | None]:
-    """Tokenize the training rows and the dev sets of a run; see `load_data` for the arguments."""
-    load = row_loader(config, tokenizer, template)
+) -> tuple[TrainingRows | None, TokenizedDataset | Mapping[str, TokenizedDataset] | None, TokenizedDataset | None]:
+    """Tokenize the training rows, the dev sets and the test split of a run; see `load_data` for the arguments.
+
+    Returns:
+        `train_rows`, `eval_rows` and `test_rows` of `RunData`.
+    """
+    load = _row_loader(config, tokenizer, template)
     train = load(config.data, split="train", rows=train_rows) if config.train.do_train else None
-    if not config.train.do_eval:
-        return train, None
+    dev = _load_dev_sets(config, load, train_rows, eval_rows) if config.train.do_eval else None
+    test = load(config.data, split="test") if config.train.do_predict else None
+    return train, dev, test
+
+
+def _load_dev_sets(
+    config: RunConfig,
+    load: Callable[..., Any],
+    train_rows: Rows | None,
+    eval_rows: Rows | Mapping[str, Rows] | None,
+) -> TokenizedDataset | Mapping[str, TokenizedDataset]:
+    """Tokenize the dev sets with a function from `_row_loader`; return a single unnamed dev set itself."""
     eval_rows = train_rows if config.data.dev_ratio else eval_rows
     if eval_rows is None:
         sections = {
@@ -160,7 +171,7 @@ def load_splits(
         sets = {name: load(section, split="dev") for name, section in sections.items()}
     else:
         sets = {name: load(config.data, split="dev", rows=rows) for name, rows in rows_by_dev_set(eval_rows).items()}
-    return train, sets.get("", sets)  # the name of a single dev set is ""
+    return sets.get("", sets)  # the name of a single dev set is ""
 
 
 def load_tokenizing(config: RunConfig, tokenizer: Any = None) -> RunData:
@@ -185,7 +196,7 @@ def load_tokenizing(config: RunConfig, tokenizer: Any = None) -> RunData:
     return RunData(source, tokenizer, template, None, None)
 
 
-def row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
+def _row_loader(config: RunConfig, tokenizer: Any, template: ChatTemplate) -> Callable[..., Any]:
     """Return the function that tokenizes a split for the objective of the run.
 
     The function takes the data section of the run, `split="train"`, `"dev"` or `"test"`, and optionally `rows` in

@@ -113,7 +113,7 @@ class _TaskTrainer:
         choose_device(config.precision.device)
         tokenizer = self.processing_class
         template = load_training_template(config.data, tokenizer)
-        rows, dev = load_splits(config, tokenizer, template, train_rows, eval_rows)
+        rows, dev, _ = load_splits(config, tokenizer, template, train_rows, eval_rows)
         check_training_rows(config, rows, dev, model.config.max_context)
         adapted = model if isinstance(model, PeftModel) else adapt_model(model, config)
         adapted.add_eos_token_ids({*template.stop_token_ids, tokenizer.eos_token_id} - {None})

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paddlenlp_ext.trainer import load_data as load_data_module
 from paddlenlp_ext.trainer.load_data import check_training_rows, load_data
 from paddlenlp_ext.utils.json_reader import IN_MEMORY
 from paddlenlp_ext.utils.logging import get_logger
@@ -96,3 +97,21 @@ def test_load_data_reads_rows_in_memory_in_place_of_files(run_folders):
     assert (len(data.train_rows), len(data.eval_rows)) == (2, 1)
     named = load_data(config, train_rows=ROWS, eval_rows={"short": ROWS[:1], "all": ROWS})
     assert {name: len(rows) for name, rows in named.eval_rows.items()} == {"short": 1, "all": 2}
+
+
+def test_load_data_with_all_splits_reads_each_split_and_hashes_the_tokenizer_once(run_folders, monkeypatch):
+    folder = run_folders / "rows"
+    folder.mkdir()
+    for number, split in enumerate(("train", "dev", "test"), start=1):
+        (folder / f"{split}.json").write_text(number * (json.dumps(ROWS[0]) + "\n"))
+    config = config_for(run_folders)
+    config = replace(
+        config,
+        train=replace(config.train, do_train=True, do_eval=True, do_predict=True),
+        data=replace(config.data, dataset_name_or_path=str(folder)),
+    )
+    hashed, real = [], load_data_module.tokenizer_fingerprint
+    monkeypatch.setattr(load_data_module, "tokenizer_fingerprint", lambda each: hashed.append(each) or real(each))
+    data = load_data(config)
+    assert [len(rows) for rows in (data.train_rows, data.eval_rows, data.test_rows)] == [1, 2, 3]
+    assert len(hashed) == 1
