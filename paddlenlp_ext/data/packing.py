@@ -19,9 +19,8 @@ needed rows nearly always exist.
 
 The lengths of the unpacked rows are stored as bits of a large integer: bit n is set if a row of length n is unpacked. A
 second integer has the bits in reverse order. Finding the longest row that fits, or all pairs with a given sum, takes a
-few integer operations, so packing a million rows takes about a second in plain Python. docs/benchmarks/data.md compares
-the fraction of filled positions with an upper bound. The gap is below 0.1 % for instruction data of many lengths, at
-most 0.7 % for GSM8K, and 3 % for `inflection`, whose rows have similar lengths.
+few integer operations, so packing a million rows takes about a second in plain Python. The packs of the last group are
+repacked (data/repack.py). docs/benchmarks/data.md compares the fraction of filled positions with an upper bound.
 
 Load balancing: the attention cost of a pack is the sum of the squared lengths of its rows. Equally full packs differ
 widely in cost: one row of 2,000 tokens costs twenty times as much as twenty rows of 100. In an optimizer step, all
@@ -36,6 +35,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from paddlenlp_ext.data.repack import CLOSE_WASTE, repack
 from paddlenlp_ext.data.shared_prefixes import SharedPrefixes, bundle_rows
 
 Pack = list[int]
@@ -47,8 +47,6 @@ CARRIED_ROWS = 1024
 """Number of unpacked rows that are carried over to the next group, so that many rows are available for every pack."""
 CLOSE_WITHIN = 3.0
 """Remaining space, as a multiple of the mean row length, at which greedy packing looks for rows to complete a pack."""
-CLOSE_WASTE = 2
-"""Maximum number of positions that stay empty in a pack completed by one or two rows."""
 STEPS_PER_BLOCK = 16
 """Number of optimizer steps whose packs are sorted together by cost."""
 
@@ -267,7 +265,7 @@ def pack_greedily(order: np.ndarray, lengths: np.ndarray, capacity: int) -> Iter
         packs = _pack_group(rows, length_of, capacity, 0 if is_last else CARRIED_ROWS)
         packed = {row for pack in packs for row in pack}
         waiting = [row for row in rows if row not in packed]
-        yield packs
+        yield repack(packs, length_of, capacity) if is_last else packs
     assert not waiting
 
 

@@ -93,6 +93,8 @@ def data_order_settings(config: RunConfig, rows: TrainingRows, num_ranks: int = 
         "per_device_train_batch_size": config.train.per_device_train_batch_size,
         "gradient_accumulation_steps times data ranks": config.train.gradient_accumulation_steps * num_ranks,
         "packing": packing_kind(config.data),
+        # Versions without this key did not repack the last rows, so their packs differ.
+        **({"version of greedy packing": 2} if packing_kind(config.data) == "greedy" else {}),
         "max_length": config.data.max_length,
         **_row_settings(rows),
         # Checkpoints of versions without PoSE lack the key.
