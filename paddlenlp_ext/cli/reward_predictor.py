@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import Any
 
 from paddlenlp_ext.cli.predict_file import check_output_file
 from paddlenlp_ext.config.command_line import parse_arguments
@@ -15,10 +14,8 @@ from paddlenlp_ext.data.readers.dataset_files import read_rows
 from paddlenlp_ext.data.rows.source_row import InvalidRow
 from paddlenlp_ext.inference.arguments import ModelArguments
 from paddlenlp_ext.inference.choose_chat_template import choose_template
-from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_tokenizer, load_unmerged
-from paddlenlp_ext.models.auto import AutoModelForSequenceClassification
-from paddlenlp_ext.models.sequence_classifier import is_classifier
-from paddlenlp_ext.nn.trainable_model import TrainableModel
+from paddlenlp_ext.inference.load_model import find_model_and_adapter, load_tokenizer
+from paddlenlp_ext.inference.load_reward_model import load_reward_model
 from paddlenlp_ext.trainer.score_answers import score_rows
 from paddlenlp_ext.utils.files import write_text
 from paddlenlp_ext.utils.logging import get_logger
@@ -72,19 +69,3 @@ def reward_predictor(argv: Sequence[str]) -> None:
     output_file.parent.mkdir(parents=True, exist_ok=True)
     write_text(output_file, "".join(f"{line}\n" for line in lines))
     logger.info("rewards of %d rows written to %s", len(lines), output_file)
-
-
-def load_reward_model(arguments: ModelArguments, base: str, adapter: str | None) -> TrainableModel:
-    """Load a reward model, or a base model with the adapter of a reward model.
-
-    Raises:
-        ValueError: the model has no score head, or model or adapter cannot be loaded.
-    """
-
-    def check(config: Mapping[str, Any]) -> None:
-        if adapter is None and not is_classifier(config):
-            raise ValueError(
-                f"{base} is a language model, without a score head; pass a model or an adapter that pnx reward trained"
-            )
-
-    return load_unmerged(arguments, base, adapter, check, AutoModelForSequenceClassification)

@@ -9,11 +9,12 @@ from typing import Any
 from paddlenlp_ext.data.prediction_prompts import Prompt, parse_file
 from paddlenlp_ext.data.rows.checked_values import read_object
 from paddlenlp_ext.data.rows.errors import InvalidRowError
-from paddlenlp_ext.evaluation.metrics import extract, last_number, score_answers
+from paddlenlp_ext.evaluation.metrics import extract, score_answers
 from paddlenlp_ext.evaluation.prompt_encoder import PromptEncoder
 from paddlenlp_ext.evaluation.rows_to_prompts import INVALID_ANSWER, prompt_text, read_answers, read_prompt
 from paddlenlp_ext.evaluation.task import Measured, Task
 from paddlenlp_ext.evaluation.task_options import TaskOptions
+from paddlenlp_ext.utils.last_number import last_number
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from decimal import Decimal
 
 from paddlenlp_ext.evaluation.row_scores import CORPUS, MEAN, SHARE, Scores
 from paddlenlp_ext.trainer.metrics.rouge_bleu import WordTokenizer, bleu4, is_exact_match, rouge_scores
-
-_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?")
+from paddlenlp_ext.utils.last_number import last_number
 
 
 def extract(text: str, pattern: str | None) -> str | None:
@@ -25,12 +23,6 @@ def extract(text: str, pattern: str | None) -> str | None:
         return None
     last = matches[-1]
     return (last[1] or "") if last.re.groups else last[0]
-
-
-def last_number(text: str) -> Decimal | None:
-    """Return the last number in a text, or None. The number may have thousands separators, as in 1,234.5."""
-    found = _NUMBER.findall(text)
-    return Decimal(found[-1].replace(",", "")) if found else None
 
 
 def _contains(output: str, reference: str) -> bool:

@@ -1,6 +1,6 @@
 """Load the reward functions that the keys `reward_funcs` and `reward_weights` name.
 
-A reward function has the interface of TRL:
+A reward function is built in (`rewards/functions`), or has the interface of TRL:
 
     def correct(prompts, completions, completion_ids, answer, **columns):      # my_rewards.py
         return [float(each == expected) for each, expected in zip(completions, answer)]
@@ -15,33 +15,42 @@ per completion; None: the function does not apply to the completion.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from paddlenlp_ext.config.sections.rewards import RewardsConfig
+from paddlenlp_ext.rewards.registry import REWARD_FUNCTIONS, RewardFunction
 from paddlenlp_ext.utils.import_by_path import import_by_path
-
-RewardFunction = Callable[..., Sequence[float | None]]
 
 
 @dataclass(frozen=True)
 class Reward:
-    """Reward function with its name in logs and its weight in the total reward."""
+    """Reward function.
+
+    Attributes:
+        name: name in logs.
+        weight: weight in the total reward.
+        function: the function.
+        time_limit: maximum time of a call in seconds.
+    """
 
     name: str
     weight: float
     function: RewardFunction
+    time_limit: float
 
 
 def load_rewards(config: RewardsConfig) -> list[Reward]:
     """Return the reward functions of a run, in the order of `reward_funcs`.
 
     Raises:
-        ValueError: a function cannot be imported, two functions have the same name, or the number of weights is wrong.
+        ValueError: a function is unknown, cannot be imported or lacks a key, two functions have the same name, or the
+            number of weights is wrong.
     """
     paths = config.reward_funcs
-    parts = (_names(paths), _weights(config.reward_weights, len(paths)), map(_load, paths))
-    return [Reward(*each) for each in zip(*parts, strict=True)]
+    names, weights = _names(paths), _weights(config.reward_weights, len(paths))
+    functions = [_load(path, config) for path in paths]
+    return [Reward(*each, config.reward_time_limit) for each in zip(names, weights, functions, strict=True)]
 
 
 def _weights(written: object, count: int) -> list[float]:
@@ -68,7 +77,15 @@ def _names(paths: Sequence[str]) -> list[str]:
     return names
 
 
-def _load(path: str) -> RewardFunction:
+def _load(path: str, config: RewardsConfig) -> RewardFunction:
+    if path.isidentifier():
+        try:
+            make = REWARD_FUNCTIONS.get(path)
+        except ValueError as error:
+            raise ValueError(
+                f"reward_funcs: {error} Your own function is module.function or file.py:function"
+            ) from None
+        return make(config)
     function = import_by_path(path, "reward_funcs")
     if not callable(function):
         raise ValueError(f"reward_funcs: {path} is not a function; name a function")

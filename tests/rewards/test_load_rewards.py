@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,13 +21,31 @@ def correct(completions, answer, **columns):
 
 def short(**columns):
     return [1.0]
+
+def hang(completions, **columns):
+    while "c" in completions:
+        pass
+    return [1.0 for _ in completions]
+
+def fail(completions, **columns):
+    return [1 / (each != "c\\nd") for each in completions]
+
+def leave(**columns):
+    raise SystemExit(3)
+
+def batch(completions, **columns):
+    assert len(completions) == 1, "one at a time"
+    return [1.0]
+
+def value(completions, value, **columns):
+    return value
 """
 
 
-def _config(tmp_path: Path, *names: str, weights: object = None) -> RewardsConfig:
+def _config(tmp_path: Path, *names: str, weights: object = None, **keys: Any) -> RewardsConfig:
     file = tmp_path / "my_rewards.py"
     file.write_text(CODE)
-    return RewardsConfig(reward_funcs=tuple(f"{file}:{name}" for name in names), reward_weights=weights)
+    return RewardsConfig(reward_funcs=tuple(f"{file}:{name}" for name in names), reward_weights=weights, **keys)
 
 
 def test_score_of_two_functions_returns_a_column_for_each(tmp_path: Path) -> None:
@@ -38,10 +57,31 @@ def test_score_of_two_functions_returns_a_column_for_each(tmp_path: Path) -> Non
     np.testing.assert_array_equal(total_rewards(scores, rewards), [2.5, 1.0, 1.5])
 
 
-def test_score_with_a_missing_value_names_the_function(tmp_path: Path) -> None:
-    rewards = load_rewards(_config(tmp_path, "short"))
-    with pytest.raises(ValueError, match="reward function short returned 1 values for 2 completions"):
-        score(rewards, ["p", "p"], ["a", "b"], [[1], [2]], {})
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("short", "returned 1 values for 3 completions, from d:1, answer 'a'; return one number"),
+        ("fail", r"raised ZeroDivisionError: division by zero for d:2, answer 'c\\nd'; correct"),
+        ("leave", "raised SystemExit: 3 for d:1, answer 'a'"),
+        ("hang", "took more than 0.2 seconds for d:3, answer 'c'; correct the function, or raise reward_time_limit"),
+        ("batch", "raised AssertionError: one at a time for 3 completions, from d:1, answer 'a'"),
+    ],
+)
+def test_score_with_a_failing_function_names_function_row_and_answer(tmp_path: Path, name: str, message: str) -> None:
+    rewards = load_rewards(_config(tmp_path, "length", name, reward_time_limit=0.2))
+    with pytest.raises(ValueError, match=f"reward function {name} {message}") as caught:
+        score(rewards, ["p"] * 3, ["a", "c\nd", "c"], [[1], [2], [3]], {}, ["d:1", "d:2", "d:3"])
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "1.0", [1.0], object])
+def test_score_with_a_value_that_is_not_a_number_names_the_answer(tmp_path: Path, value: Any) -> None:
+    rewards = load_rewards(_config(tmp_path, "value"))
+    long = "b" * 200
+    with pytest.raises(
+        ValueError, match=r"reward function value returned .* for completion 2, answer 'b{76}\.\.\.; return"
+    ):
+        score(rewards, ["p"] * 2, ["a", long], [[1], [2]], {"value": [True, value]})
 
 
 @pytest.mark.parametrize("weights", [[1], "1,x", [1, 2, 3], "1,nan", 3])

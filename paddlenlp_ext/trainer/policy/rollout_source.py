@@ -19,10 +19,10 @@ from paddlenlp_ext.data.rollouts.prompt_dataset import PromptDataset, StoredRoll
 from paddlenlp_ext.data.rollouts.rollout import Logps, Rollout
 from paddlenlp_ext.nn.trainable_model import TrainableModel
 from paddlenlp_ext.rewards.load_rewards import load_rewards
-from paddlenlp_ext.rewards.score import score, total_rewards
 from paddlenlp_ext.trainer.evaluate import evaluation_mode
 from paddlenlp_ext.trainer.forward_backward import ForwardBackward
-from paddlenlp_ext.trainer.policy.sample_completions import Completion, sample_completions
+from paddlenlp_ext.trainer.policy.sample_completions import sample_completions
+from paddlenlp_ext.trainer.policy.scored_rollouts import scored_rollouts
 from paddlenlp_ext.trainer.train_step import autocast
 
 
@@ -89,38 +89,7 @@ class RolloutSource:
             )
         self.seconds += time.perf_counter() - started
         self.num_tokens += sum(len(completion.tokens) for group in groups for completion in group)
-        return self._scored(rows, indices, groups)
-
-    def _scored(
-        self, rows: PromptDataset, indices: Sequence[int], groups: Sequence[Sequence[Completion]]
-    ) -> list[Rollout]:
-        pairs = [
-            (rows.rows[index], completion) for index, group in zip(indices, groups, strict=True) for completion in group
-        ]
-        names = dict.fromkeys(name for row, _ in pairs for name in row.columns)
-        scores_NF = score(
-            self.rewards,
-            [row.value for row, _ in pairs],
-            [row.completion(rows.text(completion.tokens)) for row, completion in pairs],
-            [completion.tokens for _, completion in pairs],
-            {name: [row.columns.get(name) for row, _ in pairs] for name in names},
-        )
-        totals_N = total_rewards(scores_NF, self.rewards)
-        rollouts, first = [], 0
-        for index, group in zip(indices, groups, strict=True):
-            own = slice(first, first + len(group))
-            first += len(group)
-            rollouts.append(
-                Rollout(
-                    row_index=index,
-                    prompt_ids=rows.rows[index].ids,
-                    completion_ids=tuple(completion.tokens for completion in group),
-                    old_logps=tuple(completion.logps_array for completion in group),
-                    rewards=totals_N[own],
-                    scores={reward.name: scores_NF[own, place] for place, reward in enumerate(self.rewards)},
-                )
-            )
-        return rollouts
+        return scored_rollouts(self.rewards, rows, indices, groups)
 
     def with_logps(
         self, rollouts: Sequence[Rollout], reference: Callable[[], AbstractContextManager[None]] | None, retrace: bool

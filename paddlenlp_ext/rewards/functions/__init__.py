@@ -1,0 +1,1 @@
+"""Built-in reward functions, one per module."""
