@@ -24,7 +24,7 @@ from paddlenlp_ext.nn.embedding import Embedding
 from paddlenlp_ext.nn.layer_norm import LayerNorm
 from paddlenlp_ext.nn.layer_tensors import LayerExchange, run_layer
 from paddlenlp_ext.nn.recompute import RecomputePlan
-from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from paddlenlp_ext.ops.attention import AttentionLayout, DocumentParents
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.utils.seeds import seed_of

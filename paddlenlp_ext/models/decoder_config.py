@@ -82,7 +82,7 @@ class DecoderConfig:
         file_layout: names and shapes of checkpoint tensors that differ from the parameters.
         is_translated_by_peft: see `Family`.
         source: the config.json dict, written back by `save_pretrained`.
-        config_overrides: keys of `source` that differ from the loaded file (models/rope_scaling.py).
+        config_overrides: keys of `source` that differ from the loaded file (models/context_extension.py).
         name_or_path: name of the model in messages and saved adapters; None: unnamed.
     """
 

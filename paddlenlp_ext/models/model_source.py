@@ -23,10 +23,10 @@ from paddlenlp_ext.checkpoint.resized_embeddings import with_vocab_size
 from paddlenlp_ext.checkpoint.score_head import SCORE_WEIGHT, ClassifierWeights
 from paddlenlp_ext.checkpoint.weight_source import WeightSource
 from paddlenlp_ext.config.sections.model import ModelConfig
+from paddlenlp_ext.models.context_extension import context_overrides
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.init_weights import random_weight
 from paddlenlp_ext.models.moe_config import router_overrides
-from paddlenlp_ext.models.rope_scaling import context_overrides
 from paddlenlp_ext.quantization.config import QuantizationConfig
 from paddlenlp_ext.quantization.config_json import from_quantization_config
 
@@ -40,7 +40,7 @@ class ModelSource:
         path: Hugging Face folder or .gguf file.
         tokenizer_path: folder or file to load the tokenizer from.
         requested_quantization: quantization to apply while loading; None loads the weights as stored.
-        config_overrides: replaced keys of config.json (models/rope_scaling.py). A different `vocab_size` resizes
+        config_overrides: replaced keys of config.json (models/context_extension.py). A different `vocab_size` resizes
             embedding and lm_head.
         score_seed: seed of the score head of a classifier, if the files have no score head; None: a language model.
         new_token_ids: ids of tokens without a stored embedding row, such as tokens that the run adds.

@@ -31,7 +31,7 @@ from paddlenlp_ext.nn.layer_tensors import LayerTensors
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.rope import Rotation
+from paddlenlp_ext.nn.rotary_embedding import Rotation
 from paddlenlp_ext.nn.token_mixer import TokenMixer
 from paddlenlp_ext.ops.attention import AttentionLayout, KeyValuePrefix, ScoreOptions, alibi_slopes, attention
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache

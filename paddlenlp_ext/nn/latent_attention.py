@@ -29,7 +29,7 @@ from paddlenlp_ext.nn.attention import AttentionInputs, AttentionLayer, Attentio
 from paddlenlp_ext.nn.linear import Linear
 from paddlenlp_ext.nn.recompute import recompute_region
 from paddlenlp_ext.nn.rms_norm import RMSNorm
-from paddlenlp_ext.nn.rope import Rotation
+from paddlenlp_ext.nn.rotary_embedding import Rotation
 from paddlenlp_ext.ops.attention import KeyValuePrefix, attention
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.ops.attention.latent_decode import latent_decode_attention

@@ -1,10 +1,10 @@
-"""Rotary position embedding (RoPE): inverse frequencies from the rope settings of config.json, and cos and sin tables.
+"""Rotary position embedding (RoPE): settings in config.json, and the inverse frequencies of each rope type.
 
 Sources: RoPE arXiv:2104.09864; linear interpolation arXiv:2306.15595; YaRN and dynamic NTK-aware scaling
 arXiv:2309.00071; LongRoPE arXiv:2402.13753; Llama 3.1 scaling from transformers. Models with ALiBi (arXiv:2108.12409)
 have no rotation: attention adds distance-dependent biases instead.
 
-Shapes: B batch, S sequence, R rotated channels of a head.
+Shapes: R rotated channels of a head.
 """
 
 from __future__ import annotations
@@ -16,8 +16,6 @@ from typing import Any
 
 import numpy as np
 import paddle
-
-from paddlenlp_ext.paddle_compat import is_symbolic
 
 ALIBI = "alibi"
 """Rope type of models with ALiBi. transformers rejects a config.json with this rope type."""
@@ -74,9 +72,9 @@ class RopeSettings:
 
     def constant_until(self, length: int) -> float:
         """Return the length to which a row of `length` tokens can grow before its frequencies change; inf: no limit."""
-        if self.rope_type not in _LENGTH_DEPENDENT:
+        if self.rope_type not in LENGTH_DEPENDENT:
             return math.inf
-        trained = _short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
+        trained = short_context(self) if self.rope_type == "longrope" else self.max_position_embeddings
         if length <= trained:
             return trained
         return math.inf if self.rope_type == "longrope" else length
@@ -225,7 +223,7 @@ def _dynamic(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     return _unscaled(settings, settings.theta * _power(stretch, dim / (dim - 2))), 1.0
 
 
-def _dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.Tensor:
+def dynamic_in_graph(settings: RopeSettings, length: paddle.Tensor) -> paddle.Tensor:
     """Return the frequencies of `_dynamic` in a static graph, where the length is known only at run time."""
     _dynamic(settings, 0)  # raises an error for missing parameters
     factor, dim, trained = settings.number("factor"), settings.rotary_dim, settings.max_position_embeddings
@@ -272,7 +270,7 @@ def _yarn(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
 def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     """Return LongRoPE frequencies: divided by `short_factor`, or by `long_factor` beyond the short context."""
     longest = settings.max_position_embeddings
-    trained = _short_context(settings)
+    trained = short_context(settings)
     short, long = settings.numbers("short_factor"), settings.numbers("long_factor")
     factor = settings.number("factor", longest / trained)
     temperature = math.sqrt(1 + math.log(factor) / math.log(trained)) if factor > 1 else 1.0
@@ -280,7 +278,7 @@ def _longrope(settings: RopeSettings, length: int) -> tuple[np.ndarray, float]:
     return np.float32(1) / (stretch * _wavelengths(settings)), settings.number("attention_factor", temperature)
 
 
-def _short_context(settings: RopeSettings) -> float:
+def short_context(settings: RopeSettings) -> float:
     """Return the length up to which LongRoPE uses `short_factor`."""
     return settings.number("original_max_position_embeddings", settings.max_position_embeddings)
 
@@ -315,87 +313,5 @@ ROPE_TYPES: dict[str, Callable[[RopeSettings, int], tuple[np.ndarray, float]]] =
     "longrope": _longrope,
     ALIBI: _alibi,
 }
-_LENGTH_DEPENDENT = ("dynamic", "longrope")
-
-
-class RotaryEmbedding:
-    """Tables of cosines and sines for one `RopeSettings`."""
-
-    def __init__(self, settings: RopeSettings) -> None:
-        self.settings = settings
-        self._depends_on_length = settings.rope_type in _LENGTH_DEPENDENT
-        self._fixed = self._inverse_frequencies(0)  # raises errors before the first batch
-
-    def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
-        """Return (cos, sin), each fp32 [B, S, R]."""
-        if self._depends_on_length and is_symbolic(position_ids_BS):
-            inverse_frequencies_F, amplitude = self._inverse_frequencies_in_graph(position_ids_BS.max() + 1)
-            frequencies_R = paddle.concat([inverse_frequencies_F, inverse_frequencies_F])
-        else:
-            length = int(position_ids_BS.max()) + 1 if self._depends_on_length else 0
-            inverse_frequencies, amplitude = self.inverse_frequencies(length)
-            frequencies_R = paddle.to_tensor(np.concatenate([inverse_frequencies, inverse_frequencies]))
-        angles_BSR = position_ids_BS.astype("float32").unsqueeze(-1) * frequencies_R
-        tables = angles_BSR.cos(), angles_BSR.sin()
-        return tables if amplitude == 1.0 else (tables[0] * amplitude, tables[1] * amplitude)
-
-    def inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        """Return the fp32 inverse frequencies [R / 2] for `length` tokens, and the factor of cosines and sines."""
-        return self._inverse_frequencies(length) if self._depends_on_length else self._fixed
-
-    def _inverse_frequencies(self, length: int) -> tuple[np.ndarray, float]:
-        return ROPE_TYPES[self.settings.rope_type](self.settings, length)
-
-    def _inverse_frequencies_in_graph(self, length: paddle.Tensor) -> tuple[paddle.Tensor, float]:
-        """Return `inverse_frequencies` in a static graph, where the length is known only at run time."""
-        settings = self.settings
-        if settings.rope_type == "dynamic":
-            return _dynamic_in_graph(settings, length), 1.0
-        trained = int(_short_context(settings))
-        (short, amplitude), (long, _) = self._inverse_frequencies(trained), self._inverse_frequencies(trained + 1)
-        return paddle.where(length > trained, paddle.to_tensor(long), paddle.to_tensor(short)), amplitude
-
-
-Rotation = tuple[paddle.Tensor, paddle.Tensor]
-"""Cosine and sine of a layer's angles, each fp32 [B, S, R]."""
-
-
-class RotaryEmbeddings:
-    """Tables of cosines and sines for all layers. Layers with equal settings share tables.
-
-    Attributes:
-        distinct: distinct settings of the layers.
-        index_by_layer: index of each layer's settings in `distinct`.
-    """
-
-    def __init__(self, by_layer: Sequence[RopeSettings]) -> None:
-        self.distinct: list[RopeSettings] = []
-        for settings in by_layer:
-            if settings not in self.distinct:
-                self.distinct.append(settings)
-        self._embeddings = [RotaryEmbedding(settings) for settings in self.distinct]
-        self._long_ropes = [settings for settings in self.distinct if settings.rope_type == "longrope"]
-        self.index_by_layer = [self.distinct.index(settings) for settings in by_layer]
-
-    def frequency_sets(self, position_ids_BS: paddle.Tensor) -> tuple[bool, ...]:
-        """Return whether the positions [B, S] need `long_factor`, for each distinct LongRoPE setting.
-
-        If the result changes, cached keys become invalid, because they were rotated with other frequencies. In a static
-        graph the positions are unknown, so the result is empty, and the program that runs the graph checks the lengths.
-        """
-        if is_symbolic(position_ids_BS):
-            return ()
-        return self.frequency_sets_at(int(position_ids_BS.max()) + 1 if self._long_ropes else 0)
-
-    def frequency_sets_at(self, length: int) -> tuple[bool, ...]:
-        """Return `frequency_sets` for rows of `length` tokens."""
-        return tuple(length > _short_context(settings) for settings in self._long_ropes)
-
-    def inverse_frequencies(self, length: int) -> list[tuple[np.ndarray, float]]:
-        """Return `RotaryEmbedding.inverse_frequencies` for each distinct RoPE setting of the layers."""
-        return [embedding.inverse_frequencies(length) for embedding in self._embeddings]
-
-    def __call__(self, position_ids_BS: paddle.Tensor) -> tuple[Rotation, ...]:
-        """Return the tables of each layer for positions [B, S]."""
-        tables = [embedding(position_ids_BS) for embedding in self._embeddings]
-        return tuple(tables[index] for index in self.index_by_layer)
+LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Rope types whose frequencies depend on the length of the row."""

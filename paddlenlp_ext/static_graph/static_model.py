@@ -19,7 +19,7 @@ from paddlenlp_ext.checkpoint.config_json import read_generation_config
 from paddlenlp_ext.devices import capabilities, device_name, place_program
 from paddlenlp_ext.generation.padded_kv_cache import KVCache
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from paddlenlp_ext.ops.attention.key_value_cache import KeyValueCache
 from paddlenlp_ext.utils.files import read_json_object
 

@@ -10,7 +10,7 @@ from paddlenlp_ext.checkpoint.config_json import read_model_config
 from paddlenlp_ext.checkpoint.config_json_schema import KEYS
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.registry import FAMILIES, ConfigReader
-from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from tests.generation.tiny_models import FAMILIES as MODELS
 from tests.generation.tiny_models import SIZES
 from tests.stress.wrong_values import OF_OTHER_TYPE

@@ -84,7 +84,7 @@ def test_check_same_data_order_changed_order_names_the_keys():
         check_same_data_order(saved, data_order_settings(make_config("out"), edited))
     greedy = data_order_settings(make_config("out", zero_padding=True, greedy_zero_padding=True), rows)
     older = {name: value for name, value in greedy.items() if name != "version of greedy packing"}
-    with pytest.raises(ValueError, match="version of greedy packing was None, now 2.*ignore_data_skip"):
+    with pytest.raises(ValueError, match=r"version of greedy packing was None, now 2.*ignore_data_skip"):
         check_same_data_order(older, greedy)
     held_out = data_order_settings(make_config("out", dev_ratio=0.1), rows)
     for before, now, message in ((saved, held_out, "None, now 0.1"), (held_out, saved, "0.1, now None")):

@@ -19,8 +19,8 @@ from paddlenlp_ext.checkpoint.safetensors import LazyTensor, save_sharded
 from paddlenlp_ext.config.sections.model import ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.context_extension import STRATEGIES, context_overrides
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.rope_scaling import STRATEGIES, context_overrides
 from paddlenlp_ext.peft.methods.lora import LoRAConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model
 

@@ -6,7 +6,8 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.nn.rope import RopeSettings, RotaryEmbedding, rope_by_layer
+from paddlenlp_ext.nn.rope import RopeSettings, rope_by_layer
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbedding
 
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 

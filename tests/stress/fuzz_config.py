@@ -15,7 +15,7 @@ from paddlenlp_ext.models.causal_lm import CausalLM
 from paddlenlp_ext.models.decoder_config import DecoderConfig
 from paddlenlp_ext.models.model_source import ModelSource
 from paddlenlp_ext.models.sequence_classifier import classifier_config
-from paddlenlp_ext.nn.rope import RotaryEmbeddings
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from tests.generation.tiny_models import FAMILIES, SIZES
 from tests.stress.wrong_values import mutate
 

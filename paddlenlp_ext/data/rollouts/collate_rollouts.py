@@ -1,6 +1,6 @@
 """Collate groups of completions into a batch; the completions of a group share the positions of their prompt.
 
-The layout of a group is that of `TokenizedPair`, with any number of answers.
+A group has the layout of `TokenizedPair`, with any number of answers.
 
 Shapes: B batch size, S positions of a batch row, T target tokens, C completions of a batch.
 """

@@ -49,7 +49,7 @@ class KeyValueCache(ABC):
 
     @abstractmethod
     def note_frequency_sets(self, frequency_sets: tuple[bool, ...]) -> None:
-        """Record which RoPE frequencies a forward pass used (`nn.rope.RotaryEmbeddings.frequency_sets`)."""
+        """Record which RoPE frequencies a forward pass used (`nn.rotary_embedding.RotaryEmbeddings.frequency_sets`)."""
 
     @abstractmethod
     def append(self, layer_index: int, k_BSKH: paddle.Tensor, v_BSKE: paddle.Tensor, window: int | None) -> CachedLayer:

@@ -70,7 +70,7 @@ rotate_heads_op = DispatchedOp(
 def apply_rope(
     x_BSNH: paddle.Tensor, cos_BSR: paddle.Tensor, sin_BSR: paddle.Tensor, interleaved: bool = False
 ) -> paddle.Tensor:
-    """Rotate every head of `x_BSNH` with the cos and sin tables of `nn.rope.RotaryEmbedding`."""
+    """Rotate every head of `x_BSNH` with the cos and sin tables of `nn.rotary_embedding.RotaryEmbedding`."""
     return rope_op.choose(x_BSNH)(x_BSNH, cos_BSR, sin_BSR, interleaved)
 
 

@@ -1,6 +1,6 @@
 """Long-sequence strategies of the golden file: keys of config.json as transformers reads them, models and positions.
 
-`make_long_context_golden.py` feeds them to transformers; tests/models/test_rope_scaling.py to this package.
+`make_long_context_golden.py` feeds them to transformers; tests/models/test_context_extension.py to this package.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import paddle
 import pytest
 
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
-from paddlenlp_ext.nn.rope import RotaryEmbedding
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbedding
 from paddlenlp_ext.peft.merge.merge_adapter import merge_adapter
 from paddlenlp_ext.peft.methods.prefix_tuning import PrefixTuningConfig
 from paddlenlp_ext.peft.peft_model import PeftModel, get_peft_model

@@ -15,9 +15,10 @@ import pytest
 from paddlenlp_ext.config.sections.model import STRATEGY_NAMES, ModelConfig
 from paddlenlp_ext.models.auto import AutoModelForCausalLM
 from paddlenlp_ext.models.causal_lm import CausalLM
+from paddlenlp_ext.models.context_extension import STRATEGIES, context_overrides
 from paddlenlp_ext.models.decoder_config import DecoderConfig
-from paddlenlp_ext.models.rope_scaling import STRATEGIES, context_overrides
-from paddlenlp_ext.nn.rope import RotaryEmbeddings, rope_by_layer
+from paddlenlp_ext.nn.rope import rope_by_layer
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 from tests.golden import DATA
 from tests.golden.cases import long_context_cases as cases
 from tests.golden.cases.model_cases import make_inputs, make_weight

@@ -26,10 +26,10 @@ from paddlenlp_ext.nn.rope import (
     ALIBI,
     FULL_ATTENTION,
     RopeSettings,
-    RotaryEmbeddings,
     is_by_layer_type,
     stored_settings,
 )
+from paddlenlp_ext.nn.rotary_embedding import RotaryEmbeddings
 
 Changes = dict[str, Any]
 _TRAINED = "original_max_position_embeddings"
