@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from paddlenlp_ext.config.sections.preference import PreferenceDataConfig
+from paddlenlp_ext.config.sections.preference import PreferenceConfig, PreferenceDataConfig
 from paddlenlp_ext.config.sections.reward import RewardConfig
 from paddlenlp_ext.data.collate import build_collate
 from paddlenlp_ext.data.preference.collate_reward_pairs import collate_reward_pairs
-from paddlenlp_ext.data.preference.pair_dataset import load_reward_dataset
+from paddlenlp_ext.data.preference.pair_dataset import load_preference_dataset, load_reward_dataset
 from paddlenlp_ext.data.preference.tokenize_reward_pairs import ScoringEncoder
 from paddlenlp_ext.data.preference.tokenized_pair import TokenizedPair
 from paddlenlp_ext.data.rows.errors import DataError
@@ -91,6 +91,14 @@ def test_load_reward_dataset_with_damaged_margins_tokenizes_again(load, damage):
     damage(rows.cache_folder / "values.npy")
     assert [row.margin for row in load(PAIR, RANKED).head(2)] == [0.0, -1.5]
     assert np.load(rows.cache_folder / "values.npy").tolist() == [[0.0], [-1.5]]
+
+
+def test_load_reward_dataset_and_load_preference_dataset_have_separate_caches(load, tmp_path, tokenizer, template_file):
+    rewards = load(PAIR)
+    keys = {"train_dataset_path": str(tmp_path / "rows.jsonl"), "data_cache_dir": str(tmp_path / "cache")}
+    config = PreferenceDataConfig(**keys, chat_template=template_file)
+    pairs = load_preference_dataset(config, PreferenceConfig(), "train", tokenizer)
+    assert pairs.cache_folder.parent == rewards.cache_folder.parent and pairs.cache_folder != rewards.cache_folder
 
 
 # -- limits and errors ------------------------------------------------------------------------------------------------
