@@ -81,10 +81,10 @@ class _Batch:
         batch.rows.append(row)
         return batch
 
-    def add(self, prompt: _Batch) -> None:
-        """Append the row of `prompt`, a batch with one row whose prompt is prefilled."""
+    def add(self, prompt: _Batch, row: RunningRow) -> None:
+        """Append `row` with the keys and values of the row of `prompt`, a batch with one row that is prefilled."""
         self.cache.take_row(prompt.cache)
-        self.rows += prompt.rows
+        self.rows.append(row)
 
     def remove(self, index: int) -> None:
         """Remove a row, and move the last row to its index."""
@@ -128,7 +128,7 @@ class Engine:
     Args:
         models: base model and adapters.
         max_rows: maximum number of requests in the batch; one more request may join if its client has none in the
-            batch.
+            batch. Siblings of a request join with it, even if they exceed the maximum.
         prompt_tokens_per_step: maximum number of prompt tokens that a step prefills before it decodes; a quarter of
             this number if several clients have requests. Each prompt counts as at least a quarter of the maximum. A
             prompt token whose log-probability is computed counts as eight tokens.
@@ -168,9 +168,9 @@ class Engine:
         rows = [*self._queues.clear(), *self._rows()]
         self._batches.clear()
         self._prompts.clear()
-        for row in rows:
-            if not row.request.is_cancelled:
-                row.request.on_end(error)
+        for request in (request for row in rows for request in (row.request, *row.request.siblings)):
+            if not request.is_cancelled:
+                request.on_end(error)
 
     @paddle.no_grad()
     def step(self) -> bool:
@@ -223,7 +223,7 @@ class Engine:
     def _run_prompt(self, client: str, budget: int) -> int:
         """Prefill prompt tokens of the client at a cost of up to `budget`, and return the cost.
 
-        If the row has not ended after the prefill, it joins the batch for decoding.
+        If the row has not ended after the prefill, it joins the batch for decoding, and so do its siblings.
         """
         prompt = self._prompts[client]
         (row,), (start,) = prompt.rows, prompt.cache.lengths
@@ -240,16 +240,26 @@ class Engine:
         if end == total:
             if request.on_prompt is not None:
                 request.on_prompt(row.prompt_logprobs)
-            logits_1V = model.logits(hidden_BSD[:, -1])
-            if bool(paddle.isnan(logits_1V).all()):
+            self._begin_decoding(self._prompts.pop(client), model.logits(hidden_BSD[:, -1]))
+        return (end - start) * cost
+
+    def _begin_decoding(self, prompt: _Batch, logits_1V: paddle.Tensor) -> None:
+        """Choose the first token of a prefilled row and of its siblings, and append rows that have not ended."""
+        (first,) = prompt.rows
+        siblings, first.request.siblings = first.request.siblings, ()
+        batch = self._batches[self._models.group_of(first.request.adapter)]
+        is_nan = bool(paddle.isnan(logits_1V).all())
+        for row in (first, *map(RunningRow, siblings)):
+            if is_nan:
                 row.ended = ValueError(ALL_NAN_LOGITS)
-            elif request.max_new_tokens == 0:
+            elif row.request.max_new_tokens == 0:
                 row.ended = LENGTH
             else:
                 take_tokens([row], logits_1V)
             if row.ended is None:
-                self._batches[group].add(self._prompts.pop(client))
-        return (end - start) * cost
+                batch.add(prompt, row)
+            elif not row.request.is_cancelled:
+                row.request.on_end(row.ended)
 
     def _decode_all(self, loads: Mapping[str, int]) -> None:
         """Decode one token of every row of the given clients, and charge each client for its rows."""

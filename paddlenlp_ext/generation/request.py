@@ -51,6 +51,8 @@ class Request:
         on_end_token: function called with the log-probability of the end token; None to skip its computation.
         on_end: function called once at the end with STOP, LENGTH or an exception.
         logprob_temperature: divisor of the logits from which the returned log-probabilities of new tokens are computed.
+        siblings: requests with the same prompt, adapter and client, which join the batch after the prefill of this
+            request and copy its keys and values. Until then, cancelling this request removes its siblings too.
         is_cancelled: flag that any thread may set to remove the request. No callback is called afterwards.
     """
 
@@ -68,6 +70,7 @@ class Request:
     client: str = ""
     num_top: int | None = None
     logprob_temperature: float = 1.0
+    siblings: Sequence[Request] = ()
     is_cancelled: bool = False
 
     @property

@@ -75,8 +75,17 @@ def _is_per_token(run: Run) -> bool:
 
 
 def step_values() -> list[tuple[str, str, str, bool]]:
-    """Return title, unit, name in `Run.series`, and whether the y axis begins at 0, for each chart below the losses."""
+    """Return title, unit, name in `Run.series`, and whether the y axis begins at 0, for each chart below the losses.
+
+    A chart without values is not shown; the first six are of GRPO.
+    """
     return [
+        ("Reward", "mean of a sampled batch", "reward", False),
+        ("Completion length", "tokens", "completions/mean_length", True),
+        ("Truncated completions", "fraction", "completions/clipped_ratio", True),
+        ("Entropy", "nats per token", "entropy", True),
+        ("KL divergence", "from the reference model", "kl", True),
+        ("Clipped tokens", "fraction", "clip_ratio/region_mean", True),
         ("Learning rate", "", "learning_rate", True),
         ("Gradient norm", "before clipping", "grad_norm", False),
         ("Speed", "tokens/s", "tokens_per_second", True),

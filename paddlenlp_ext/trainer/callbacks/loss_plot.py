@@ -71,7 +71,7 @@ def loss_figure(entries: Sequence[dict[str, Any]]) -> Figure | None:
             label=f"evaluation{name.replace('_', ' ', 1)}",
         )
     axes.set_xlabel("optimizer step")
-    is_per_token = not any("rewards/chosen" in entry for entry in entries)
+    is_per_token = not any({"rewards/chosen", "reward"} & entry.keys() for entry in entries)
     axes.set_ylabel("loss (nats per target token)" if is_per_token else "loss")
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)

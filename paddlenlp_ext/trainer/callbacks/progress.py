@@ -13,7 +13,11 @@ from paddlenlp_ext.trainer.callbacks.callback import Callback
 from paddlenlp_ext.trainer.trainer_state import StepReport, TrainerState
 from paddlenlp_ext.utils.logging import get_logger
 
-_SHOWN = ("rewards/margins", "rewards/accuracies", "expert_imbalance")  # metrics shown in a training log line
+_SHOWN = (
+    *("rewards/margins", "rewards/accuracies", "expert_imbalance"),
+    *("reward", "frac_reward_zero_std", "completions/mean_length", "kl", "entropy"),
+)
+"""Metrics that a log line of training shows."""
 _HIDDEN = ("_second", "_runtime", "_num_rows", "_num_target_tokens")  # endings of metric names that are not shown
 _SMOOTHING = 0.9  # weight of the previous rates in the bar's moving averages
 

@@ -102,20 +102,24 @@ def sample_completions(
             seed=seed,
         )
         group = [Completion() for _ in range(num_completions)]
-        for index, completion in enumerate(group):
-            engine.submit(
-                Request(
-                    prompt=ids,
-                    max_new_tokens=limit,
-                    decoding=decoding,
-                    on_token=lambda _, logprob, completion=completion: completion.take(logprob) is not None,
-                    on_end=on_end,
-                    on_end_token=completion.take,
-                    row=number * num_completions + index,
-                    num_top=0,
-                    logprob_temperature=options.temperature,
-                )
+        requests = [
+            Request(
+                prompt=ids,
+                max_new_tokens=limit,
+                decoding=decoding,
+                on_token=lambda _, logprob, completion=completion: completion.take(logprob) is not None,
+                on_end=on_end,
+                on_end_token=completion.take,
+                row=number * num_completions + index,
+                num_top=0,
+                logprob_temperature=options.temperature,
             )
+            for index, completion in enumerate(group)
+        ]
+        for start in range(0, num_completions, max_rows):
+            first, *siblings = requests[start : start + max_rows]
+            first.siblings = siblings
+            engine.submit(first)
         found.append(group)
     while engine.step():
         if errors:
