@@ -17,6 +17,7 @@ and program:
 | lora_linear | frozen linear layer with a low-rank update |
 | attention, attention_softcap, _sinks, _alibi | causal attention of one row of documents, with and without a window |
 | causal_convolution | depthwise convolution of packed documents |
+| gated_delta_rule, state_space_duality | recurrences of Qwen3.5 and Mamba-2, on one document and on a pack |
 | adamw, adamw_8bit | one step for the factors of LoRA r 16 on all linear layers of an 8B model |
 | norm_linear | residual addition, norm, and the projections after the norm (q, k, v; gate, up), 1 to 16 positions |
 | packed_linear | other quantized layers (o; down), with 1 to 16 positions |

@@ -16,11 +16,17 @@ from paddlenlp_ext.ops.triton_utils import column_sums
 from paddlenlp_ext.ops.triton_utils.tile_sizes import TileSizes
 from tests.common.scripts import ROOT, bare_packages, load_script
 
-with bare_packages("attention", "grouped_linear"):
+with bare_packages("attention", "gated_delta_rule", "grouped_linear"):
     from paddlenlp_ext.ops.attention.kernels import backward as attention_backward
     from paddlenlp_ext.ops.attention.kernels import forward as attention_forward
     from paddlenlp_ext.ops.attention.kernels.inputs import Problem, Walk, sizes_for
     from paddlenlp_ext.ops.attention.kernels.tile_lists import tile_lists
+    from paddlenlp_ext.ops.gated_delta_rule.kernels import backward as recurrence_backward
+    from paddlenlp_ext.ops.gated_delta_rule.kernels import forward as recurrence_forward
+    from paddlenlp_ext.ops.gated_delta_rule.kernels import unit_vectors, updates
+    from paddlenlp_ext.ops.gated_delta_rule.kernels.chunk_lists import chunk_lists
+    from paddlenlp_ext.ops.gated_delta_rule.kernels.inputs import Problem as Recurrence
+    from paddlenlp_ext.ops.gated_delta_rule.kernels.inputs import chunk_size
     from paddlenlp_ext.ops.grouped_linear import kernels as grouped
 
 OPS = ROOT / "paddlenlp_ext" / "ops"
@@ -83,6 +89,7 @@ MEMORY_BOUND, PARTIAL_SUMS, TENSOR_CORES = 0.5, 0.25, 0.125
 """Values of `Case.enough`."""
 WIDTHS = [{"columns": 1 << power} for power in range(6, 17)]
 ELEMENT_SIZES = [{"element_size": 2}, {"element_size": 4}]
+KEYS = [{**each, "keys": keys} for each in ELEMENT_SIZES for keys in (64, 128)]
 ROWS_OF_HEADS = [{"row_bytes": size} for size in (128, 256, 512, 1024)]
 ELEMENTS = 1 << 25
 """Elements of a matrix larger than the caches."""
@@ -453,6 +460,70 @@ def causal_convolution(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
     return make
 
 
+def recurrence(kernel: str) -> Callable[[Tensors, dict[str, int]], Run]:
+    """Return the case of a kernel of the gated delta rule over packed documents, with values of 128 channels."""
+
+    def make(tensors: Tensors, bounds: dict[str, int]) -> Run:
+        key_dim, dtype = 24 if tensors.small else bounds["keys"], dtype_of(bounds)
+        groups, heads, value_dim = (1, 2, 20) if tensors.small else (16, 32, 128)
+        lengths = np.array([9, 70] if tensors.small else [4096, 700, 1300, 2000, 96])
+        starts, count = np.cumsum(lengths) - lengths, int(lengths.sum())
+        size = chunk_size(key_dim, bounds["element_size"], int(lengths.max()))
+        lists = chunk_lists(starts, lengths, np.full(len(lengths), -1), size).converted(tensors.array)
+        chunks, documents = lists.chunks.shape[0], len(lengths)
+        q, k = (tensors.random(count, groups, key_dim, dtype=dtype) for _ in range(2))
+        v, u, of_o, of_u, of_v, o = (tensors.random(count, heads, value_dim, dtype=dtype) for _ in range(6))
+        decay, beta = (tensors.array(np.full((count, heads), x, np.float32)) for x in (-0.1, 0.5))
+        problem = Recurrence(q, k, v, decay, beta, None, lists)
+        states, of_states = (tensors.random(chunks, *problem.state, dtype=dtype) for _ in range(2))
+        final, of_final, of_initial = (tensors.random(documents, *problem.state, dtype="fp32") for _ in range(3))
+        w = tensors.random(count, heads, key_dim, dtype=dtype)
+        inverse, of_qk, of_kk = (tensors.random(chunks, heads, size, size, dtype=dtype) for _ in range(3))
+        parts = recurrence_backward.num_parts(problem)
+        of_q, of_k = (tensors.zeros(parts, count, groups, key_dim, dtype=dtype) for _ in range(2))
+        of_decay, of_beta = (tensors.zeros(count, heads, dtype="fp32") for _ in range(2))
+
+        def run(launch: Launch) -> Sequence[Any]:
+            if kernel == "updates":
+                updates.launch_updates(launch, problem, inverse, w, u)
+                return inverse, w, u
+            if kernel == "states":
+                recurrence_forward.launch_states(launch, problem, u, w, states, final)
+                return states, final
+            if kernel == "outputs":
+                recurrence_forward.launch_outputs(launch, problem, u, states, o)
+                return (o,)
+            if kernel == "state gradients":
+                gradients = of_o, of_final, of_states, of_u, of_initial
+                recurrence_backward.launch_state_gradients(launch, problem, w, *gradients)
+                return of_states, of_u, of_initial
+            saved = states, of_states, of_o
+            if kernel == "value gradients":
+                gradients = of_v, of_decay, of_beta, of_qk, of_kk
+                recurrence_backward.launch_value_gradients(launch, problem, (u, inverse, *saved, of_u), gradients)
+                return gradients
+            saved = u, *saved, of_v, of_qk, of_kk
+            recurrence_backward.launch_key_gradients(launch, problem, saved, (of_q, of_k))
+            return of_q, of_k
+
+        return run
+
+    return make
+
+
+def scaled_vectors(tensors: Tensors, bounds: dict[str, int]) -> Run:
+    """Scale vectors to norm 1."""
+    columns = bounds.get("columns", 256) - (3 if tensors.small else 0)
+    x = tensors.random(*((37, 2) if tensors.small else (8192, 16)), columns)
+    out = tensors.zeros(*x.shape)
+
+    def run(launch: Launch) -> Sequence[Any]:
+        unit_vectors.launch_unit_vectors(launch, x, out, 1.0, EPSILON)
+        return [out]
+
+    return run
+
+
 CASES = {
     case.sizes.kernel: case
     for case in (
@@ -502,6 +573,13 @@ CASES = {
         Case(convolution.FORWARD_SIZES, [{}], causal_convolution("forward"), MEMORY_BOUND),
         Case(convolution.INPUT_GRADIENT_SIZES, [{}], causal_convolution("input"), MEMORY_BOUND),
         Case(convolution.WEIGHT_GRADIENT_SIZES, [{}], causal_convolution("weight"), PARTIAL_SUMS),
+        Case(updates.SIZES, KEYS, recurrence("updates"), TENSOR_CORES),
+        Case(recurrence_forward.STATE_SIZES, KEYS, recurrence("states"), TENSOR_CORES),
+        Case(recurrence_forward.OUTPUT_SIZES, KEYS, recurrence("outputs"), TENSOR_CORES),
+        Case(recurrence_backward.STATE_SIZES, KEYS, recurrence("state gradients"), TENSOR_CORES),
+        Case(recurrence_backward.VALUE_SIZES, KEYS, recurrence("value gradients"), TENSOR_CORES),
+        Case(recurrence_backward.KEY_SIZES, KEYS, recurrence("key gradients"), TENSOR_CORES),
+        Case(unit_vectors.SIZES, [{"columns": size} for size in (64, 128, 256)], scaled_vectors, MEMORY_BOUND),
         Case(grouped.WEIGHT_GRADIENT_SIZES, ELEMENT_SIZES, grouped_weight_gradient, TENSOR_CORES),
         Case(attention_forward.SIZES, ROWS_OF_HEADS, attention("forward"), TENSOR_CORES),
         Case(attention_backward.DELTA_SIZES, ROWS_OF_HEADS[1:], attention("deltas"), MEMORY_BOUND),

@@ -8,7 +8,16 @@ import numpy as np
 import paddle
 import pytest
 
-from paddlenlp_ext.ops import attention, gates, linear, rms_norm, rope
+from paddlenlp_ext.ops import (
+    attention,
+    causal_convolution,
+    gated_delta_rule,
+    gates,
+    linear,
+    rms_norm,
+    rope,
+    state_space_duality,
+)
 from tests.generation.tiny_models import random_prompts, tiny_model
 from tests.ops.interpreter import Recorder, interpreted, skip_without_triton
 
@@ -19,6 +28,13 @@ OPS = {
     rope: (rope.rope_op, rope.rotate_heads_op),
     gates: (gates.swiglu_op, gates.geglu_op, gates.clamped_swiglu_op),
 }
+RECURRENT_OPS = (
+    causal_convolution.causal_convolution_op,
+    gated_delta_rule.gated_delta_rule_op,
+    state_space_duality.state_space_duality_op,
+)
+RECURRENT_KERNELS = ("causal_convolution.kernels", "gated_delta_rule.kernels.passes")
+RECURRENT_KERNELS += ("gated_delta_rule.kernels.unit_vectors", "triton_utils.column_sums")
 FUSED, SEPARATE = "norm_rope_backward_kernel", "rope_kernel"
 FAMILIES = {
     "gemma3_sandwich": FUSED,
@@ -37,6 +53,20 @@ def launched(monkeypatch):
             monkeypatch.setattr(f"{module.__name__}.triton.launch", recorder)
             for op in ops:
                 monkeypatch.setattr(op, "choose", lambda x, op=op: op._backends["triton"][0])
+        yield recorder
+
+
+@pytest.fixture
+def launched_recurrences(monkeypatch):
+    """Choose the Triton backends of convolutions and recurrences on the CPU; return the launches."""
+    recorder = Recorder()
+    with ExitStack() as stack:
+        for name in RECURRENT_KERNELS:
+            stack.enter_context(interpreted(f"paddlenlp_ext.ops.{name}"))
+        for name in ("causal_convolution.triton", "gated_delta_rule.triton_recurrence"):
+            monkeypatch.setattr(f"paddlenlp_ext.ops.{name}.launch", recorder)
+        for op in RECURRENT_OPS:
+            monkeypatch.setattr(op, "choose", lambda x, op=op: op._backends["triton"][0])
         yield recorder
 
 
@@ -84,3 +114,19 @@ def test_model_with_triton_backends_matches_the_cpu(family, rotation, request):
         assert np.abs(actual - correct).max() <= 1e-4 * max(np.abs(correct).max(), 1e-3)
     assert {rotation, "rms_norm_backward_kernel", "gate_backward_kernel"} <= {*launches.names}
     assert (FUSED in launches.names) == (rotation == FUSED)
+
+
+@pytest.mark.parametrize(
+    ("family", "kernel"),
+    [
+        ("lfm2_convolutions", "causal_convolution_weight_gradient_kernel"),
+        ("qwen3_5_gated_delta", "delta_rule_updates_kernel"),
+        ("nemotron_h_single_blocks", "recurrence_key_gradients_kernel"),
+    ],
+)
+def test_model_with_triton_recurrences_matches_the_cpu(family, kernel, request):
+    expected = logits_and_gradients(family)
+    launches = request.getfixturevalue("launched_recurrences")
+    for actual, correct in zip(logits_and_gradients(family), expected, strict=True):
+        assert np.abs(actual - correct).max() <= 1e-4 * max(np.abs(correct).max(), 1e-3)
+    assert {kernel, "causal_convolution_forward_kernel"} <= {*launches.names}

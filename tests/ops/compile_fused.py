@@ -143,7 +143,8 @@ def compile_tables() -> None:
                 numbers = {name: bounds.get(name, sys.maxsize) for name in case.sizes.bounds}
                 resources = compiled(case, bounds, case.sizes.lookup(path, numbers), capability)
                 assert resources.fits(capability), f"{path.name}: {kernel} {bounds}: {resources}"
-                may_spill = "rms_norm" in kernel and bounds["columns"] > 8192  # no candidate has registers for a row
+                is_long = "rms_norm" in kernel and bounds["columns"] > 8192
+                may_spill = is_long or "recurrence" in kernel or "delta_rule" in kernel  # every candidate spills
                 assert may_spill or not resources.spilled, f"{path.name}: {kernel} {bounds}: {resources}"
                 print(path.name, kernel, bounds, resources)
 

@@ -170,20 +170,20 @@ def run_causal_convolution(inputs: Inputs) -> list[paddle.Tensor]:
 
 @op_case("gated delta rule")
 def run_gated_delta_rule(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call the gated delta rule on documents of one chunk and of several chunks, with initial states."""
-    layout = AttentionLayout.from_documents([[5, 130]])
-    q_TGH, k_TGH, v_TNE = inputs.trained(135, 2, 16), inputs.trained(135, 2, 16), inputs.trained(135, 4, 8)
-    decay_TN, beta_TN = (inputs.trained(135, 4).astype("float32") for _ in range(2))
-    initial_RNHE = inputs.trained(2, 4, 16, 8).astype("float32")
+    """Call the gated delta rule on documents of one chunk and of several chunks, and a branch, with initial states."""
+    layout = AttentionLayout.from_documents([[5, 130, 3]], document_parents=[[None, None, 1]])
+    q_TGH, k_TGH, v_TNE = inputs.trained(138, 2, 16), inputs.trained(138, 2, 16), inputs.trained(138, 4, 8)
+    decay_TN, beta_TN = (inputs.trained(138, 4).astype("float32") for _ in range(2))
+    initial_RNHE = inputs.trained(3, 4, 16, 8).astype("float32")
     log_decay_TN = log_sigmoid(decay_TN)
     return [*gated_delta_rule(q_TGH, k_TGH, v_TNE, log_decay_TN, sigmoid(beta_TN), layout, initial_RNHE)]
 
 
 @op_case("state space duality")
 def run_state_space_duality(inputs: Inputs) -> list[paddle.Tensor]:
-    """Call state space duality on documents of one chunk and of several chunks, with initial states."""
-    layout = AttentionLayout.from_documents([[5, 130]])
-    c_TGH, b_TGH, dx_TNE = inputs.trained(135, 1, 16), inputs.trained(135, 1, 16), inputs.trained(135, 4, 8)
-    decay_TN = log_sigmoid(inputs.trained(135, 4).astype("float32"))
-    initial_RNHE = inputs.trained(2, 4, 16, 8).astype("float32")
+    """Call state space duality on documents of one chunk and of several chunks, and a branch, with initial states."""
+    layout = AttentionLayout.from_documents([[5, 130, 3]], document_parents=[[None, None, 1]])
+    c_TGH, b_TGH, dx_TNE = inputs.trained(138, 1, 16), inputs.trained(138, 1, 16), inputs.trained(138, 4, 8)
+    decay_TN = log_sigmoid(inputs.trained(138, 4).astype("float32"))
+    initial_RNHE = inputs.trained(3, 4, 16, 8).astype("float32")
     return [*state_space_duality(c_TGH, b_TGH, dx_TNE, decay_TN, layout, initial_RNHE)]

@@ -19,10 +19,13 @@ from paddlenlp_ext.ops.cpp.library import usable_in_fp32_or_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.gated_delta_rule.cpp import gated_delta_rule_cpp
 from paddlenlp_ext.ops.gated_delta_rule.reference import gated_delta_rule_reference
+from paddlenlp_ext.ops.gated_delta_rule.triton import gated_delta_rule_triton
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 gated_delta_rule_op = DispatchedOp(
     "gated delta rule",
     cpp=(gated_delta_rule_cpp, usable_in_fp32_or_bf16),
+    triton=(gated_delta_rule_triton, floats_on_gpu_with_triton),
     reference=gated_delta_rule_reference,
 )
 

@@ -20,10 +20,13 @@ from paddlenlp_ext.ops.cpp.library import usable_in_fp32_or_bf16
 from paddlenlp_ext.ops.dispatch import DispatchedOp
 from paddlenlp_ext.ops.state_space_duality.cpp import state_space_duality_cpp
 from paddlenlp_ext.ops.state_space_duality.reference import state_space_duality_reference
+from paddlenlp_ext.ops.state_space_duality.triton import state_space_duality_triton
+from paddlenlp_ext.ops.triton_utils.launch import floats_on_gpu_with_triton
 
 state_space_duality_op = DispatchedOp(
     "state space duality",
     cpp=(state_space_duality_cpp, usable_in_fp32_or_bf16),
+    triton=(state_space_duality_triton, floats_on_gpu_with_triton),
     reference=state_space_duality_reference,
 )
 
