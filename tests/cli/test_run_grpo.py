@@ -13,6 +13,7 @@ from paddlenlp_ext.cli.run_finetune import run_finetune
 from paddlenlp_ext.config.errors import ConfigError
 from paddlenlp_ext.config.run_config import GRPO_SECTIONS
 from paddlenlp_ext.data.rollouts.rollout import read_rollouts
+from paddlenlp_ext.ops.cpp import bf16
 
 PROMPTS = [{"src": f"{word} fig =", "answer": "fig"} for word in ("red", "blue", "lime", "plum")]
 REWARDS = """
@@ -92,6 +93,45 @@ def test_run_grpo_on_stored_rollouts_repeats_the_steps_of_the_run_that_wrote_the
     one, other = metrics(first)[0], metrics(second)[0]
     for name in ("loss", "grad_norm", "reward", "rewards/even/mean", "kl", "entropy"):
         assert one[name] == pytest.approx(other[name], rel=1e-5, abs=1e-6), name
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lora": "true", "lora_rank": 2},
+        {"lora": "true", "lora_rank": 2, "weight_quantize_algo": "nf4"},
+        {"lora": "true", "use_dora": "true", "lora_rank": 2, "share_prompt": "false"},
+        {"temperature": 0.6, "top_p": 0.8, "top_k": 20},
+    ],
+    ids=["lora", "qlora", "dora", "temperature"],
+)
+def test_run_grpo_samples_with_the_log_probabilities_of_training(run, keys):
+    out = run(learning_rate=1e-2, num_train_epochs=2, beta=0.05, **keys)
+    steps = metrics(out)
+    assert len(steps) == 4
+    for step in steps:
+        assert step["sampling/sampling_logp_difference/max"] < 1e-5
+        assert step["clip_ratio/region_mean"] == 0
+    assert steps[0]["kl"] < 1e-9 < steps[-1]["kl"]
+
+
+def test_run_grpo_corrects_the_difference_between_sampling_and_training(run):
+    keys = {"importance_sampling_correction": "true", "importance_sampling_mode": "token_truncate"}
+    on_policy = metrics(run(**keys, max_steps=2))
+    for step in on_policy:
+        assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=1e-4)
+    out = run(**keys, num_iterations=2, overwrite_output_dir="true")
+    (stored,) = read_rollouts(out / "rollouts" / "epoch-0-batch-000000.jsonl")[:1]
+    for training, sampling in zip(stored.old_logps, stored.sampling_logps, strict=True):
+        np.testing.assert_allclose(training, sampling, atol=1e-5)
+
+
+@pytest.mark.skipif(bf16.unavailable_reason() is not None, reason="bfloat16 needs the C++ library")
+def test_run_grpo_in_bf16_corrects_sampling_by_default(run):
+    steps = metrics(run(bf16="true", fp16_opt_level="O2"))
+    for step in steps:
+        assert 0 < step["sampling/sampling_logp_difference/max"] < 0.2
+        assert step["sampling/importance_sampling_ratio/mean"] == pytest.approx(1.0, abs=0.1)
 
 
 def test_run_grpo_uses_a_sampled_batch_for_several_steps(run):

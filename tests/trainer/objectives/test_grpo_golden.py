@@ -57,7 +57,8 @@ def set_weights(model: CausalLM, version: str) -> None:
 
 def make_rollouts(case: str) -> list[Rollout]:
     scores, groups = make_rewards(), make_groups()
-    totals = total_rewards(scores, [Reward(*each, None) for each in zip(REWARD_NAMES, REWARD_WEIGHTS, strict=True)])
+    rewards = [Reward(*each, len, 1.0) for each in zip(REWARD_NAMES, REWARD_WEIGHTS, strict=True)]
+    totals = total_rewards(scores, rewards)
     lengths = [len(completion) for _, completions in groups for completion in completions]
     logps = np.split(GOLDEN[f"{case}/old_logps"], np.cumsum(lengths)[:-1])
     noise, rollouts = make_sampling_noise(), []
@@ -83,9 +84,7 @@ def make_rollouts(case: str) -> list[Rollout]:
 def make_config(folder: Path, case: str, share_prompt: bool) -> RunConfig:
     changes = dict(CASES[case])
     temperature = changes.pop("temperature", 1.0)
-    grpo = GRPO_SECTIONS["grpo"](
-        num_generations=NUM_GENERATIONS, rollouts_path="rollouts.jsonl", share_prompt=share_prompt, **changes
-    )
+    grpo = GRPO_SECTIONS["grpo"](num_generations=NUM_GENERATIONS, share_prompt=share_prompt, **changes)
     generation = GRPO_SECTIONS["generation"](max_new_tokens=MAX_LENGTH, temperature=temperature)
     base = RunConfig(grpo=grpo, generation=generation, rewards=GRPO_SECTIONS["rewards"](), data=GRPO_SECTIONS["data"]())
     train = dataclasses.replace(base.train, output_dir=str(folder), per_device_train_batch_size=3 * NUM_GENERATIONS)
