@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from paddlenlp_ext.cli.predict_resume import IncompleteFile
+from paddlenlp_ext.cli.progress import progress
 from paddlenlp_ext.generation.generate import GenerationModel, generate
 from paddlenlp_ext.utils.files import check_writable, sole_writer
 from paddlenlp_ext.utils.locks import check_no_active_run
-from paddlenlp_ext.utils.logging import get_logger
 from paddlenlp_ext.utils.storage_errors import explained_errors
 
 _BATCHES_PER_PART = 16
 """Number of batches in a part. The prompts of a part are sorted by length, and the answers are written together."""
-_SECONDS_PER_LOG_LINE = 10.0
-
-logger = get_logger("paddlenlp_ext.predict")
 
 
 @dataclass(frozen=True)
@@ -90,7 +84,7 @@ def predict_file(
     part_size = batch_size * _BATCHES_PER_PART
     with explained_errors(output_file), sole_writer(Path(output_file).expanduser()):
         done = draft.begin()
-        with draft.path.open("a", encoding="utf-8") as lines, _progress(len(rows), done) as advance:
+        with draft.path.open("a", encoding="utf-8") as lines, progress(len(rows), done, "rows") as advance:
             for first in range(done, len(rows), part_size):
                 part = rows[first : first + part_size]
                 answers = generate(
@@ -106,50 +100,3 @@ def predict_file(
                     lines.write(json.dumps(line, ensure_ascii=False) + "\n")
                 lines.flush()
         draft.complete()
-
-
-@contextmanager
-def _progress(num_rows: int, num_done: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that counts a finished row and its tokens; show a bar on a terminal, otherwise log lines."""
-    started = time.perf_counter()
-    done, tokens = num_done, 0
-
-    def summary() -> str:
-        seconds = max(time.perf_counter() - started, 1e-9)
-        return f"{done} of {num_rows} rows, {tokens} new tokens, {tokens / seconds:.1f} tokens/s"
-
-    def count(num_tokens: int) -> None:
-        nonlocal done, tokens
-        done, tokens = done + 1, tokens + num_tokens
-
-    if sys.stderr.isatty():
-        with _bar(num_rows, num_done) as show:
-
-            def advance(num_tokens: int) -> None:
-                count(num_tokens)
-                show(summary())
-
-            yield advance
-    else:
-        next_line = started + _SECONDS_PER_LOG_LINE
-
-        def advance(num_tokens: int) -> None:
-            nonlocal next_line
-            count(num_tokens)
-            if time.perf_counter() >= next_line and done < num_rows:
-                logger.info(summary())
-                next_line = time.perf_counter() + _SECONDS_PER_LOG_LINE
-
-        yield advance
-    logger.info(summary())
-
-
-@contextmanager
-def _bar(num_rows: int, num_done: int) -> Iterator[Callable[[str], None]]:
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task("", total=num_rows, completed=num_done)
-        yield lambda text: progress.update(task, advance=1, description=text)

@@ -73,6 +73,11 @@ class IncompleteFile:
         self.path.replace(self._output)
         self._inputs_file.unlink(missing_ok=True)
 
+    def remove(self) -> None:
+        """Remove the lines, after the output file was made from them."""
+        self.path.unlink(missing_ok=True)
+        self._inputs_file.unlink(missing_ok=True)
+
 
 def _lines(path: Path) -> list[bytes]:
     return path.read_bytes().splitlines(keepends=True) if path.exists() else []

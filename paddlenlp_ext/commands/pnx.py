@@ -42,6 +42,7 @@ GROUPS: dict[str, dict[str, tuple[str, str]]] = {
     "Use a model": {
         "chat": ("chat in the terminal", "use_model:chat"),
         "predict": ("answer a file of rows", "use_model:predict"),
+        "sample": ("sample answers, score them, and write training rows", "use_model:sample"),
         "merge": ("merge an adapter into its base model", "use_model:merge"),
         "export gguf": ("write a model for llama.cpp and Ollama", "use_model:export_gguf"),
         "export static": ("write a static graph for paddle.inference", "use_model:export_static"),

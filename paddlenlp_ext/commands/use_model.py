@@ -1,4 +1,4 @@
-"""Commands that use a trained model: chat, predict, merge, export, quantize, eval and serve.
+"""Commands that use a trained model: chat, predict, sample, merge, export, quantize, eval and serve.
 
 A command takes the output_dir of a run as its first argument, finds the model and adapter there, and runs the program
 of llm/ for the same task.
@@ -37,6 +37,15 @@ of the run.
 {_RUN}
 {_ROWS}
 {_OUT}file of the answers; default: output.json
+{_NEW_TOKENS}""",
+    "sample": f"""RUN -d PROMPTS --reward_funcs NAME,... [-o ROWS] [--key value ...]
+
+Sample several answers to each prompt, score them with reward functions, and write rows for
+pnx sft, pnx dpo or pnx grpo (docs/rewards.md).
+
+{_RUN}
+{_ROWS}
+{_OUT}file of the rows; default: samples.jsonl
 {_NEW_TOKENS}""",
     "merge": f"""RUN [-o FOLDER] [--key value ...]
 
@@ -127,6 +136,18 @@ def predict(argv: Sequence[str]) -> None:
     from paddlenlp_ext.cli.predict import predict as answer
 
     answer(arguments)
+
+
+def sample(argv: Sequence[str]) -> None:
+    """Sample answers, score them with reward functions, and write training rows."""
+    from paddlenlp_ext.cli.sampling_arguments import parse_arguments
+
+    words, _ = _model_words(argv)
+    arguments, rewards = parse_arguments(words, _usage("sample"))
+    require_paddle()
+    from paddlenlp_ext.cli.run_sampling import run_sampling
+
+    run_sampling(arguments, rewards)
 
 
 def merge(argv: Sequence[str]) -> None:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from paddlenlp_ext.cli import export_gguf, export_model_arguments, merge_peft_params, predict_arguments
+from paddlenlp_ext.cli import (
+    export_gguf,
+    export_model_arguments,
+    merge_peft_params,
+    predict_arguments,
+    sampling_arguments,
+)
 from paddlenlp_ext.evaluation import arguments as evaluation
 from paddlenlp_ext.serve import arguments as serve
 
@@ -23,6 +29,7 @@ def test_predictor_accepts_the_common_names():
         export_gguf.export_arguments,
         export_model_arguments.parse_arguments,
         lambda argv: merge_peft_params.merge_arguments(argv, "", "--peft_path", ("--merged_path",)),
+        lambda argv: sampling_arguments.parse_arguments([*argv, "--data", "d", "--reward_funcs", "f.g"])[0],
         lambda argv: evaluation.parse_arguments([*argv, "--data_file", "d", "--task", "perplexity", "--text", "t"])[0],
     ],
 )

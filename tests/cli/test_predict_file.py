@@ -8,6 +8,7 @@ import logging
 import pytest
 
 from paddlenlp_ext.cli import predict_file as module
+from paddlenlp_ext.cli import progress
 from paddlenlp_ext.cli.predict_file import PredictionRow, predict_file
 from paddlenlp_ext.generation.generate import generate
 from paddlenlp_ext.utils.files import sole_writer
@@ -90,12 +91,13 @@ def test_predict_file_that_another_process_writes_is_refused(tmp_path):
 
 
 def test_predict_file_without_terminal_logs_progress(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(module, "_SECONDS_PER_LOG_LINE", 0.0)
-    monkeypatch.setattr(module.logger, "handlers", [caplog.handler])
-    monkeypatch.setattr(module.logger, "propagate", False)
-    with caplog.at_level(logging.INFO, logger=module.logger.name):
+    monkeypatch.setattr(progress, "_SECONDS_PER_LOG_LINE", 0.0)
+    monkeypatch.setattr(progress.logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(progress.logger, "propagate", False)
+    with caplog.at_level(logging.INFO, logger=progress.logger.name):
         options = {"batch_size": 1, "max_new_tokens": 2, **INPUTS}
         predict_file(tiny_model("llama_grouped_heads"), ROWS[:3], str, tmp_path / "o", **options)
     assert [record.getMessage().split(",")[:2] for record in caplog.records] == [
         [f"{n} of 3 rows", f" {2 * n} new tokens"] for n in (1, 2, 3)
     ]
+    assert [record.getMessage().endswith("0:00:00 left") for record in caplog.records] == [True, True, False]

@@ -21,6 +21,7 @@ def called(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     calls: list[Any] = []
     for program in ("predict.predict", "export_model.export_model", "run_evaluation.run_evaluation"):
         monkeypatch.setattr(f"paddlenlp_ext.cli.{program}", lambda *arguments: calls.append(arguments[0]))
+    monkeypatch.setattr("paddlenlp_ext.cli.run_sampling.run_sampling", lambda *arguments: calls.extend(arguments))
     for program in ("merge_peft_params.run_merge", "export_gguf.run_export", "run_quantization.run_quantization"):
         monkeypatch.setattr(f"paddlenlp_ext.cli.{program}", lambda *arguments: calls.append(arguments[0]))
     monkeypatch.setattr("paddlenlp_ext.serve.server.serve", calls.append)
@@ -58,6 +59,14 @@ def test_predict_without_rows_reads_the_dev_split_of_the_run(called):
     Path("run/run_config.json").write_text('{"dataset_name_or_path": "data"}')
     pnx.run(["predict", "run"])
     assert called[0].data_file == str(Path("data/dev.json"))
+
+
+def test_sample_passes_the_run_and_the_keys_of_rewards(called):
+    pnx.run(
+        ["sample", "run", "-d", "p.jsonl", "-o", "s.jsonl", "--reward_funcs", "length,f.py:g", "--max-new-tokens=7"]
+    )
+    assert (called[0].model_name_or_path, called[0].data_file, called[0].output_file) == ("run", "p.jsonl", "s.jsonl")
+    assert called[0].max_length == 7 and called[1].reward_funcs == ("length", "f.py:g")
 
 
 def test_predict_without_rows_and_dev_split_is_an_error(called):

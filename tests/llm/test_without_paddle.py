@@ -22,6 +22,7 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "predict/export_model.py": MERGE,
     "predict/predictor.py": PREDICT,
     "predict/reft_predictor.py": (*PREDICT, "--reft_path", "r"),
+    "run_sampling.py": (*PREDICT, "--reward_funcs", "exact_answer"),
     "run_evaluation.py": (*PREDICT, "--task", "perplexity"),
 }
 

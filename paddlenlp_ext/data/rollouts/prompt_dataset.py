@@ -33,12 +33,14 @@ class PromptRow:
 
     Attributes:
         ids: tokens of the prompt.
+        prompt: the prompt, and the last answer of the row, if there is one.
         value: the prompt as reward functions get it: a string, or a list of messages.
         columns: the other fields of the row. `reference` is the last answer of the row, if there is one.
         location: location of the row.
     """
 
     ids: list[int]
+    prompt: Prompt
     value: str | list[dict[str, Any]]
     columns: Mapping[str, Any]
     location: Location
@@ -199,7 +201,7 @@ def _encode(row: SourceRow, template: ChatTemplate, config: PreferenceDataConfig
     if was_truncated and config.truncation in ("drop", "error"):
         message = f"the prompt has more than src_length {config.src_length} tokens; raise src_length"
         raise InvalidRowError(TOO_LONG, message, by_policy=config.truncation == "drop")
-    return PromptRow(ids, _value(row.value, prompt), _columns(row.value, prompt), row.location), was_truncated
+    return PromptRow(ids, prompt, _value(row.value, prompt), _columns(row.value, prompt), row.location), was_truncated
 
 
 def _value(row: Mapping[str, Any], prompt: Prompt) -> str | list[dict[str, Any]]:

@@ -66,7 +66,12 @@ def write_rollouts(file: Path, rollouts: Sequence[Rollout]) -> None:
         StorageError: the file cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_text(file, "".join(json.dumps(_to_json(rollout), allow_nan=False) + "\n" for rollout in rollouts))
+    write_text(file, "".join(map(rollout_line, rollouts)))
+
+
+def rollout_line(rollout: Rollout) -> str:
+    """Return the line of a group, with its line break."""
+    return json.dumps(_to_json(rollout), allow_nan=False) + "\n"
 
 
 def read_rollouts(file: str | os.PathLike[str]) -> list[Rollout]:

@@ -28,6 +28,11 @@ class ToolCall:
     arguments: Mapping[str, Any]
     call_id: str | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the call in OpenAI's form, with the arguments as an object."""
+        call_id = {} if self.call_id is None else {"id": self.call_id}
+        return {**call_id, "type": "function", "function": {"name": self.name, "arguments": dict(self.arguments)}}
+
 
 @dataclass(frozen=True)
 class Message:
@@ -56,6 +61,17 @@ class Message:
     @property
     def is_answer(self) -> bool:
         return self.role == ASSISTANT
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the message in OpenAI's form, without its reasoning."""
+        written: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.tool_calls:
+            written["tool_calls"] = [call.to_json() for call in self.tool_calls]
+        if self.name is not None:
+            written["name"] = self.name
+        if self.call_id is not None:
+            written["tool_call_id"] = self.call_id
+        return written
 
 
 @dataclass(frozen=True)

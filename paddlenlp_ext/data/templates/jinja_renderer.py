@@ -169,22 +169,8 @@ class Renderer:
         return [self._dictionary(message) for message in conversation.messages]
 
     def _dictionary(self, message: Message) -> dict[str, Any]:
-        written: dict[str, Any] = {"role": message.role, "content": message.content}
-        if message.is_answer:
-            written |= self._with_reasoning(message)
-        if message.tool_calls:
-            written["tool_calls"] = [
-                {
-                    **({} if call.call_id is None else {"id": call.call_id}),
-                    "type": "function",
-                    "function": {"name": call.name, "arguments": dict(call.arguments)},
-                }
-                for call in message.tool_calls
-            ]
-        for key, value in (("name", message.name), ("tool_call_id", message.call_id)):
-            if value is not None:
-                written[key] = value
-        return written
+        written = message.to_json()
+        return written | self._with_reasoning(message) if message.is_answer else written
 
     def _with_reasoning(self, message: Message) -> dict[str, Any]:
         """Return the message fields for content and reasoning that the template reads."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,7 @@ def sample_completions(
     end_tokens: frozenset[int],
     max_rows: int,
     seed: int,
+    on_completion: Callable[[Completion], None] = lambda completion: None,
 ) -> list[list[Completion]]:
     """Return sampled completions of each prompt.
 
@@ -73,6 +75,7 @@ def sample_completions(
         end_tokens: tokens that end a completion.
         max_rows: maximum number of completions that are sampled at the same time.
         seed: random seed.
+        on_completion: function called with each completion that has ended.
 
     Raises:
         ValueError: a prompt leaves no room for a completion in the context of the model, or all logits are NaN.
@@ -81,9 +84,11 @@ def sample_completions(
     longest = model.config.longest_answer or model.config.max_context
     found: list[list[Completion]] = []
 
-    def on_end(reason: str | Exception) -> None:
+    def end(completion: Completion, reason: str | Exception) -> None:
         if isinstance(reason, Exception):
             errors.append(reason)
+        else:
+            on_completion(completion)
 
     for number, ids in prompts:
         limit = min(options.max_new_tokens or 512, longest - len(ids))
@@ -108,7 +113,7 @@ def sample_completions(
                 max_new_tokens=limit,
                 decoding=decoding,
                 on_token=lambda _, logprob, completion=completion: completion.take(logprob) is not None,
-                on_end=on_end,
+                on_end=partial(end, completion),
                 on_end_token=completion.take,
                 row=number * num_completions + index,
                 num_top=0,
